@@ -1,0 +1,52 @@
+"""Text in, tokens out: the corpus that the embedded pair learns from, its held-out part and its tokenizer."""
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+BETWEEN_BOOKS = re.compile(r"\n{4,}")
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, gzipped or not."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        return file.read()
+
+
+def split(text: str, held_out: float) -> tuple[str, str]:
+    """Cut off the last `held_out` share of the text, at a line break, for evaluation."""
+    cut = text.index("\n", int(len(text) * (1 - held_out))) + 1
+    return text[:cut], text[cut:]
+
+
+def train_tokenizer(text: str, vocabulary: int, context: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with `vocabulary` pieces, the first of which is the end of text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=context
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Int[Tensor, " tokens"]:
+    """Token ids of the text, with an end-of-text token where a new book begins."""
+    books = tokenizer.backend_tokenizer.encode_batch_fast(BETWEEN_BOOKS.split(text))
+    end = [tokenizer.eos_token_id]
+    ids = np.concatenate([np.array(end + book.ids, dtype=np.int32) for book in books])
+    return torch.from_numpy(ids)

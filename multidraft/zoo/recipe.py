@@ -1,0 +1,170 @@
+"""How the embedded pair is trained: tokenizer, then the target on the text, then the draft on the target's own predictions."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from multidraft.zoo import corpus
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what is trained; the defaults are those of the embedded pair."""
+
+    vocabulary: int = 4096
+    context: int = 1024
+    window: int = 512
+    batch: int = 32
+    target_steps: int = 1200
+    draft_steps: int = 1200
+    learning_rate: float = 0.02
+    embedding_learning_rate: float = 0.004
+    warmup: int = 40
+    decay: float = 0.35
+    held_out: float = 0.02
+    checkpoint_every: int = 50
+    seed: int = 0
+
+
+SHAPES = {
+    "target": dict(hidden_size=768, num_hidden_layers=3, intermediate_size=1536, num_attention_heads=12),
+    "draft": dict(hidden_size=192, num_hidden_layers=1, intermediate_size=512, num_attention_heads=3),
+}
+STORED = {"target": torch.bfloat16, "draft": torch.float32}  # what decodes fastest, within the space there is
+
+
+def new_model(role: str, recipe: Recipe) -> LlamaForCausalLM:
+    """A randomly initialised Llama of the role's shape."""
+    torch.manual_seed(recipe.seed)
+    config = LlamaConfig(
+        vocab_size=recipe.vocabulary,
+        max_position_embeddings=recipe.context,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        **SHAPES[role],
+    )
+    return LlamaForCausalLM(config)
+
+
+def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between layers, AdamW for embeddings and norms (Jordan et al., 2024)."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=recipe.learning_rate, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=recipe.embedding_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def schedule(step: int, steps: int, recipe: Recipe) -> float:
+    """Share of the learning rate at `step`: a warm-up, a plateau, a linear decay to nothing."""
+    return min((step + 1) / recipe.warmup, 1.0, (steps - step) / (recipe.decay * steps))
+
+
+def windows(tokens: Int[Tensor, " tokens"], step: int, recipe: Recipe) -> Int[Tensor, "batch window"]:
+    """The batch of a step; it depends on seed and step alone, so a resumed run sees what an unbroken one would."""
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    starts = torch.randint(len(tokens) - recipe.window - 1, (recipe.batch,), generator=generator)
+    return torch.stack([tokens[s : s + recipe.window + 1] for s in starts]).long()
+
+
+def loss_of(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "batch window"]) -> Float[Tensor, ""]:
+    """Cross-entropy against the text, or against the teacher's distribution where there is one."""
+    with torch.autocast(batch.device.type, torch.bfloat16):
+        logits = model(batch[:, :-1], use_cache=False).logits.flatten(0, 1).float()
+        if teacher is None:
+            return nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
+        with torch.no_grad():
+            wanted = teacher(batch[:, :-1], use_cache=False).logits.flatten(0, 1).float().softmax(-1)
+        return nn.functional.cross_entropy(logits, wanted)
+
+
+def train_model(
+    role: str, tokens: Int[Tensor, " tokens"], recipe: Recipe, folder: Path, teacher: nn.Module | None = None
+) -> LlamaForCausalLM:
+    """Train one model; resumes from the checkpoint in `folder` where there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = new_model(role, recipe).to(device)
+    optimizer = optimizers(model, recipe)
+    base = [group["lr"] for o in optimizer for group in o.param_groups]
+    steps = getattr(recipe, f"{role}_steps")
+    checkpoint = folder / f"{role}.pt"
+    first = load_checkpoint(checkpoint, model, optimizer)
+    progress = tqdm(range(first, steps), initial=first, total=steps, desc=f"training the {role}", mininterval=5)
+    for step in progress:
+        for lr, group in zip(base, (g for o in optimizer for g in o.param_groups), strict=True):
+            group["lr"] = lr * schedule(step, steps, recipe)
+        loss = accumulate(model, teacher, windows(tokens, step, recipe).to(device))
+        for o in optimizer:
+            o.step()
+        model.zero_grad(set_to_none=True)
+        progress.set_postfix(bits_per_token=f"{loss / math.log(2):.3f}")
+        if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == steps:
+            save_checkpoint(checkpoint, model, optimizer, step + 1)
+    return model.eval()
+
+
+def accumulate(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "batch window"]) -> float:
+    """Gradients of a batch in slices of eight windows, which bounds the memory of the logits."""
+    total, slices = 0.0, batch.split(8)
+    for part in slices:
+        loss = loss_of(model, teacher, part) / len(slices)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer], step: int) -> None:
+    """Write beside the old checkpoint and move over it, so that an interruption leaves a whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    torch.save({"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizer], "step": step}, new)
+    new.replace(path)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer]) -> int:
+    """Fill model and optimizers from the checkpoint, if there is one; the number of steps already done."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for o, state in zip(optimizer, saved["optimizer"], strict=True):
+        o.load_state_dict(state)
+    return saved["step"]
+
+
+def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
+    """Write model and tokenizer in Hugging Face format."""
+    model.to(STORED[role]).save_pretrained(out / role)
+    tokenizer.save_pretrained(out / role)
+
+
+def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokenizerFast, Int[Tensor, " tokens"]]:
+    """The tokenizer (trained once, then read from `folder`) and the training part of the corpus as tokens."""
+    text, _ = corpus.split(corpus.read_text(path), recipe.held_out)
+    if (folder / "tokenizer").exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    else:
+        tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
+        tokenizer.save_pretrained(folder / "tokenizer")
+    return tokenizer, corpus.encode(tokenizer, text)
+
+
+def train_pair(path: Path, out: Path, recipe: Recipe) -> Iterator[str]:
+    """Train both models on the text at `path` and write them to `out/target` and `out/draft`; yields each role when done."""
+    folder = out / "checkpoints"
+    tokenizer, tokens = prepare(path, recipe, folder)
+    target = train_model("target", tokens, recipe, folder)
+    save_pretrained(target, tokenizer, "target", out)
+    yield "target"
+    draft = train_model("draft", tokens, recipe, folder, teacher=target.requires_grad_(False))
+    save_pretrained(draft, tokenizer, "draft", out)
+    yield "draft"
