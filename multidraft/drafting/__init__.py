@@ -1,0 +1,11 @@
+"""Drafting laws: how the tokens proposed at a node come from the draft distribution."""
+
+from multidraft.drafting.anchored import Anchored
+from multidraft.drafting.iid import Iid
+from multidraft.drafting.law import Law
+from multidraft.drafting.top import Top
+from multidraft.drafting.without_replacement import WithoutReplacement
+
+LAWS: dict[str, type[Law]] = {law.name: law for law in (Iid, WithoutReplacement, Top, Anchored)}
+
+__all__ = ["LAWS", "Anchored", "Iid", "Law", "Top", "WithoutReplacement"]

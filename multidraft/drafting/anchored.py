@@ -1,0 +1,94 @@
+"""A few sure tokens and independent draws among the others, with a top-up for every duplicate (ours)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.distributions import most_likely, pick
+from multidraft.drafting.law import Law, is_duplicate, without
+
+
+def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
+    """How many anchors to take: the next most likely token is one while q(token) * (drafts left) >= draft mass left.
+
+    It looks at the draft distribution alone, never at drawn tokens, which keeps every rule lossless.
+
+    >>> anchor_count(torch.tensor([0.6, 0.2, 0.2]), 2)
+    tensor(1)
+    """
+    token = most_likely(draft, drafts)
+    value = draft.gather(-1, token.clamp(min=0)) * (token >= 0)
+    others = torch.nn.functional.pad(draft, (0, 1)).scatter(-1, token % (draft.shape[-1] + 1), 0.0).sum(-1, keepdim=True)
+    left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
+    drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
+    return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class Anchored(Law):
+    """m anchors (the m most likely tokens of q), n - m i.i.d. draws from q' (q without them), then top-ups.
+
+    Of the 3n - 1 positions the first n hold the anchors (so that a tuple tells m), the next n the draws, and for every
+    duplicate among the draws one of the last n - 1 holds one more token, drawn from q' without all tokens drawn so
+    far. The other positions are empty. `anchors` fixes m; left out, `anchor_count` chooses it. `top_up=False` leaves
+    the last positions out.
+    """
+
+    anchors: int | None = None
+    top_up: bool = True
+
+    name = "anchored"
+    settings = ("anchors", "top_up")
+
+    @property
+    def width(self) -> int:
+        """n positions for anchors, n for draws, n - 1 for top-ups."""
+        return 3 * self.drafts - 1 if self.top_up else 2 * self.drafts
+
+    def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
+        """The anchors of each row, padded with -1."""
+        place = torch.arange(self.drafts, device=draft.device)
+        count = anchor_count(draft, self.drafts)[..., None] if self.anchors is None else self.anchors
+        return most_likely(draft, self.drafts).masked_fill(place >= count, -1)
+
+    def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
+        n = self.drafts
+        return drafted[..., :n], drafted[..., n : 2 * n], drafted[..., 2 * n :]
+
+    def conditional(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """An anchor for sure; then q'; then q' without what was drawn, once for every duplicate."""
+        anchors, draws, top_ups = self.parts(drafted)
+        j = anchors.shape[-1]
+        if j < self.drafts:
+            token = self.anchor_tokens(draft)[..., j : j + 1]
+            return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
+        if draws.shape[-1] < self.drafts:
+            wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
+            return without(draft, anchors) * wanted
+        wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
+        return without(draft, drafted) * wanted
+
+    def draw(
+        self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
+    ) -> Int[Tensor, "*batch width"]:
+        """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
+        n, anchors = self.drafts, self.anchor_tokens(draft)
+        place = torch.arange(n, device=draft.device)
+        draws = pick(without(draft, anchors), uniform[..., n : 2 * n])
+        draws = draws.masked_fill(place >= (anchors < 0).sum(-1, keepdim=True), -1)
+        drafted = torch.cat([anchors, draws], -1)
+        needed = int(is_duplicate(draws).sum(-1).max()) if self.top_up and draws.numel() else 0
+        for j in range(2 * n, 2 * n + needed):
+            drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
+        return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)
+
+    def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
+        """The distinct tokens in the order in which they first came."""
+        empty = is_duplicate(drafted) | (drafted < 0)
+        order = empty.to(torch.int8).argsort(-1, stable=True)[..., : self.drafts]
+        return drafted.masked_fill(empty, -1).gather(-1, order)

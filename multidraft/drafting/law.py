@@ -1,0 +1,101 @@
+"""What a drafting law is: the distribution of each drafted token given those before it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.distributions import pick
+from multidraft.errors import AdviceError
+
+MOST_TUPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Law(ABC):
+    """How `drafts` tokens come from a draft distribution.
+
+    A law is given by `conditional` alone: drawing, the probability of a tuple and the list of all tuples follow from
+    it. Position `j` of a tuple is empty (-1) where the conditional has no mass.
+    """
+
+    drafts: int
+
+    name = "law"
+    settings: tuple[str, ...] = ()
+    distinct = True  # whether the drafted tokens that are children in a tree never repeat
+
+    @property
+    def width(self) -> int:
+        """Positions in a tuple; more than `drafts` where duplicates are followed by top-ups."""
+        return self.drafts
+
+    @abstractmethod
+    def conditional(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """Distribution of the next drafted token given the `past` ones; all zero where that position stays empty."""
+
+    def draw(
+        self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
+    ) -> Int[Tensor, "*batch width"]:
+        """A tuple as a function of `width` uniform numbers."""
+        drafted = torch.empty((*draft.shape[:-1], 0), dtype=torch.int64, device=draft.device)
+        for j in range(self.width):
+            token = pick(self.conditional(draft, drafted), uniform[..., j : j + 1])
+            drafted = torch.cat([drafted, token], -1)
+        return drafted
+
+    def probability(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability of exactly this ordered tuple."""
+        result = torch.ones_like(draft[..., 0])
+        for j in range(self.width):
+            law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
+            result = result * torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
+        return result
+
+    def tuples(self, draft: Float[Tensor, " vocabulary"]) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple of one small draft distribution, with its probability."""
+        drafted, weight = torch.empty((1, 0), dtype=torch.int64, device=draft.device), draft.new_ones(1)
+        for _ in range(self.width):
+            law = self.conditional(draft.expand(len(drafted), -1), drafted)
+            law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
+            row, token = law.nonzero(as_tuple=True)
+            if len(row) > MOST_TUPLES:
+                raise AdviceError(f"more than {MOST_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
+            weight = weight[row] * law[row, token]
+            token = token.masked_fill(token == draft.shape[-1], -1)
+            drafted = torch.cat([drafted[row], token[:, None]], -1)
+        return drafted, weight
+
+    def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
+        """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
+        return drafted
+
+
+def at(values: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """values[token], and 0 where the token is empty."""
+    return values.gather(-1, token.clamp(min=0)[..., None])[..., 0] * (token >= 0)
+
+
+def without(
+    draft: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """The distribution renormalised without the given tokens (-1 is ignored); all zero where nothing is left."""
+    if tokens.shape[-1] == 0:
+        return draft
+    index = torch.where(tokens >= 0, tokens, draft.shape[-1])
+    extended = torch.cat([draft, torch.zeros_like(draft[..., :1])], -1).scatter(-1, index, 0.0)
+    left = extended[..., :-1]
+    total = left.sum(-1, keepdim=True)
+    return torch.where(total > 0, left / total.clamp(min=torch.finfo(left.dtype).tiny), 0.0)
+
+
+def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:
+    """Whether each position holds a token that an earlier position already holds."""
+    same = drafted[..., :, None] == drafted[..., None, :]
+    return (same.tril(-1).any(-1)) & (drafted >= 0)

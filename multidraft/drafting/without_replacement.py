@@ -1,0 +1,21 @@
+"""One token after another, each from the draft distribution without those already drawn (Towards Optimal MDSD, eq. 6)."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.drafting.law import Law, without
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Law):
+    """P(x_1, .., x_n) = prod_j q(x_j) / (1 - q(x_1) - .. - q(x_{j-1})); positions stay empty once q is used up."""
+
+    name = "without_replacement"
+
+    def conditional(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """q renormalised without the tokens drawn so far."""
+        return without(draft, drafted)

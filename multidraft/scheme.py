@@ -1,0 +1,175 @@
+"""A scheme is a drafting law with a verification rule that is valid for it, written `law:rule`; here is the list of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft import distributions
+from multidraft.acceptance import Acceptance, by_enumeration, by_sampling
+from multidraft.drafting import LAWS, Law
+from multidraft.errors import AdviceError
+from multidraft.verification import Outcome, anchored_lorenz, formulas, lorenz, naive, recursive_rejection
+
+Rule = Callable[[Tensor, Tensor, Tensor, Law], Outcome]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a scheme: its rule, the formula of its acceptance rate where there is one, and where it is from."""
+
+    rule: Rule
+    source: str
+    cost: str
+    formula: Callable[[Tensor, Tensor, Law], Tensor | None] | None = None
+    exact: bool = True
+
+
+MCSD = "Multi-Candidate Speculative Decoding"
+OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
+OURS = "multidraft (docs/theory.md)"
+
+SCHEMES: dict[str, Entry] = {
+    "iid:lorenz": Entry(lorenz, OURS, "one sort", formulas.lorenz_iid),
+    "iid:recursive_rejection": Entry(
+        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection_iid
+    ),
+    "iid:naive": Entry(naive, MCSD, "one look-up", formulas.naive_iid),
+    "without_replacement:recursive_rejection": Entry(recursive_rejection, f"{MCSD}, Algorithm 2", "n passes"),
+    "without_replacement:naive": Entry(naive, MCSD, "one look-up"),
+    "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),
+    "anchored:lorenz": Entry(anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored),
+    "anchored:naive": Entry(naive, MCSD, "one look-up"),
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A drafting law and the rule that verifies its drafts; made by `multidraft.scheme`."""
+
+    name: str
+    law: Law
+
+    @cached_property
+    def entry(self) -> Entry:
+        """The scheme's line in the list."""
+        return SCHEMES[self.name]
+
+    @property
+    def drafts(self) -> int:
+        """Number of drafts a node."""
+        return self.law.drafts
+
+    def at(self, drafts: int) -> "Scheme":
+        """The same scheme with another number of drafts."""
+        return replace(self, law=replace(self.law, drafts=drafts))
+
+    def draw(
+        self, draft: Float[Tensor, "*batch vocabulary"], generator: torch.Generator | None = None
+    ) -> Int[Tensor, "*batch width"]:
+        """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
+        distributions.check_distribution(draft, "draft")
+        shape = (*draft.shape[:-1], self.law.width)
+        return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
+
+    def probability(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability that `draw` gives exactly this ordered tuple."""
+        self.check_width(drafted)
+        return self.law.probability(draft, drafted)
+
+    def tuples(self, draft: Float[Tensor, " vocabulary"]) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
+        distributions.check_distribution(draft, "draft")
+        return self.law.tuples(draft)
+
+    def outcome(
+        self,
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*batch vocabulary"],
+        drafted: Int[Tensor, "*batch width"],
+    ) -> Outcome:
+        """The exact law of the emitted token; refuses drafts that this scheme's law cannot have drawn.
+
+        `target` may sum to less than one (see `Outcome`).
+        """
+        distributions.check_distribution(target, "target", total_at_most_one=True)
+        distributions.check_distribution(draft, "draft")
+        if (impossible := self.probability(draft, drafted) <= 0).any():
+            row = int(impossible.reshape(-1).nonzero()[0])
+            tokens = drafted.reshape(-1, drafted.shape[-1])[row].tolist()
+            raise AdviceError(
+                f"drafted row {row} {tokens} has probability 0 under the law {self.law.name}; "
+                "pass the distribution and the law that the drafts were really drawn from"
+            )
+        return self.verify(target, draft, drafted)
+
+    def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
+        """`outcome` without its checks, for the decoding loop."""
+        return self.entry.rule(target, draft, drafted, self.law)
+
+    def acceptance(
+        self,
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*batch vocabulary"],
+        samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> Acceptance:
+        """The acceptance rate with the method that gave it: a formula, enumeration for small vocabularies, else sampling."""
+        formula = self.entry.formula
+        if formula is not None and (rate := formula(target, draft, self.law)) is not None:
+            return Acceptance(rate, "formula")
+        if draft.shape[-1] ** self.law.drafts <= 4096:
+            return by_enumeration(self, target, draft)
+        return by_sampling(self, target, draft, samples, generator)
+
+    def acceptance_rate(
+        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability that the emitted token is a drafted one; `acceptance` also says how it was computed."""
+        return self.acceptance(target, draft).rate
+
+    def check_width(self, drafted: Tensor) -> None:
+        """Raise unless `drafted` has one column for each position of the law."""
+        if drafted.shape[-1] != self.law.width:
+            raise AdviceError(
+                f"drafted has {drafted.shape[-1]} positions a row; {self.name} with {self.drafts} drafts has {self.law.width}"
+            )
+
+
+def scheme(name: str, drafts: int = 4, **settings: object) -> Scheme:
+    """The scheme `law:rule` with `drafts` drafts a node.
+
+    >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
+    tensor(0.5000)
+    """
+    if name not in SCHEMES:
+        raise AdviceError(unknown(name))
+    if drafts < 1:
+        raise AdviceError(f"{drafts} drafts a node make no scheme; use at least 1")
+    law = LAWS[name.split(":")[0]]
+    known = {field.name for field in fields(law)} - {"drafts"}
+    if extra := set(settings) - known:
+        raise AdviceError(f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known)) or 'none'}")
+    return Scheme(name, law(drafts, **settings))
+
+
+def schemes() -> list[dict[str, str | bool]]:
+    """Every scheme with its law, rule, source, whether it is exact, and its cost."""
+    return [
+        dict(name=name, law=name.split(":")[0], rule=name.split(":")[1], source=e.source, exact=e.exact, cost=e.cost)
+        for name, e in SCHEMES.items()
+    ]
+
+
+def unknown(name: str) -> str:
+    """What is wrong with a scheme's name and which names there are."""
+    law, _, rule = name.partition(":")
+    rules = [n.split(":")[1] for n in SCHEMES if n.split(":")[0] == law]
+    if rules and any(n.endswith(f":{rule}") for n in SCHEMES):
+        return f"the rule {rule} is not valid for drafts of the law {law}; valid rules for it: {', '.join(rules)}"
+    return f"unknown scheme {name!r}; schemes are {', '.join(SCHEMES)}"
