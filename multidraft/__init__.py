@@ -1,6 +1,10 @@
 """Multi-draft speculative decoding: faster generation whose output has exactly the target model's distribution."""
 
+from multidraft.errors import AdviceError
+from multidraft.generation import generate
 from multidraft.scheme import scheme, schemes
+from multidraft.transport import optimal_acceptance_rate
+from multidraft.tree import Tree
 
-__all__ = ["scheme", "schemes"]
+__all__ = ["AdviceError", "Tree", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"

@@ -40,7 +40,7 @@ def by_sampling(
     scheme: Scheme, target: Tensor, draft: Tensor, samples: int, generator: torch.Generator | None
 ) -> Acceptance:
     """Average of the exact acceptance over `samples` drawn tuples, one batch of rows at a time to bound the memory."""
-    rates = torch.stack([
-        scheme.verify(target, draft, scheme.draw(draft, generator)).acceptance().double() for _ in range(samples)
-    ])
+    rates = torch.stack(
+        [scheme.verify(target, draft, scheme.draw(draft, generator)).acceptance().double() for _ in range(samples)]
+    )
     return Acceptance(rates.mean(0), f"average over {samples} tuples", rates.std(0) / samples**0.5)

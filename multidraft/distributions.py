@@ -29,7 +29,9 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     """Raise on settings that make no distribution."""
     if temperature != 0 and not temperature >= SMALLEST_TEMPERATURE:
-        raise AdviceError(f"temperature {temperature} is out of range; use 0 for greedy or at least {SMALLEST_TEMPERATURE}")
+        raise AdviceError(
+            f"temperature {temperature} is out of range; use 0 for greedy or at least {SMALLEST_TEMPERATURE}"
+        )
     if top_k is not None and top_k < 1:
         raise AdviceError(f"top_k {top_k} keeps no token; use at least 1, or leave it out")
     if top_p is not None and not 0 < top_p <= 1:
@@ -81,7 +83,9 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     logits = logits if logits.dtype == torch.float64 else logits.float()
     count = min(count, logits.shape[-1])
     top = logits.topk(count, -1).indices
-    weights = torch.logspace(0, (1 - count) * min(30, 120 // count), count, base=2, dtype=logits.dtype, device=logits.device)
+    weights = torch.logspace(
+        0, (1 - count) * min(30, 120 // count), count, base=2, dtype=logits.dtype, device=logits.device
+    )
     weights = weights / weights.sum()
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
 

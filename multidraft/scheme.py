@@ -82,7 +82,9 @@ class Scheme:
         self.check_width(drafted)
         return self.law.probability(draft, drafted)
 
-    def tuples(self, draft: Float[Tensor, " vocabulary"]) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+    def tuples(
+        self, draft: Float[Tensor, " vocabulary"]
+    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
         distributions.check_distribution(draft, "draft")
         return self.law.tuples(draft)
@@ -154,7 +156,9 @@ def scheme(name: str, drafts: int = 4, **settings: object) -> Scheme:
     law = LAWS[name.split(":")[0]]
     known = {field.name for field in fields(law)} - {"drafts"}
     if extra := set(settings) - known:
-        raise AdviceError(f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known)) or 'none'}")
+        raise AdviceError(
+            f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known)) or 'none'}"
+        )
     return Scheme(name, law(drafts, **settings))
 
 

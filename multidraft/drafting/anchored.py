@@ -20,7 +20,9 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     """
     token = most_likely(draft, drafts)
     value = draft.gather(-1, token.clamp(min=0)) * (token >= 0)
-    others = torch.nn.functional.pad(draft, (0, 1)).scatter(-1, token % (draft.shape[-1] + 1), 0.0).sum(-1, keepdim=True)
+    others = (
+        torch.nn.functional.pad(draft, (0, 1)).scatter(-1, token % (draft.shape[-1] + 1), 0.0).sum(-1, keepdim=True)
+    )
     left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
     return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
@@ -90,5 +92,5 @@ class Anchored(Law):
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
         """The distinct tokens in the order in which they first came."""
         empty = is_duplicate(drafted) | (drafted < 0)
-        order = empty.to(torch.int8).argsort(-1, stable=True)[..., : self.drafts]
+        order = empty.to(torch.int8).argsort(dim=-1, stable=True)[..., : self.drafts]
         return drafted.masked_fill(empty, -1).gather(-1, order)

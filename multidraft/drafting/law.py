@@ -58,7 +58,9 @@ class Law(ABC):
             result = result * torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
         return result
 
-    def tuples(self, draft: Float[Tensor, " vocabulary"]) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+    def tuples(
+        self, draft: Float[Tensor, " vocabulary"]
+    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
         drafted, weight = torch.empty((1, 0), dtype=torch.int64, device=draft.device), draft.new_ones(1)
         for _ in range(self.width):

@@ -48,9 +48,7 @@ def optimal_anchored(
     return (torch.where(anchored, p, 0.0).sum(-1) + others).to(target.dtype)
 
 
-def anchor_count(
-    draft: Float[Tensor, "*batch vocab"], drafts: int | Int[Tensor, "*batch"]
-) -> Int[Tensor, "*batch"]:
+def anchor_count(draft: Float[Tensor, "*batch vocab"], drafts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     """How many tokens are likely enough to be drafted for certain.
 
     The tokens are taken in descending order of `draft`. Token `i` (from 0) becomes an anchor while its share of what is

@@ -40,6 +40,6 @@ def optimal_iid(
     return (P[..., -1] + (F - P).amin(-1).clamp(max=0)).to(target.dtype)
 
 
-def _per_row(setting: float | Tensor, like: Tensor) -> Tensor:
+def _per_row(setting: int | float | Tensor, like: Tensor) -> Tensor:
     """A number, or one number a row, as something that broadcasts against (..., vocab)."""
     return torch.as_tensor(setting, dtype=like.dtype, device=like.device)[..., None]

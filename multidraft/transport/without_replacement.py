@@ -118,7 +118,7 @@ def _integral(draft: Tensor, outside: Tensor, drafts: int) -> Tensor:
 def _step(drafts: int) -> float:
     """The largest step for which the trapezoidal sum is certain to be off by less than ACCURACY."""
     angles = (math.pi / 2 * k / 200 for k in range(1, 200))
-    return max(2 * math.pi * b / math.log1p(2 * math.cos(b) ** -drafts / ACCURACY) for b in angles)
+    return max(2 * math.pi * b / (math.log(2 / ACCURACY) - drafts * math.log(math.cos(b))) for b in angles)
 
 
 def _start(drafts: int) -> float:
@@ -162,3 +162,16 @@ def fewer_arrivals(rate: Float[Tensor, "*batch vocab"], drafts: int) -> Float[Te
         total[..., -symmetric.shape[-1] :] += symmetric
     total = total if drafts > 1 else torch.ones_like(rate)
     return total * torch.where(all_rates < LARGEST, (-all_rates).exp(), 0.0)
+
+
+def _fewer_by_logarithms(rate: Tensor, drafts: int) -> Tensor:
+    """`fewer_arrivals` for many drafts, whose symmetric polynomials need not fit a float64; some ten times slower."""
+    odds = rate + torch.log(-torch.expm1(-rate))
+    symmetric = odds.logcumsumexp(-1)
+    total = torch.logaddexp(symmetric, torch.zeros_like(symmetric))
+    for _ in range(drafts - 1, 1, -1):
+        odds = odds[..., 1:]
+        symmetric = (odds + symmetric[..., :-1]).logcumsumexp(-1)
+        tail = slice(-symmetric.shape[-1], None)
+        total[..., tail] = torch.logaddexp(total[..., tail], symmetric)
+    return (total - rate.sum(-1, keepdim=True)).exp()

@@ -64,7 +64,9 @@ def schedule(
     loss = left_by_position(q_sorted, M_before - D, reset, width, log_survive)
     loss = torch.where(q_sorted > SUPPORT, torch.minimum(loss, p_sorted), p.gather(-1, order))
     return Schedule(
-        rank=torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)),
+        rank=torch.empty_like(order).scatter_(
+            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        ),
         log_survive=log_survive,
         stops=padded(stop.cumsum(-1)),
         unclaimed=torch.empty_like(p).scatter_(-1, order, loss),

@@ -27,6 +27,8 @@ def naive(
     return Outcome(accept, residual, drafted)
 
 
-def at_each(values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]) -> Float[Tensor, "*batch some"]:
+def at_each(
+    values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
+) -> Float[Tensor, "*batch some"]:
     """values[token] for each token, and 0 where the token is empty."""
     return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)

@@ -38,7 +38,11 @@ class Outcome:
         weights = torch.cat([self.accept, self.residual], -1)
         missing = (1 - weights.sum(-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
         missing = torch.where(missing > 1e-6, missing, 0.0)
-        choice = pick(torch.cat([weights.double(), missing], -1), uniform((*batch, 1), generator, weights.device))[..., 0]
+        choice = pick(torch.cat([weights.double(), missing], -1), uniform((*batch, 1), generator, weights.device))[
+            ..., 0
+        ]
         position = torch.where(choice < width, choice, -1)
-        token = torch.where(choice < width, self.drafted.gather(-1, choice.clamp(max=width - 1)[..., None])[..., 0], choice - width)
+        token = torch.where(
+            choice < width, self.drafted.gather(-1, choice.clamp(max=width - 1)[..., None])[..., 0], choice - width
+        )
         return torch.where(choice == weights.shape[-1], -1, token), position

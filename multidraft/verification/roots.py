@@ -21,7 +21,9 @@ def smallest_root(
     return result
 
 
-def root_for(c: Float[Tensor, "*rows size"], m: Float[Tensor, "*rows size"], n: int, a: float) -> Float[Tensor, "*rows size"]:
+def root_for(
+    c: Float[Tensor, "*rows size"], m: Float[Tensor, "*rows size"], n: int, a: float
+) -> Float[Tensor, "*rows size"]:
     """One number of drafts: linear for one, a stable quadratic for two, Newton's method otherwise."""
     c = c.clamp(min=0)
     if n == 0:
@@ -34,7 +36,9 @@ def root_for(c: Float[Tensor, "*rows size"], m: Float[Tensor, "*rows size"], n: 
     return newton(c, m, n, a)
 
 
-def newton(c: Float[Tensor, "*rows size"], m: Float[Tensor, "*rows size"], n: int, a: float) -> Float[Tensor, "*rows size"]:
+def newton(
+    c: Float[Tensor, "*rows size"], m: Float[Tensor, "*rows size"], n: int, a: float
+) -> Float[Tensor, "*rows size"]:
     """Largest root x = 1 - t of g(x) = a x^n - m x + c + m - a, from above.
 
     g is convex and its largest root is at most ((a - c) / a)^(1/n) (where m x is replaced by m), so every Newton step

@@ -1,0 +1,191 @@
+"""The key-value buffer that a tree is written into and compacted from; nothing that it holds is ever computed twice.
+
+A row's kept tokens fill its first slots, so a kept token's slot is its position. Pending tokens begin at the same slot,
+`base`, in every row, so that a forward pass writes them with one slice. The hole between is masked:
+
+    row 0   k k k k k k | p p p p
+    row 1   k k k . . . | p p p p
+                        base = the longest row's length
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+from multidraft.errors import AdviceError
+
+
+class BufferLayer(DynamicLayer):
+    """One layer's keys and values, written in place into buffers (batch, heads, capacity, dim) made at first use."""
+
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity, self.end = capacity, 0
+        self.buffers: tuple[Tensor, ...] = ()  # keys and values; none yet in a layer that shares another one's
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.buffers = self._allocate(key_states), self._allocate(value_states)
+        self.is_initialized = True
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        # Zeros, because a masked slot still takes part in the arithmetic: leftover NaNs would spread.
+        return like.new_zeros(*like.shape[:2], self.capacity, like.shape[3])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        start, self.end = self.end, self.end + key_states.shape[2]
+        if not self.is_initialized:
+            self.capacity = max(self.capacity, self.end)
+            self.lazy_initialization(key_states, value_states)
+        if self.end > self.capacity:
+            self._grow(start)
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start : self.end] = states
+        self.keys, self.values = (buffer[:, :, : self.end] for buffer in self.buffers)
+        return self.keys, self.values
+
+    def _grow(self, used: int) -> None:
+        while self.capacity < self.end:
+            self.capacity *= 2
+        old, self.buffers = self.buffers, tuple(self._allocate(buffer) for buffer in self.buffers)
+        for new, buffer in zip(self.buffers, old, strict=True):
+            new[:, :, :used] = buffer[:, :, :used]
+
+    def get_seq_length(self) -> int:
+        return self.end
+
+    def move(self, source: Int[Tensor, "batch moved"], destination: Int[Tensor, "batch moved"]) -> None:
+        """Copy these slots of each row to those; all are read before any is written."""
+        source, destination = source.to(self.device), destination.to(self.device)
+        rows = torch.arange(len(source), device=self.device)[:, None]
+        for buffer in self.buffers:
+            if len(source) == 1:  # the same as below, several times faster
+                buffer.index_copy_(2, destination[0], buffer.index_select(2, source[0]))
+            else:
+                buffer[rows, :, destination] = buffer[rows, :, source]
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Go on with these rows only."""
+        self.buffers = tuple(buffer[rows.to(buffer.device)] for buffer in self.buffers)
+
+
+class TreeCache:
+    """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
+
+    `cache` is what the model's forward pass takes as `past_key_values`. Give the right `capacity` (the longest sequence
+    plus one tree) to avoid growing, which copies.
+    """
+
+    def __init__(self, layers: int, capacity: int):
+        if capacity < 1:
+            raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
+        self.layers = [BufferLayer(capacity) for _ in range(layers)]
+        self.cache = Cache(layers=self.layers)
+        self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
+        self.base = 0
+        self.positions: Int[Tensor, "batch pending"] | None = None
+        self.holes: Bool[Tensor, "batch base"] | None = None  # None where all rows have the same length
+
+    @property
+    def pending(self) -> int:
+        """The number of pending slots, the same for every row."""
+        return 0 if self.positions is None else self.positions.shape[1]
+
+    def append(self, positions: Int[Tensor, "batch new"]) -> None:
+        """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
+        if not self.lengths and not self.layers[0].is_initialized:
+            self.lengths = [0] * len(positions)
+        if len(positions) != len(self.lengths):
+            raise AdviceError(
+                f"{len(positions)} rows for a cache of {len(self.lengths)}; rows may leave, by select(rows), not come"
+            )
+        self.positions = positions if self.positions is None else torch.cat([self.positions, positions], 1)
+
+    def mask(
+        self, visible: Bool[Tensor, "batch new pending"], dtype: torch.dtype
+    ) -> Float[Tensor, "batch 1 new slots"]:
+        """What the new tokens add to their attention scores: 0 where they see, the lowest number where they do not.
+
+        Never a boolean mask: eager attention would add it to the scores, silently.
+        """
+        if visible.shape[0] != len(self.lengths) or visible.shape[2] != self.pending:
+            raise AdviceError(
+                f"visible has shape {tuple(visible.shape)}; it must be ({len(self.lengths)}, new, {self.pending}), "
+                "with a column for every pending slot, the new ones included"
+            )
+        batch, new, pending = visible.shape
+        lowest = torch.finfo(dtype).min
+        mask = torch.zeros(batch, 1, new, self.base + pending, dtype=dtype, device=visible.device)
+        mask[..., self.base :].masked_fill_(~visible[:, None], lowest)
+        if self.holes is not None:
+            mask[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
+        return mask
+
+    def windowed(self, mask: Float[Tensor, "batch 1 new slots"], window: int) -> Float[Tensor, "batch 1 new slots"]:
+        """The same mask for a layer in which a token sees only the last `window` positions, its own included."""
+        if mask.shape[3] <= window:  # positions are smaller than the number of slots, so nothing is out of sight
+            return mask
+        kept = torch.arange(self.base, device=mask.device).expand(len(mask), -1)
+        distance = self.positions[:, -mask.shape[2] :, None] - torch.cat([kept, self.positions], 1)[:, None]
+        return mask.masked_fill((distance >= window)[:, None], torch.finfo(mask.dtype).min)
+
+    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+        """Append the chosen pending slots to each row (-1 at the end where a row keeps fewer) and drop the others.
+
+        Only slots that change place are copied; in a chain, none.
+        """
+        if len(chosen) != len(self.lengths):
+            raise AdviceError(
+                f"chosen has {len(chosen)} rows, the cache {len(self.lengths)}; pass all -1 to keep nothing"
+            )
+        paths = [self._path(row, slots) for row, slots in enumerate(chosen.tolist())]
+        rows = zip(paths, self.lengths, strict=True)
+        moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
+        if moved:
+            self._move(chosen, min(moved), max(moved) + 1)
+        self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
+        self._settle(chosen.device)
+
+    def _path(self, row: int, slots: list[int]) -> list[int]:
+        """A row of `chosen` without its padding."""
+        path = slots[: slots.index(-1)] if -1 in slots else slots
+        distinct = len(set(path)) == len(path) and all(0 <= slot < self.pending for slot in path)
+        if not distinct or set(slots[len(path) :]) > {-1}:
+            raise AdviceError(
+                f"chosen row {row} is {slots}; pass distinct pending slots (0 to {self.pending - 1}), then only -1"
+            )
+        return path
+
+    def _move(self, chosen: Int[Tensor, "batch kept"], first: int, last: int) -> None:
+        columns = torch.arange(first, last, device=chosen.device)
+        destination = torch.tensor(self.lengths, device=chosen.device)[:, None] + columns
+        slots = chosen[:, first:last]
+        source = torch.where(slots < 0, destination, self.base + slots)  # a padded column copies a slot onto itself
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.move(source, destination)
+
+    def _settle(self, device: torch.device) -> None:
+        """Forget what is pending, and begin anew after the longest row."""
+        self.base = max(self.lengths, default=0)
+        self.positions = None
+        for layer in self.layers:
+            layer.end = self.base
+        self._mark_holes(device)
+
+    def _mark_holes(self, device: torch.device) -> None:
+        self.holes = None
+        if any(length < self.base for length in self.lengths):
+            self.holes = torch.arange(self.base, device=device) >= torch.tensor(self.lengths, device=device)[:, None]
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Go on with these rows only, in this order."""
+        self.lengths = [self.lengths[row] for row in rows.tolist()]
+        for layer in self.layers:
+            layer.select(rows)
+        if self.pending:  # they stay where they are
+            self.positions = self.positions[rows]
+            self._mark_holes(rows.device)
+        else:
+            self._settle(rows.device)

@@ -1,0 +1,156 @@
+"""The step and the loop: draft a tree, score it in one target pass, walk it, keep what was accepted."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.distributions import pick
+from multidraft.drafts import Drafts
+from multidraft.metrics import Info
+from multidraft.models import LanguageModel
+from multidraft.nodes import Nodes
+from multidraft.randomness import Randomness
+from multidraft.sampling import Sampling
+from multidraft.scheme import Scheme
+from multidraft.tree import Tree
+from multidraft.walk import WALKS, Ending, drive
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same over a generation."""
+
+    scheme: Scheme
+    tree: Tree
+    walk: str = "deferred"
+    sampling: Sampling = field(default_factory=Sampling)
+    measure: bool = True  # report the optimal acceptance rate; its time is not counted
+
+
+@dataclass
+class State:
+    """What the next step needs: the models with their caches, and for every running row its last token."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    random: list[Randomness]
+    root: Int[Tensor, " batch"]  # known, but in neither cache
+    position: Int[Tensor, " batch"]  # of the root in its sequence
+    missing: list[int]  # the token before it where the draft model has not seen that either, else -1
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One row's new tokens and how each came to be: "accepted", "corrected" or "bonus"."""
+
+    tokens: list[int]
+    kinds: list[str]
+
+
+def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
+    """Draft, score, walk, keep: one target pass, and at least one new token for every row."""
+    with info.watch.part("draft"):
+        drafts, forwarded = grow(state, plan)
+    with info.watch.part("target"):
+        packed = drafts.packed()
+        logits = score(state, drafts, packed)
+    with info.watch.part("rule"):
+        nodes = Nodes(plan.scheme, plan.sampling, drafts, packed, logits)
+        endings = walk(state, plan, nodes)
+        last = [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
+    with info.watch.part("cache"):
+        state = keep(state, nodes, forwarded, endings, last)
+    if plan.measure:
+        with info.watch.part("measuring"):
+            info.measure(plan.scheme, nodes)
+    return state, [emit(nodes.rows[row].token, ending, last[row]) for row, ending in enumerate(endings)]
+
+
+def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
+    """Draft the tree level by level, each level in one forward pass of the draft model; also the slots it has read."""
+    tree, widest = plan.tree, max(plan.tree.drafts)
+    width = plan.scheme.at(widest).law.width if widest else 0
+    drafts, forwarded = Drafts.at_root(state.root, tree, width), []
+    for depth, groups in tree.drawing:
+        slots = [slot for _, group in groups for slot in group]
+        forwarded += slots
+        logits = forward_draft(state, drafts, slots, forwarded, depth)
+        drafts.learn(slots, plan.sampling.draft(logits, widest))
+        for count, group in groups:
+            uniform = torch.stack([random.uniform(len(group), width) for random in state.random])
+            drafts.draw(plan.scheme.at(count), list(group), uniform.to(logits.device))
+    return drafts, forwarded
+
+
+def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
+    """The draft model's logits at one level. The first level also brings the token that it has not seen yet."""
+    tokens, visible = drafts.tokens[:, slots].clamp(min=0), drafts.sees[:, slots][:, :, forwarded]
+    position = (state.position + depth)[:, None].expand(-1, len(slots))
+    if max(state.missing) < 0:
+        return state.draft.forward(tokens, position, visible)
+    missing = torch.tensor(state.missing, device=tokens.device)[:, None]
+    visible = torch.cat([(missing >= 0)[:, None].expand(-1, len(slots), -1), visible], -1)
+    if depth > 0:
+        return state.draft.forward(tokens, position, visible)
+    alone = torch.tensor([True, False], device=tokens.device).expand(len(tokens), 1, 2)
+    position = torch.cat([(position - 1).clamp(min=0), position], 1)
+    return state.draft.forward(torch.cat([missing.clamp(min=0), tokens], 1), position, torch.cat([alone, visible], 1))[
+        :, 1:
+    ]
+
+
+def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> Float[Tensor, "batch nodes vocabulary"]:
+    """The target's logits at every node of the tree, in one forward pass."""
+    row = torch.arange(len(packed), device=packed.device)[:, None]
+    depths = torch.tensor(drafts.tree.depths, device=packed.device)[packed]
+    visible = drafts.sees[row, packed].gather(-1, packed[:, None].expand(-1, packed.shape[1], -1))
+    return state.target.forward(drafts.tokens[row, packed].clamp(min=0), state.position[:, None] + depths, visible)
+
+
+def walk(state: State, plan: Plan, nodes: Nodes) -> list[Ending]:
+    """Where the walk of every row ends."""
+    start = WALKS[plan.walk]
+    walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(nodes.rows, state.random, strict=True)]
+    return drive(walks, nodes.verdicts)
+
+
+def draw_last(random: Randomness, nodes: Nodes, row: int, ending: Ending) -> int:
+    """The one more token: from the residual where the walk stopped, or a bonus from the target at the leaf."""
+    leaf = ending.path[-1] if ending.path else 0
+    weights = nodes.target([row], (leaf,))[0] if ending.weights is None else ending.weights
+    return int(pick(weights, torch.tensor([random.number()], dtype=torch.float64, device=weights.device)))
+
+
+def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:
+    """Both caches keep the root and the accepted path; what was emitted last is the next root."""
+    device = state.root.device
+    state.target.keep(padded([[nodes.place[r][slot] for slot in (0, *e.path)] for r, e in enumerate(endings)], device))
+    missing = [-1] * len(last)
+    if state.draft is not None:
+        offset = int(max(state.missing) >= 0)
+        pending = {slot: index + offset for index, slot in enumerate(forwarded)}
+        chosen = []
+        for row, ending in enumerate(endings):
+            read = [nodes.rows[row].drawing[slot][0] for slot in (0, *ending.path) if nodes.rows[row].has_drafts(slot)]
+            chosen.append([0] * (state.missing[row] >= 0) + [pending[slot] for slot in read])
+            if len(read) <= len(ending.path):
+                missing[row] = nodes.rows[row].token[ending.path[-1]]
+        state.draft.keep(padded(chosen, device))
+    moved = torch.tensor([1 + len(ending.path) for ending in endings], device=device)
+    return State(
+        state.target, state.draft, state.random, torch.tensor(last, device=device), state.position + moved, missing
+    )
+
+
+def emit(token: list[int], ending: Ending, last: int) -> Emitted:
+    """The accepted tokens and the last one, each with its kind."""
+    kind = "bonus" if ending.weights is None else "corrected"
+    return Emitted([token[slot] for slot in ending.path] + [last], ["accepted"] * len(ending.path) + [kind])
+
+
+def padded(lists: list[list[int]], device: torch.device) -> Int[Tensor, "rows longest"]:
+    """A tensor of rows, filled up with -1."""
+    longest = max(map(len, lists))
+    return torch.tensor([row + [-1] * (longest - len(row)) for row in lists], dtype=torch.int64, device=device)

@@ -1,0 +1,48 @@
+"""What a model must offer to the decoding loop, be it a target or a drafter.
+
+A model holds, for each row of a batch, *kept* tokens (the row's sequence so far; rows may differ in length) and
+*pending* ones (passed to `forward` since the last `keep`; every row has the same number of pending slots). Every kept
+token is visible to all that come after.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A language model that reads a tree of tokens at once, and then keeps one path of it."""
+
+    vocabulary: int  # size of the last dimension of the logits
+    context: int | None  # the largest number of tokens in a sequence; None means no limit
+    device: torch.device
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        visible: Bool[Tensor, "batch new pending"],
+        logits: bool = True,
+    ) -> Float[Tensor, "batch new vocabulary"] | None:
+        """Append `new` tokens to the pending ones and return their next-token logits.
+
+        `positions` are depths in the sequence: the row's first token is at 0, so kept token number j is at j. One
+        beyond the model's context counts as the last. `visible[b, i, j]` says whether new token i of row b sees pending
+        slot j; `pending` counts all slots, the new ones included (they come last), and a token sees itself. With
+        `logits=False` (reading a prompt) nothing is returned.
+        """
+        ...
+
+    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+        """Append the pending slots `chosen[b]` to row b's kept tokens, in that order, and drop all other pending ones.
+
+        A row that keeps fewer than the others has -1 at the end.
+        """
+        ...
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Go on with these rows of the batch only, in this order (a row that has finished leaves)."""
+        ...

@@ -1,0 +1,112 @@
+"""Any decoder-only Hugging Face model whose cache can be rolled back, as a target or as a drafter."""
+
+import inspect
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from multidraft.cache import TreeCache
+from multidraft.errors import AdviceError
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class CausalLM:
+    """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
+
+    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Logits come in the model's
+    dtype, as inference tensors: do not change them in place.
+    """
+
+    def __init__(self, model: PreTrainedModel, capacity: int = 256):
+        check_supported(model)
+        config = model.config.get_text_config(decoder=True)
+        self.model = model
+        self.vocabulary: int = config.vocab_size
+        self.context = context(config)
+        self.windows = windows(config)
+        self.cache = TreeCache(config.num_hidden_layers, capacity)
+        parameters = inspect.signature(model.forward).parameters
+        self.without_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        visible: Bool[Tensor, "batch new pending"],
+        logits: bool = True,
+    ) -> Float[Tensor, "batch new vocabulary"] | None:
+        self.cache.append(positions)
+        output = self.model(
+            input_ids=tokens,
+            position_ids=positions if self.context is None else positions.clamp(max=self.context - 1),
+            attention_mask=self._mask(visible),
+            past_key_values=self.cache.cache,
+            use_cache=True,
+            **({} if logits else self.without_logits),
+        )
+        return output.logits if logits else None
+
+    def _mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
+        """One mask where all layers are alike, which every model takes; else one for each type of layer."""
+        full = self.cache.mask(visible, self.model.dtype)
+        masks = {kind: self.cache.windowed(full, window) if window else full for kind, window in self.windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @torch.inference_mode()
+    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+        self.cache.keep(chosen)
+
+    @torch.inference_mode()
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        self.cache.select(rows)
+
+
+def windows(config: PretrainedConfig) -> dict[str, int | None]:
+    """The window of each type of layer (None: a token sees all before it); without types, all layers are alike."""
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return {"all": window}
+    return {kind: window if kind == "sliding_attention" else None for kind in layer_types}
+
+
+def context(config: PretrainedConfig) -> int | None:
+    """The largest number of tokens in a sequence.
+
+    Rotary frequencies of type longrope change for the whole sequence once it outgrows the original context, and keys in
+    a cache would no longer match: such a model is used up to there.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "longrope" in (rope.get("rope_type"), rope.get("type")):
+        return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+    return getattr(config, "max_position_embeddings", None)
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raise AdviceError, which names the model and the reason, unless its trees can be trusted."""
+    name, config = model.config.model_type, model.config.get_text_config(decoder=True)
+    attention = config._attn_implementation
+    other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+    if other_layers or getattr(model, "_is_stateful", False):
+        what = f"layers of type {', '.join(other_layers)}" if other_layers else "a recurrent state"
+        raise AdviceError(f"{name} has {what}, which cannot be rolled back to a path of a tree; use a model without")
+    if getattr(config, "is_encoder_decoder", False):
+        raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
+    if name == "gpt_neo":  # its local layers count slots, not positions, and would be wrong without a word
+        raise AdviceError("gpt_neo builds its own local mask, which ignores the tree; use another model")
+    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
+        raise AdviceError(f"{name} takes no explicit positions; use a model with rotary or learned positions")
+    if attention not in ("sdpa", "eager"):
+        raise AdviceError(f'{attention} takes no tree mask; load {name} with attn_implementation="sdpa" or "eager"')
+    if model.training:
+        raise AdviceError(
+            f"{name} is in training mode, where dropout changes its distribution; call model.eval() first"
+        )

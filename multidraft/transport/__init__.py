@@ -1,0 +1,89 @@
+"""The optimal transport problem behind verification: how often the best possible rule accepts, for every drafting law."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.transport.anchored import anchor_count, optimal_anchored
+from multidraft.transport.iid import optimal_iid
+from multidraft.transport.linear_program import optimal_by_linear_program
+from multidraft.transport.spechub import optimal_spechub
+from multidraft.transport.top import optimal_top
+from multidraft.transport.without_replacement import optimal_without_replacement
+
+__all__ = [
+    "LAWS",
+    "anchor_count",
+    "optimal_acceptance_rate",
+    "optimal_anchored",
+    "optimal_by_linear_program",
+    "optimal_iid",
+    "optimal_spechub",
+    "optimal_top",
+    "optimal_without_replacement",
+]
+
+
+def _greedy(target: Tensor, draft: Tensor, drafts: int | Tensor) -> Tensor:
+    return optimal_anchored(target, draft, drafts, anchors=drafts - 1, top_up=False)
+
+
+def _anchored(
+    target: Tensor,
+    draft: Tensor,
+    drafts: int | Tensor,
+    anchors: int | Tensor | None = None,
+    top_up: bool = True,
+) -> Tensor:
+    anchors = anchor_count(draft, drafts) if anchors is None else anchors
+    return optimal_anchored(target, draft, drafts, anchors, top_up)
+
+
+LAWS: dict[str, tuple[Callable[..., Tensor], set[str]]] = {  # the optimum, and which settings it understands
+    "iid": (optimal_iid, {"draft_probability"}),
+    "without_replacement": (optimal_without_replacement, set()),
+    "greedy": (_greedy, set()),
+    "anchored": (_anchored, {"anchors", "top_up"}),
+    "spechub": (optimal_spechub, set()),
+    "top": (optimal_top, set()),
+}
+
+
+def optimal_acceptance_rate(
+    target: Float[Tensor, "*batch vocab"],
+    draft: Float[Tensor, "*batch vocab"],
+    law: str = "iid",
+    *,
+    drafts: int | Int[Tensor, "*batch"],
+    **settings: object,
+) -> Float[Tensor, "*batch"]:
+    """Largest acceptance rate that any lossless rule reaches when `drafts` tokens come from `draft` by the drafting law.
+
+    With `P(H)` the target mass of a token set `H` and `Q(H)` the probability that all drafts fall into it,
+
+        alpha* = min over H of  P(H) + 1 - Q(H)
+
+    Each law has its own way to that minimum, in the function of its name: `optimal_iid`, `optimal_without_replacement`,
+    `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`. `settings`: `draft_probability` (1.0) for `iid`;
+    `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the result has
+    its dtype. Raises ValueError for an unknown law, TypeError for a setting that the law does not have.
+
+    Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
+
+    >>> import torch
+    >>> optimal_acceptance_rate(torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5]), "iid", drafts=1)
+    tensor(0.7500)
+    """
+    if law not in LAWS:
+        raise ValueError(
+            f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {', '.join(LAWS)}, or list "
+            "the law's tuples and pass them to optimal_by_linear_program (small vocabularies)"
+        )
+    optimum, understood = LAWS[law]
+    if unknown := set(settings) - understood:
+        raise TypeError(
+            f"the drafting law {law!r} has no setting {', '.join(sorted(unknown))}; "
+            f"it understands {', '.join(sorted(understood)) or 'none beyond drafts'}"
+        )
+    return optimum(target, draft, drafts, **settings)

@@ -1,0 +1,110 @@
+"""The shape of one step's drafts: which node draws how many tokens, fixed before anything is drawn."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from multidraft.errors import AdviceError
+
+Path = tuple[int, ...]
+MOST_NODES = 4096
+FORMS = "write a chain or k-config such as 4x2x2x1, i.i.d. paths such as '8 paths of 4', or a JSON list of paths [[0],[0,0],[1]]"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Slots in breadth-first order, children of a slot next to each other; slot 0 is the root, the last known token.
+
+    `parents[i]` is the slot above slot i (-1 for the root), `drafts[i]` the number of tokens drawn at it, which is the
+    number of its children. Slots are places for tokens: one that stays empty, or repeats a sibling, costs nothing in
+    the target's pass.
+    """
+
+    parents: tuple[int, ...]
+    drafts: tuple[int, ...]
+
+    @classmethod
+    def levels(cls, counts: Sequence[int]) -> "Tree":
+        """A k-config: `counts[d]` drafts at every node of depth d. All ones make a chain."""
+        if not counts or min(counts) < 1:
+            raise AdviceError(
+                f"tree {'x'.join(map(str, counts)) or 'of no levels'} has a level without drafts; {FORMS}"
+            )
+        paths, level = [()], [()]
+        for count in counts:
+            level = [path + (rank,) for path in level for rank in range(count)]
+            paths += level
+            if len(paths) > MOST_NODES:
+                raise AdviceError(
+                    f"tree {'x'.join(map(str, counts))} has more than {MOST_NODES} nodes; use a smaller one"
+                )
+        return cls.paths(paths[1:])
+
+    @classmethod
+    def paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
+        """A list of paths as in EAGLE: every node by the ranks of the children that lead to it; missing parents are added."""
+        nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
+        ordered = sorted(nodes, key=lambda path: (len(path), path))
+        index = {path: slot for slot, path in enumerate(ordered)}
+        drafts = [0] * len(ordered)
+        for path in ordered[1:]:
+            if path[-1] != drafts[index[path[:-1]]]:
+                raise AdviceError(
+                    f"tree path {list(path)} comes without its sibling {[*path[:-1], path[-1] - 1]}; add it"
+                )
+            drafts[index[path[:-1]]] += 1
+        return cls(tuple(index[path[:-1]] if path else -1 for path in ordered), tuple(drafts))
+
+    @classmethod
+    def parse(cls, text: str) -> "Tree":
+        """The tree that a string describes.
+
+        >>> Tree.parse("2x1").parents
+        (-1, 0, 0, 1, 2)
+        """
+        text = text.strip().lower()
+        if re.fullmatch(r"\d+(x\d+)*", text):
+            return cls.levels([int(count) for count in text.split("x")])
+        if match := re.fullmatch(r"(\d+) paths? of (\d+)", text):
+            return cls.levels([int(match[1])] + [1] * (int(match[2]) - 1))
+        try:
+            listed = json.loads(text)
+            return cls.paths([[int(rank) for rank in path] for path in listed])
+        except (json.JSONDecodeError, TypeError, ValueError) as error:
+            if isinstance(error, AdviceError):
+                raise
+            raise AdviceError(f"tree {text!r} does not parse; {FORMS}") from None
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of every slot; the root has depth 0."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return tuple(depths)
+
+    @cached_property
+    def first_child(self) -> tuple[int, ...]:
+        """The first child's slot; the others follow it."""
+        first, following = [], 1
+        for count in self.drafts:
+            first.append(following)
+            following += count
+        return tuple(first)
+
+    @cached_property
+    def drawing(self) -> tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]:
+        """For every depth at which something is drawn: the depth and its drawing slots, grouped by number of drafts."""
+        result = []
+        for depth in range(max(self.depths)):
+            slots = [s for s in range(len(self)) if self.depths[s] == depth and self.drafts[s]]
+            by_count = sorted(slots, key=lambda s: self.drafts[s])
+            groups = tuple((n, tuple(group)) for n, group in groupby(by_count, key=lambda s: self.drafts[s]))
+            result.append((depth, groups))
+        return tuple(result)

@@ -1,0 +1,90 @@
+"""How a tree of drafts is used once every node has a rule: commit, as in the papers, or deferred, which emits more.
+
+A walk is a coroutine. It yields `(slot, weight)` to ask for the rule's verdict at a node with the target scaled to
+`weight`, and returns an `Ending`. Whoever drives it evaluates rules for many rows at once, or enumerates a whole tree
+in a test. `coin(probability)` is its only source of randomness.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+Coin = Callable[[float], bool]
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left for others."""
+
+    children: tuple[tuple[int, float], ...]  # (slot, accept), in the order in which they are tried
+    residual: Tensor  # (vocabulary,), unnormalised
+    rest: float  # its sum
+
+
+@dataclass
+class Ending:
+    """Where a walk ends: the accepted slots below the root, and the weights that the one more token is drawn from.
+
+    `weights` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
+    """
+
+    path: list[int] = field(default_factory=list)
+    weights: Tensor | None = None
+
+
+Walk = Generator[tuple[int, float], Verdict, Ending | None]
+
+
+def deferred(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+    """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
+
+    Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
+    to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024).
+    """
+    if not has_drafts(slot):
+        return Ending() if coin(weight) else None
+    verdict, left = (yield slot, weight), 1.0
+    for child, accept in verdict.children:
+        if left <= ROUNDING:
+            return None
+        if ending := (yield from deferred(child, min(accept / left, 1.0), has_drafts, coin)):
+            ending.path.insert(0, child)
+            return ending
+        left -= accept
+    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+
+
+def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+    """Picks a child or the residual at every node and never looks back (SpecInfer, SpecTr, Multi-Candidate SD)."""
+    if not has_drafts(slot):
+        return Ending()
+    verdict, left = (yield slot, 1.0), 1.0
+    for child, accept in verdict.children:
+        if left > ROUNDING and coin(accept / left):
+            ending = yield from commit(child, 1.0, has_drafts, coin)
+            assert ending is not None  # committing never fails
+            ending.path.insert(0, child)
+            return ending
+        left -= accept
+    return Ending(weights=verdict.residual)
+
+
+WALKS: dict[str, Callable[[int, float, Callable[[int], bool], Coin], Walk]] = {"deferred": deferred, "commit": commit}
+
+
+def drive(walks: list[Walk], verdicts: Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]) -> list[Ending]:
+    """Run the walks of all rows side by side, answering what they ask in one batch a round."""
+    endings: dict[int, Ending | None] = {}
+    answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
+    while answers:
+        asked = {}
+        for row, verdict in answers.items():
+            try:
+                asked[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
+            except StopIteration as stop:
+                endings[row] = stop.value
+        answers = dict(verdicts(asked)) if asked else {}
+    # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.
+    return [endings[row] or Ending() for row in range(len(walks))]

@@ -1,0 +1,63 @@
+"""The toy model: prefixes are put together from kept and visible tokens; its conditionals are what was asked for."""
+
+import pytest
+import torch
+
+from multidraft.models.table import TableModel, random_table
+
+VOCABULARY = 5
+
+
+def spelled(prefix: tuple[int, ...]) -> torch.Tensor:
+    """Probabilities that spell out the prefix: its number in base 5 over 5 ** 6, and the rest."""
+    number = sum(token * VOCABULARY**i for i, token in enumerate(prefix)) / VOCABULARY**6
+    return torch.tensor([number, 1 - number, 0, 0, 0], dtype=torch.float64)
+
+
+def test_prefixes_are_kept_tokens_and_visible_pending_ones():
+    model = TableModel(spelled, VOCABULARY, batch=2)
+    prompt = torch.tensor([[3, 1, 2], [4, 0, 0]])
+    causal = torch.ones(3, 3, dtype=torch.bool).tril().expand(2, -1, -1)
+    assert model.forward(prompt, torch.arange(3).expand(2, -1), causal, logits=False) is None
+    model.keep(torch.tensor([[0, 1, 2], [0, -1, -1]]))
+    tokens = torch.tensor([[1, 2, 3], [2, 2, 4]])  # nodes 0 and 1 at the root, node 2 below node 1
+    visible = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool).expand(2, -1, -1)
+    logits = model.forward(tokens, torch.tensor([[3, 3, 4], [1, 1, 2]]), visible)
+    prefixes = [[(3, 1, 2, 1), (3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 2), (4, 2, 4)]]
+    expected = torch.stack([torch.stack([spelled(prefix).log() for prefix in row]) for row in prefixes])
+    assert torch.equal(logits, expected)
+    assert (logits[..., 2:] == -torch.inf).all()
+    model.keep(torch.tensor([[1, 2], [0, -1]]))
+    model.select(torch.tensor([1, 0]))
+    assert model.kept == [(4, 2), (3, 1, 2, 2, 3)]
+
+
+def test_level_by_level_equals_at_once():
+    conditional = random_table(VOCABULARY, depth=3, seed=1)
+    tokens, visible = (
+        torch.tensor([[1, 2, 3, 4]]),
+        torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]),
+    )
+    visible, positions = visible.bool()[None], torch.tensor([[0, 1, 1, 2]])
+    at_once = TableModel(conditional, VOCABULARY).forward(tokens, positions, visible)
+    model = TableModel(conditional, VOCABULARY)
+    levels = [slice(0, 1), slice(1, 3), slice(3, 4)]
+    parts = [model.forward(tokens[:, s], positions[:, s], visible[:, s, : s.stop]) for s in levels]
+    assert torch.equal(torch.cat(parts, 1), at_once)
+
+
+@pytest.mark.parametrize("concentration", [0.01, 1.0, 30.0])
+def test_random_table_is_a_distribution_that_depends_on_the_last_tokens(concentration):
+    table, again = (random_table(VOCABULARY, depth=2, seed=3, concentration=concentration) for _ in range(2))
+    prefixes = [(), (0,), (0, 0), (1, 0), (0, 1)]
+    rows = torch.stack([table(prefix) for prefix in prefixes])
+    assert torch.equal(rows, torch.stack([again(prefix) for prefix in reversed(prefixes)]).flip(0))
+    assert torch.allclose(rows.sum(-1), torch.ones(5, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert len(set(map(tuple, rows.tolist()))) == 5
+    assert table((4, 4, 1, 0)) is table((1, 0))
+    assert not torch.equal(table(()), random_table(VOCABULARY, 2, seed=4)(()))
+
+
+def test_depth_zero_ignores_the_prefix():
+    table = random_table(VOCABULARY, depth=0, seed=0)
+    assert torch.equal(table((1, 2)), table(()))
