@@ -81,26 +81,26 @@ class TreeCache:
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
         self.layers = [BufferLayer(capacity) for _ in range(layers)]
-        self.cache = Cache(layers=self.layers)
+        self.cache = Cache(layers=list(self.layers))
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
         self.base = 0
-        self.positions: Int[Tensor, "batch pending"] | None = None
+        self.positions: Int[Tensor, "batch pending"] = torch.empty(0, 0, dtype=torch.int64)
         self.holes: Bool[Tensor, "batch base"] | None = None  # None where all rows have the same length
 
     @property
     def pending(self) -> int:
         """The number of pending slots, the same for every row."""
-        return 0 if self.positions is None else self.positions.shape[1]
+        return self.positions.shape[1]
 
     def append(self, positions: Int[Tensor, "batch new"]) -> None:
         """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
         if not self.lengths and not self.layers[0].is_initialized:
-            self.lengths = [0] * len(positions)
+            self.lengths, self.positions = [0] * len(positions), positions[:, :0]
         if len(positions) != len(self.lengths):
             raise AdviceError(
                 f"{len(positions)} rows for a cache of {len(self.lengths)}; rows may leave, by select(rows), not come"
             )
-        self.positions = positions if self.positions is None else torch.cat([self.positions, positions], 1)
+        self.positions = torch.cat([self.positions, positions], 1)
 
     def mask(
         self, visible: Bool[Tensor, "batch new pending"], dtype: torch.dtype
@@ -169,7 +169,7 @@ class TreeCache:
     def _settle(self, device: torch.device) -> None:
         """Forget what is pending, and begin anew after the longest row."""
         self.base = max(self.lengths, default=0)
-        self.positions = None
+        self.positions = self.positions[:, :0]
         for layer in self.layers:
             layer.end = self.base
         self._mark_holes(device)
@@ -182,10 +182,10 @@ class TreeCache:
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Go on with these rows only, in this order."""
         self.lengths = [self.lengths[row] for row in rows.tolist()]
+        self.positions = self.positions[rows]
         for layer in self.layers:
             layer.select(rows)
         if self.pending:  # they stay where they are
-            self.positions = self.positions[rows]
             self._mark_holes(rows.device)
         else:
             self._settle(rows.device)

@@ -108,13 +108,16 @@ def pick(
 
 
 def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:
-    """The `count` most likely tokens, most likely first; -1 where there are none of positive probability.
+    """The `count` most likely tokens, the lower id first among equals; -1 where there are none of positive probability.
 
     >>> most_likely(torch.tensor([0.25, 0.0, 0.75]), 3)
     tensor([ 2,  0, -1])
     """
-    value, token = draft.topk(min(count, draft.shape[-1]), -1)
-    token = token.masked_fill(value <= 0, -1)
+    size = draft.shape[-1]
+    value, token = draft.topk(min(count + 1, size), -1)
+    if (value[..., 1:] == value[..., :-1]).logical_and(value[..., 1:] > 0).any():  # topk has no order among equals
+        value, token = draft.sort(-1, descending=True, stable=True)
+    token = token.masked_fill(value <= 0, -1)[..., :count]
     return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
 
 

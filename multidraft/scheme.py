@@ -101,8 +101,9 @@ class Scheme:
         """
         distributions.check_distribution(target, "target", total_at_most_one=True)
         distributions.check_distribution(draft, "draft")
-        if (impossible := self.probability(draft, drafted) <= 0).any():
-            row = int(impossible.reshape(-1).nonzero()[0])
+        self.check_width(drafted)
+        if not (possible := self.law.possible(draft, drafted)).all():
+            row = int((~possible).reshape(-1).nonzero()[0])
             tokens = drafted.reshape(-1, drafted.shape[-1])[row].tolist()
             raise AdviceError(
                 f"drafted row {row} {tokens} has probability 0 under the law {self.law.name}; "

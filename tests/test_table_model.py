@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from tiny import tiny_model
 
+from multidraft.models import LanguageModel
+from multidraft.models.causal_lm import CausalLM
 from multidraft.models.table import TableModel, random_table
 
 VOCABULARY = 5
@@ -61,3 +64,8 @@ def test_random_table_is_a_distribution_that_depends_on_the_last_tokens(concentr
 def test_depth_zero_ignores_the_prefix():
     table = random_table(VOCABULARY, depth=0, seed=0)
     assert torch.equal(table((1, 2)), table(()))
+
+
+def test_the_models_offer_what_the_loop_needs():
+    assert isinstance(TableModel(spelled, VOCABULARY), LanguageModel)
+    assert isinstance(CausalLM(tiny_model("gpt2")), LanguageModel)

@@ -1,4 +1,4 @@
-"""Every optimal acceptance rate against the linear program over all tuples, and against the minimum over all token sets."""
+"""Every optimal acceptance rate against the linear program over all tuples, and the minimum over all token sets."""
 
 import itertools
 import math
@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
+from multidraft.drafting.anchored import anchor_count
 from multidraft.transport import (
     LAWS,
-    anchor_count,
     optimal_acceptance_rate,
     optimal_anchored,
     optimal_by_linear_program,
@@ -141,8 +141,7 @@ def check_all_laws(p, q, n):
         value = optimal_acceptance_rate(p, q, law, drafts=n, **settings).item()
         where = f"{law} {settings}, drafts={n}, target={p.tolist()}, draft={q.tolist()}"
         assert value == pytest.approx(best_set(p.tolist(), tuples), abs=1e-9), where
-        if value > 1e-9:  # HiGHS's own tolerance is 1e-7 for masses as small as the adversarial ones
-            assert value == pytest.approx(linear_program(p, tuples), abs=1e-9), where
+        assert value == pytest.approx(linear_program(p, tuples), abs=1e-9), where
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
@@ -297,8 +296,7 @@ def test_anchor_count_takes_tokens_that_fill_their_place():
     assert anchor_count(t64(0.1, 0.6, 0.3), 2).item() == 1  # 0.6 >= 1/2 of all, 0.3 < 1/1 of what is left
     assert anchor_count(t64(0.25, 0.25, 0.25, 0.25), 3).item() == 0
     assert anchor_count(t64(0.0, 1.0, 0.0), 3).item() == 1
-    assert anchor_count(t64(0.7, 0.2, 0.1), 0).item() == 0
-    assert anchor_count(t64([0.9, 0.1], [0.5, 0.5]), torch.tensor([1, 2])).tolist() == [0, 2]
+    assert anchor_count(t64([0.9, 0.1], [0.5, 0.5]), 2).tolist() == [2, 2]
 
 
 # --- shapes, dtypes, messages ----------------------------------------------------------------------------------------
@@ -316,7 +314,8 @@ def test_batched_equals_row_by_row(law):
     assert batched.shape == (2, 4)
     for i, j in itertools.product(range(2), range(4)):
         row = optimal_acceptance_rate(p[i, j], q[i, j], law, drafts=drafts[i, j].item())
-        assert row.shape == () and row.item() == pytest.approx(batched[i, j].item(), abs=1e-12)
+        assert row.shape == ()
+        assert row.item() == pytest.approx(batched[i, j].item(), abs=1e-12)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -338,21 +337,20 @@ def test_settings_reach_their_law():
 
 def test_no_drafts_are_never_accepted():
     p, q = random_pair(torch.Generator().manual_seed(5), 6, 2)
-    assert optimal_iid(p, q, 0) == optimal_without_replacement(p, q, 0) == optimal_anchored(p, q, 0, 0, True) == 0
+    for law in set(LAWS) - {"spechub"}:
+        assert optimal_acceptance_rate(p, q, law, drafts=0) == 0
 
 
 def test_messages_advise():
     p, q = t64(0.5, 0.5), t64(0.5, 0.5)
     with pytest.raises(ValueError, match="choose one of iid, without_replacement"):
         optimal_acceptance_rate(p, q, "distinct", drafts=2)
-    with pytest.raises(TypeError, match="understands draft_probability"):
+    with pytest.raises(ValueError, match="understands draft_probability"):
         optimal_acceptance_rate(p, q, "iid", drafts=2, anchors=1)
     with pytest.raises(ValueError, match="exactly two drafts"):
         optimal_spechub(p, q, 3)
     with pytest.raises(ValueError, match="more anchors"):
         optimal_anchored(p, q, 2, 3, top_up=False)
-    with pytest.raises(ValueError, match="same shape"):
-        optimal_iid(p, q[:1], 2)
 
 
 def test_linear_program_refuses_what_will_not_fit(monkeypatch):

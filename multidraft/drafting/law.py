@@ -1,10 +1,12 @@
 """What a drafting law is: the distribution of each drafted token given those before it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.distributions import pick
@@ -23,9 +25,9 @@ class Law(ABC):
 
     drafts: int
 
-    name = "law"
-    settings: tuple[str, ...] = ()
-    distinct = True  # whether the drafted tokens that are children in a tree never repeat
+    name: ClassVar[str]
+    settings: ClassVar[tuple[str, ...]] = ()
+    distinct: ClassVar[bool] = True  # whether the children that it gives a tree node never repeat
 
     @property
     def width(self) -> int:
@@ -52,11 +54,19 @@ class Law(ABC):
         self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
     ) -> Float[Tensor, "*batch"]:
         """Probability of exactly this ordered tuple."""
-        result = torch.ones_like(draft[..., 0])
+        return torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
+
+    def possible(
+        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Bool[Tensor, "*batch"]:
+        """Whether the law can draw this tuple, however small the probability."""
+        return torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
+
+    def factors(self, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+        """Probability of each position given those before it."""
         for j in range(self.width):
             law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
-            result = result * torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
-        return result
+            yield torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
 
     def tuples(
         self, draft: Float[Tensor, " vocabulary"]

@@ -1,11 +1,13 @@
-"""The optimal transport problem behind verification: how often the best possible rule accepts, for every drafting law."""
+"""The optimal transport problem behind verification: how often the best rule accepts, for every drafting law."""
 
 from collections.abc import Callable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.transport.anchored import anchor_count, optimal_anchored
+from multidraft.drafting.anchored import anchor_count
+from multidraft.errors import AdviceError
+from multidraft.transport.anchored import optimal_anchored
 from multidraft.transport.iid import optimal_iid
 from multidraft.transport.linear_program import optimal_by_linear_program
 from multidraft.transport.spechub import optimal_spechub
@@ -14,7 +16,6 @@ from multidraft.transport.without_replacement import optimal_without_replacement
 
 __all__ = [
     "LAWS",
-    "anchor_count",
     "optimal_acceptance_rate",
     "optimal_anchored",
     "optimal_by_linear_program",
@@ -26,13 +27,14 @@ __all__ = [
 
 
 def _greedy(target: Tensor, draft: Tensor, drafts: int | Tensor) -> Tensor:
-    return optimal_anchored(target, draft, drafts, anchors=drafts - 1, top_up=False)
+    anchors = max(drafts - 1, 0) if isinstance(drafts, int) else (drafts - 1).clamp(min=0)
+    return optimal_anchored(target, draft, drafts, anchors, top_up=False)
 
 
 def _anchored(
     target: Tensor,
     draft: Tensor,
-    drafts: int | Tensor,
+    drafts: int,
     anchors: int | Tensor | None = None,
     top_up: bool = True,
 ) -> Tensor:
@@ -58,16 +60,16 @@ def optimal_acceptance_rate(
     drafts: int | Int[Tensor, "*batch"],
     **settings: object,
 ) -> Float[Tensor, "*batch"]:
-    """Largest acceptance rate that any lossless rule reaches when `drafts` tokens come from `draft` by the drafting law.
+    """Largest acceptance rate that any lossless rule reaches when `drafts` tokens are drawn by a drafting law.
 
     With `P(H)` the target mass of a token set `H` and `Q(H)` the probability that all drafts fall into it,
 
         alpha* = min over H of  P(H) + 1 - Q(H)
 
     Each law has its own way to that minimum, in the function of its name: `optimal_iid`, `optimal_without_replacement`,
-    `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`. `settings`: `draft_probability` (1.0) for `iid`;
-    `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the result has
-    its dtype. Raises ValueError for an unknown law, TypeError for a setting that the law does not have.
+    `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`. `settings`: `draft_probability` (1.0) for
+    `iid`; `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the
+    result has its dtype. Raises AdviceError for an unknown law and for a setting that the law does not have.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
 
@@ -76,13 +78,13 @@ def optimal_acceptance_rate(
     tensor(0.7500)
     """
     if law not in LAWS:
-        raise ValueError(
-            f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {', '.join(LAWS)}, or list "
-            "the law's tuples and pass them to optimal_by_linear_program (small vocabularies)"
+        raise AdviceError(
+            f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {', '.join(LAWS)}, or "
+            "list the law's tuples and pass them to optimal_by_linear_program (small vocabularies)"
         )
     optimum, understood = LAWS[law]
     if unknown := set(settings) - understood:
-        raise TypeError(
+        raise AdviceError(
             f"the drafting law {law!r} has no setting {', '.join(sorted(unknown))}; "
             f"it understands {', '.join(sorted(understood)) or 'none beyond drafts'}"
         )

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
 from multidraft.transport.iid import optimal_iid
-from multidraft.transport.top import most_likely
+from multidraft.transport.top import is_most_likely
 from multidraft.transport.without_replacement import optimal_without_replacement
 
 
@@ -27,41 +28,22 @@ def optimal_anchored(
     followed by one draw without replacement for every duplicate give a sequence of distinct tokens with exactly the
     without-replacement law, and the optimum depends on nothing but the law of the drafted set. If nothing is left to
     draw, it is zero. Ties between anchors go to the lower token id. `target` may sum to less than one; the result has
-    its dtype. Raises ValueError if the shapes differ or there are more anchors than drafts.
+    its dtype. Raises AdviceError if the shapes differ or there are more anchors than drafts.
 
     theory/lorenz_rule.md, "Anchored drafts"; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
     Speculative Decoding, Theorem 7.
 
-    >>> p, q = torch.tensor([0.25, 0.5, 0.25]), torch.tensor([0.5, 0.25, 0.25])
+    >>> p, q = torch.tensor([0.25, 0.75, 0.0]), torch.tensor([0.5, 0.25, 0.25])
     >>> optimal_anchored(p, q, drafts=2, anchors=1, top_up=False)
     tensor(0.7500)
     """
     if target.shape != draft.shape:
-        raise ValueError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
+        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
     draws = torch.as_tensor(drafts, device=draft.device) - torch.as_tensor(anchors, device=draft.device)
     if bool((draws < 0).any()):
-        raise ValueError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
-    anchored = most_likely(draft, anchors)
+        raise AdviceError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
+    anchored = is_most_likely(draft, anchors)
     p, q = target.double(), torch.where(anchored, 0.0, draft.double())  # the optima below renormalise q
     optimum = optimal_without_replacement if top_up else optimal_iid
     others = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
     return (torch.where(anchored, p, 0.0).sum(-1) + others).to(target.dtype)
-
-
-def anchor_count(draft: Float[Tensor, "*batch vocab"], drafts: int | Int[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """How many tokens are likely enough to be drafted for certain.
-
-    The tokens are taken in descending order of `draft`. Token `i` (from 0) becomes an anchor while its share of what is
-    left, `q_i / sum_{k >= i} q_k`, is at least one of the `drafts - i` places that are left; the first that fails ends
-    the search, and tokens of zero mass are never taken.
-
-    theory/lorenz_rule.md, "Anchored drafts".
-
-    >>> anchor_count(torch.tensor([0.75, 0.25, 0.0]), 1), anchor_count(torch.tensor([0.75, 0.25, 0.0]), 3)
-    (tensor(0), tensor(2))
-    """
-    q = draft.double().sort(dim=-1, descending=True, stable=True).values
-    left = q.flip(-1).cumsum(-1).flip(-1)
-    places = torch.as_tensor(drafts, device=draft.device)[..., None] - torch.arange(q.shape[-1], device=draft.device)
-    likely = (q > 0) & (places > 0) & (q * places >= left)
-    return likely.long().cumprod(-1).sum(-1)

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
+
 
 def optimal_iid(
     target: Float[Tensor, "*batch vocab"],
@@ -13,14 +15,14 @@ def optimal_iid(
 ) -> Float[Tensor, "*batch"]:
     """Largest acceptance rate that any lossless rule reaches with `drafts` i.i.d. draws from `draft`.
 
-    With probability `draft_probability` the `n = drafts` tokens are drawn, otherwise none. A token set of draft mass `t`
-    is then hit with probability `F(t) = draft_probability * (1 - (1 - t)**n)`. Sort the tokens that can be drafted by
-    `target / draft`, largest first; with the prefix sums `P_k` of the target and `Q_k` of the draft
+    With probability `draft_probability` the `n = drafts` tokens are drawn, otherwise none. A token set of draft mass
+    `t` is then hit with probability `F(t) = draft_probability * (1 - (1 - t)**n)`. Sort the tokens that can be drafted
+    by `target / draft`, largest first; with the prefix sums `P_k` of the target and `Q_k` of the draft
 
         alpha* = P_K + min(0, min_k F(Q_k) - P_k)
 
     which is `min over H of P(H) + 1 - Q(H)` read from the other end. `target` may sum to less than one.
-    Computed in float64, returned in the dtype of `target`. Raises ValueError if the shapes differ.
+    Computed in float64, returned in the dtype of `target`. Raises AdviceError if the shapes differ.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8) and section 4.2; in this form theory/lorenz_rule.md.
 
@@ -30,7 +32,7 @@ def optimal_iid(
     tensor(0.2500)
     """
     if target.shape != draft.shape:
-        raise ValueError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
+        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
     p, q = target.double(), draft.double()
     order = torch.where(q > 0, p / q, -1.0).argsort(dim=-1, descending=True)  # never drafted: last, and not counted
     P = torch.where(q > 0, p, 0.0).gather(-1, order).cumsum(-1)

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
+
 MOST_VARIABLES = 1_000_000  # about 1 kB each in HiGHS
 
 
@@ -17,7 +19,7 @@ def optimal_by_linear_program(
         maximise sum S    such that    sum_t S[i, t] <= target[i],   sum_i S[i, t] <= probability[t],   S >= 0
 
     A rule sees no more in a tuple than the set of its tokens, so tuples with the same set are merged first. -1 marks an
-    empty position. `target` may sum to less than one. Raises ValueError when the program is too large, ImportError
+    empty position. `target` may sum to less than one. Raises AdviceError when the program is too large, ImportError
     without SciPy.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (9) and Lemma 1.
@@ -28,10 +30,10 @@ def optimal_by_linear_program(
     sets, mass = _merge(tuples, probability.double())
     token, owner = sets[sets >= 0], (sets >= 0).nonzero()[:, 0]
     if len(token) > MOST_VARIABLES:
-        raise ValueError(
+        raise AdviceError(
             f"{len(sets):,} different drafted sets make a linear program of {len(token):,} variables, about "
-            f"{len(token) / 1e6:.1f} GB; at most {MOST_VARIABLES:,} are accepted (vocabulary 125 with 3 drafts, or 50 with 4). "
-            "Keep the most likely tokens, or use the closed forms of optimal_acceptance_rate"
+            f"{len(token) / 1e6:.1f} GB; at most {MOST_VARIABLES:,} are accepted (vocabulary 125 with 3 drafts, "
+            "or 50 with 4). Keep the most likely tokens, or use the closed forms of optimal_acceptance_rate"
         )
     return _solve(target.double(), mass, token, owner) if len(token) else 0.0
 
@@ -57,7 +59,11 @@ def _solve(target: Tensor, mass: Tensor, token: Tensor, owner: Tensor) -> float:
     by_token = coo_matrix((ones, (token.numpy(), column)), (len(target), len(token)))
     by_set = coo_matrix((ones, (owner.numpy(), column)), (len(mass), len(token)))
     limits = torch.cat([target, mass]).clamp(min=0).numpy()
-    result = linprog(-ones, A_ub=vstack([by_token, by_set]).tocsr(), b_ub=limits, method="highs")
+    exact = {
+        "primal_feasibility_tolerance": 1e-10,
+        "dual_feasibility_tolerance": 1e-10,
+    }  # HiGHS's smallest; 1e-7 if left
+    result = linprog(-ones, A_ub=vstack([by_token, by_set]).tocsr(), b_ub=limits, method="highs", options=exact)
     if not result.success:
         raise RuntimeError(f"HiGHS found no optimum: {result.message}")
     return float(-result.fun)

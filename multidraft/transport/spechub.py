@@ -1,9 +1,9 @@
 """The optimal acceptance rate of SpecHub's two drafts, of which one is always the most likely token."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.errors import AdviceError
 from multidraft.transport.anchored import optimal_anchored
 
 
@@ -24,15 +24,16 @@ def optimal_spechub(
         alpha* = p_a + sum_{i != a} min(p_i, q_i / (1 - q_a))
 
     Ties for `a` go to the lower token id. A one-hot draft proposes `a` alone. `target` may sum to less than one; the
-    result has its dtype. Raises ValueError for other than two drafts.
+    result has its dtype. Raises AdviceError for other than two drafts.
 
     SpecHub (Sun et al., 2024); Towards Optimal Multi-Draft Speculative Decoding, section 5.3, with its eq. (21)
     corrected as in theory/corrections.md.
 
+    >>> import torch
     >>> p, q = torch.tensor([0.25, 0.5, 0.25]), torch.tensor([0.5, 0.25, 0.25])
     >>> optimal_spechub(p, q)
     tensor(1.)
     """
     if drafts != 2:
-        raise ValueError(f"SpecHub proposes exactly two drafts, not {drafts}; law='anchored' is its relative for more")
+        raise AdviceError(f"SpecHub proposes exactly two drafts, not {drafts}; law='anchored' is its relative for more")
     return optimal_anchored(target, draft, drafts=2, anchors=1, top_up=False)

@@ -4,14 +4,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
+
 
 def optimal_top(
     target: Float[Tensor, "*batch vocab"], draft: Float[Tensor, "*batch vocab"], drafts: int | Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
     """Acceptance rate of the `drafts` most likely tokens of `draft`: nothing is random, so it is their target mass.
 
-    Ties go to the lower token id. `target` may sum to less than one; the result has its dtype. Raises ValueError if the
-    shapes differ.
+    Ties go to the lower token id. `target` may sum to less than one; the result has its dtype. Raises AdviceError if
+    the shapes differ.
 
     Towards Optimal Multi-Draft Speculative Decoding, section 5, without its last, random draft.
 
@@ -19,16 +21,16 @@ def optimal_top(
     tensor(0.2500)
     """
     if target.shape != draft.shape:
-        raise ValueError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
-    return torch.where(most_likely(draft, drafts), target.double(), 0.0).sum(-1).to(target.dtype)
+        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
+    return torch.where(is_most_likely(draft, drafts), target.double(), 0.0).sum(-1).to(target.dtype)
 
 
-def most_likely(
+def is_most_likely(
     draft: Float[Tensor, "*batch vocab"], count: int | Int[Tensor, "*batch"]
 ) -> Bool[Tensor, "*batch vocab"]:
     """Which tokens are among the `count` most likely ones of `draft`; ties go to the lower token id.
 
-    >>> most_likely(torch.tensor([0.2, 0.4, 0.4]), 1)
+    >>> is_most_likely(torch.tensor([0.2, 0.4, 0.4]), 1)
     tensor([False,  True, False])
     """
     order = draft.argsort(dim=-1, descending=True, stable=True)

@@ -9,14 +9,15 @@ arrivals are `n` draws without replacement. With `c = q(V \\ H)`, the first arri
 This is not the `W_{n,H} / W_{n,V}` of Towards Optimal Multi-Draft Speculative Decoding, section 4.2.2, which belongs to
 another law (q = (.5, .3, .2), n = 2, H = {1, 2}: Q = 0.5143, not 0.4839); see theory/corrections.md.
 
-**All prefixes at once.** `P(N_H(t) < n) = e^{-q(H) t} sum_{j<n} e_j(H)` with the elementary symmetric polynomials `e_j` of
-the odds `e^{q_i t} - 1`. All their terms are positive and `e_j(H + x) = e_j(H) + odds_x e_{j-1}(H)`, so `n - 1` prefix
-sums give every prefix `H` of an order, to full relative precision.
+**All prefixes at once.** `P(N_H(t) < n) = e^{-q(H) t} sum_{j<n} e_j(H)` with the elementary symmetric polynomials `e_j`
+of the odds `e^{q_i t} - 1`. All their terms are positive and `e_j(H + x) = e_j(H) + odds_x e_{j-1}(H)`, so `n - 1`
+prefix sums give every prefix `H` of an order, to full relative precision.
 
-**The error is known in advance.** With `t = e^u` the integral is a sum over equally spaced `u`. For complex `t` at angle
-`b`, `|1 - e^{-q t}| <= (1 - e^{-q Re t}) / cos b`, hence `int |integrand| du <= cos(b)^{-n} (1 - Q(H))` along that line, and
-the trapezoidal sum of step `h` is off by at most `2 cos(b)^{-n} / (e^{2 pi b / h} - 1)` for every `b < pi / 2`, whatever `q`
-and `H` (Trefethen and Weideman, 2014, Theorem 5.1). `_step` picks the largest `h` that keeps this below 1e-10.
+**The error is known in advance.** With `t = e^u` the integral is a sum over equally spaced `u`. For complex `t` at
+angle `b`, `|1 - e^{-q t}| <= (1 - e^{-q Re t}) / cos b`, hence `int |integrand| du <= cos(b)^{-n} (1 - Q(H))` along
+that line, and the trapezoidal sum of step `h` is off by at most `2 cos(b)^{-n} / (e^{2 pi b / h} - 1)` for every
+`b < pi / 2`, whatever `q` and `H` (Trefethen and Weideman, The exponentially convergent trapezoidal rule, 2014, Theorem
+5.1). `_step` picks the largest `h` that keeps this below 1e-10.
 """
 
 import math
@@ -24,6 +25,8 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from multidraft.errors import AdviceError
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
@@ -42,10 +45,10 @@ def optimal_without_replacement(
 
         alpha* = min_k  target(H_k) + 1 - Q(H_k)
 
-    to 1e-9 or better for any number of drafts, in `O(V log V)` (see the file's docstring for `Q`). Drawing stops when the
-    draft has no mass left, so with no more than `drafts` possible tokens all of them are drafted and
-    `alpha* = target(support)`. `target` may sum to less than one. Computed in float64, returned in the dtype of `target`.
-    Raises ValueError if the shapes differ.
+    to 1e-9 or better for any number of drafts, in `O(V log V)` (see the file's docstring for `Q`). Drawing stops when
+    the draft has no mass left, so with no more than `drafts` possible tokens all of them are drafted and
+    `alpha* = target(support)`. `target` may sum to less than one. Computed in float64, returned in the dtype of
+    `target`. Raises AdviceError if the shapes differ.
 
     Towards Optimal Multi-Draft Speculative Decoding, Theorems 4 and 6, with the `Q` of theory/corrections.md.
 
@@ -54,7 +57,7 @@ def optimal_without_replacement(
     tensor(0.8857)
     """
     if target.shape != draft.shape:
-        raise ValueError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
+        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
     p, q = (x.double().reshape(-1, x.shape[-1]) for x in (target, draft))
     q = q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
     q = torch.where(q > SMALLEST, q, 0.0)
@@ -122,16 +125,16 @@ def _step(drafts: int) -> float:
 
 
 def _start(drafts: int) -> float:
-    """Log of a time before which `drafts` arrivals are too unlikely to matter, also if they were i.i.d. (see `_head`)."""
+    """Log of a time before which `drafts` arrivals are too unlikely to matter, repeated ones included (`_head`)."""
     return math.log(ACCURACY / 10 * math.factorial(drafts + 1)) / (drafts + 1)
 
 
 def _head(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
     """The sum over all nodes before `start`.
 
-    There almost no token arrives twice in a Poisson process of its own, so `N_H(t)` may be replaced by a Poisson number of
-    mean `(1 - c) t`: the integrand becomes `e^{-t} sum_j ((1 - c) t)^j / j!`, a polynomial in `1 - c` whose coefficients are
-    the same for all prefixes.
+    So early it does not matter whether a token may arrive again, and `N_H(t)` may be replaced by a Poisson number of
+    mean `(1 - c) t`: the integrand becomes `e^{-t} sum_j ((1 - c) t)^j / j!`, a polynomial in `1 - c` whose
+    coefficients are the same for all prefixes.
     """
     node = torch.arange(start - math.ceil(40 / step), start, dtype=torch.float64) * step
     total = torch.zeros_like(outside)
