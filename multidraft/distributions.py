@@ -64,7 +64,7 @@ def distribution(
 
 def nucleus(probabilities: Float[Tensor, "*batch vocabulary"], top_p: float) -> Float[Tensor, "*batch vocabulary"]:
     """Keep the most likely tokens until they hold `top_p` (the one that crosses it included) and renormalise."""
-    ordered, index = probabilities.sort(-1, descending=True, stable=True)
+    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.double().cumsum(-1) - ordered
     kept = ordered.masked_fill(before >= top_p, 0.0)
     kept = kept / kept.sum(-1, keepdim=True)
@@ -116,7 +116,7 @@ def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Te
     size = draft.shape[-1]
     value, token = draft.topk(min(count + 1, size), -1)
     if (value[..., 1:] == value[..., :-1]).logical_and(value[..., 1:] > 0).any():  # topk has no order among equals
-        value, token = draft.sort(-1, descending=True, stable=True)
+        value, token = draft.sort(dim=-1, descending=True, stable=True)
     token = token.masked_fill(value <= 0, -1)[..., :count]
     return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
 

@@ -12,7 +12,7 @@ def optimal_top(
 ) -> Float[Tensor, "*batch"]:
     """Acceptance rate of the `drafts` most likely tokens of `draft`: nothing is random, so it is their target mass.
 
-    Ties go to the lower token id. `target` may sum to less than one; the result has its dtype. Raises AdviceError if
+    Ties go to the lower token id, and a token without draft probability is never drafted. `target` may sum to less than one; the result has its dtype. Raises AdviceError if
     the shapes differ.
 
     Towards Optimal Multi-Draft Speculative Decoding, section 5, without its last, random draft.
@@ -22,7 +22,7 @@ def optimal_top(
     """
     if target.shape != draft.shape:
         raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
-    return torch.where(is_most_likely(draft, drafts), target.double(), 0.0).sum(-1).to(target.dtype)
+    return torch.where(is_most_likely(draft, drafts) & (draft > 0), target.double(), 0.0).sum(-1).to(target.dtype)
 
 
 def is_most_likely(
