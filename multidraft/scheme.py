@@ -12,7 +12,9 @@ from multidraft import distributions
 from multidraft.acceptance import Acceptance, by_enumeration, by_sampling
 from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
-from multidraft.verification import Outcome, anchored_lorenz, formulas, lorenz, naive, recursive_rejection
+from multidraft.transport import optimal_acceptance_rate
+from multidraft.verification import Outcome, anchored_lorenz, formulas, k_sequential, lorenz, naive, recursive_rejection
+from multidraft.verification.maximal_coupling import maximal_coupling, spechub
 
 Rule = Callable[[Tensor, Tensor, Tensor, Law], Outcome]
 
@@ -34,15 +36,22 @@ OURS = "multidraft (docs/theory.md)"
 
 SCHEMES: dict[str, Entry] = {
     "iid:lorenz": Entry(lorenz, OURS, "one sort", formulas.lorenz_iid),
+    "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential),
     "iid:recursive_rejection": Entry(
-        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection_iid
+        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection
     ),
     "iid:naive": Entry(naive, MCSD, "one look-up", formulas.naive_iid),
     "without_replacement:recursive_rejection": Entry(recursive_rejection, f"{MCSD}, Algorithm 2", "n passes"),
     "without_replacement:naive": Entry(naive, MCSD, "one look-up"),
-    "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),
+    "greedy:maximal_coupling": Entry(maximal_coupling, f"{OPTIMAL}, Section 5", "one pass", formulas.maximal_coupling),
+    "greedy:naive": Entry(naive, MCSD, "one look-up"),
     "anchored:lorenz": Entry(anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored),
     "anchored:naive": Entry(naive, MCSD, "one look-up"),
+    "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),
+    "spechub:spechub": Entry(spechub, "SpecHub (Sun et al., 2024)", "one pass", formulas.maximal_coupling),
+    "spechub:naive": Entry(naive, MCSD, "one look-up"),
+    "distinct:recursive_rejection": Entry(recursive_rejection, "SpecInfer", "n passes", formulas.recursive_rejection),
+    "distinct:naive": Entry(naive, MCSD, "one look-up", formulas.naive_distinct),
 }
 
 
@@ -68,22 +77,22 @@ class Scheme:
         return replace(self, law=replace(self.law, drafts=drafts))
 
     def draw(
-        self, draft: Float[Tensor, "*batch vocabulary"], generator: torch.Generator | None = None
+        self, draft: Float[Tensor, "*drafting vocabulary"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*batch width"]:
         """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
         distributions.check_distribution(draft, "draft")
-        shape = (*draft.shape[:-1], self.law.width)
+        shape = (*self.law.batch(draft), self.law.numbers)
         return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
 
     def probability(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
     ) -> Float[Tensor, "*batch"]:
         """Probability that `draw` gives exactly this ordered tuple."""
         self.check_width(drafted)
         return self.law.probability(draft, drafted)
 
     def tuples(
-        self, draft: Float[Tensor, " vocabulary"]
+        self, draft: Float[Tensor, "*drafting vocabulary"]
     ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
         distributions.check_distribution(draft, "draft")
@@ -92,7 +101,7 @@ class Scheme:
     def outcome(
         self,
         target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*drafting vocabulary"],
         drafted: Int[Tensor, "*batch width"],
     ) -> Outcome:
         """The exact law of the emitted token; refuses drafts that this scheme's law cannot have drawn.
@@ -118,7 +127,7 @@ class Scheme:
     def acceptance(
         self,
         target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*drafting vocabulary"],
         samples: int = 1000,
         generator: torch.Generator | None = None,
     ) -> Acceptance:
@@ -126,15 +135,22 @@ class Scheme:
         formula = self.entry.formula
         if formula is not None and (rate := formula(target, draft, self.law)) is not None:
             return Acceptance(rate, "formula")
-        if draft.shape[-1] ** self.law.drafts <= 4096:
+        if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             return by_enumeration(self, target, draft)
         return by_sampling(self, target, draft, samples, generator)
 
     def acceptance_rate(
-        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"]
+        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
     ) -> Float[Tensor, "*batch"]:
         """Probability that the emitted token is a drafted one; `acceptance` also says how it was computed."""
         return self.acceptance(target, draft).rate
+
+    def optimal_acceptance_rate(
+        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
+    ) -> Float[Tensor, "*batch"]:
+        """The largest acceptance rate that any rule can reach with this scheme's drafts."""
+        settings = {name: getattr(self.law, name) for name in (*self.law.settings, "draft_probability")}
+        return optimal_acceptance_rate(target, draft, law=self.law.name, drafts=self.drafts, **settings)
 
     def check_width(self, drafted: Tensor) -> None:
         """Raise unless `drafted` has one column for each position of the law."""
@@ -144,7 +160,7 @@ class Scheme:
             )
 
 
-def scheme(name: str, drafts: int = 4, **settings: object) -> Scheme:
+def scheme(name: str, drafts: int | None = None, **settings: object) -> Scheme:
     """The scheme `law:rule` with `drafts` drafts a node.
 
     >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
@@ -152,14 +168,13 @@ def scheme(name: str, drafts: int = 4, **settings: object) -> Scheme:
     """
     if name not in SCHEMES:
         raise AdviceError(unknown(name))
-    if drafts < 1:
-        raise AdviceError(f"{drafts} drafts a node make no scheme; use at least 1")
     law = LAWS[name.split(":")[0]]
     known = {field.name for field in fields(law)} - {"drafts"}
     if extra := set(settings) - known:
         raise AdviceError(
             f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known)) or 'none'}"
         )
+    drafts = (2 if law.name == "spechub" else 4) if drafts is None else drafts
     return Scheme(name, law(drafts, **settings))
 
 

@@ -61,7 +61,7 @@ def topped_up(q, n):
 
 
 def anchored(q, n, anchors, top_up):
-    first = tuple(ranked(q)[:anchors])
+    first = tuple(i for i in ranked(q)[:anchors] if q[i] > 0)
     rest = topped_up if top_up else iid
     return {first + t: w for t, w in rest(without(q, set(first)), n - anchors).items()}
 
@@ -345,7 +345,7 @@ def test_messages_advise():
     p, q = t64(0.5, 0.5), t64(0.5, 0.5)
     with pytest.raises(ValueError, match="choose one of iid, without_replacement"):
         optimal_acceptance_rate(p, q, "distinct", drafts=2)
-    with pytest.raises(ValueError, match="understands draft_probability"):
+    with pytest.raises(ValueError, match="understands none beyond drafts"):
         optimal_acceptance_rate(p, q, "iid", drafts=2, anchors=1)
     with pytest.raises(ValueError, match="exactly two drafts"):
         optimal_spechub(p, q, 3)

@@ -75,7 +75,7 @@ class Anchored(Law):
         wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * wanted
 
-    def draw(
+    def draw_all(
         self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
     ) -> Int[Tensor, "*batch width"]:
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""

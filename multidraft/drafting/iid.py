@@ -22,7 +22,7 @@ class Iid(Law):
         """q, whatever came before."""
         return draft
 
-    def draw(
+    def draw_all(
         self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
     ) -> Int[Tensor, "*batch width"]:
         """All positions from one cumulative sum."""

@@ -20,10 +20,18 @@ class Law(ABC):
     """How `drafts` tokens come from a draft distribution.
 
     A law is given by `conditional` alone: drawing, the probability of a tuple and the list of all tuples follow from
-    it. Position `j` of a tuple is empty (-1) where the conditional has no mass.
+    it. Position `j` of a tuple is empty (-1) where the conditional has no mass. With probability 1 - `draft_probability`
+    nothing is drafted at all and every position is empty (Randomised Drafting).
     """
 
+    def __post_init__(self) -> None:
+        if self.drafts < 1:
+            raise AdviceError(f"{self.drafts} drafts a node make no scheme; use at least 1")
+        if not 0 < self.draft_probability <= 1:
+            raise AdviceError(f"draft_probability {self.draft_probability} is out of range; use a number in (0, 1]")
+
     drafts: int
+    draft_probability: float = 1.0
 
     name: ClassVar[str]
     settings: ClassVar[tuple[str, ...]] = ()
@@ -34,33 +42,53 @@ class Law(ABC):
         """Positions in a tuple; more than `drafts` where duplicates are followed by top-ups."""
         return self.drafts
 
+    @property
+    def numbers(self) -> int:
+        """Uniform numbers that one tuple takes: one a position, and one for whether to draft at all."""
+        return self.width + (self.draft_probability < 1)
+
+    def batch(self, draft: Tensor) -> torch.Size:
+        """The leading shape: one tuple is drawn for each of its entries."""
+        return draft.shape[:-1]
+
     @abstractmethod
     def conditional(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch past"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """Distribution of the next drafted token given the `past` ones; all zero where that position stays empty."""
 
     def draw(
-        self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
+        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch numbers"]
     ) -> Int[Tensor, "*batch width"]:
-        """A tuple as a function of `width` uniform numbers."""
-        drafted = torch.empty((*draft.shape[:-1], 0), dtype=torch.int64, device=draft.device)
+        """A tuple as a function of uniform numbers, `numbers` of them."""
+        drafted = self.draw_all(draft, uniform[..., : self.width])
+        if self.draft_probability < 1:
+            drafted = drafted.masked_fill(uniform[..., self.width :] >= self.draft_probability, -1)
+        return drafted
+
+    def draw_all(
+        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch width"]
+    ) -> Int[Tensor, "*batch width"]:
+        """The tuple where something is drafted; a law with a faster way than position by position has its own."""
+        drafted = torch.empty((*self.batch(draft), 0), dtype=torch.int64, device=draft.device)
         for j in range(self.width):
             token = pick(self.conditional(draft, drafted), uniform[..., j : j + 1])
             drafted = torch.cat([drafted, token], -1)
         return drafted
 
     def probability(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
     ) -> Float[Tensor, "*batch"]:
         """Probability of exactly this ordered tuple."""
-        return torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
+        drawn = self.draft_probability * torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
+        return drawn + (1 - self.draft_probability) * (drafted < 0).all(-1)
 
     def possible(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch width"]
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
     ) -> Bool[Tensor, "*batch"]:
         """Whether the law can draw this tuple, however small the probability."""
-        return torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
+        drawn = torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
+        return drawn | (drafted < 0).all(-1) if self.draft_probability < 1 else drawn
 
     def factors(self, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
         """Probability of each position given those before it."""
@@ -69,12 +97,12 @@ class Law(ABC):
             yield torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
 
     def tuples(
-        self, draft: Float[Tensor, " vocabulary"]
+        self, draft: Float[Tensor, "*drafting vocabulary"]
     ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
         drafted, weight = torch.empty((1, 0), dtype=torch.int64, device=draft.device), draft.new_ones(1)
         for _ in range(self.width):
-            law = self.conditional(draft.expand(len(drafted), -1), drafted)
+            law = self.conditional(draft.expand(len(drafted), *draft.shape), drafted)
             law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
             row, token = law.nonzero(as_tuple=True)
             if len(row) > MOST_TUPLES:
@@ -82,6 +110,9 @@ class Law(ABC):
             weight = weight[row] * law[row, token]
             token = token.masked_fill(token == draft.shape[-1], -1)
             drafted = torch.cat([drafted[row], token[:, None]], -1)
+        if self.draft_probability < 1:
+            drafted = torch.cat([drafted, torch.full_like(drafted[:1], -1)])
+            weight = torch.cat([self.draft_probability * weight, weight.new_tensor([1 - self.draft_probability])])
         return drafted, weight
 
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:

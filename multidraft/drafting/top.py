@@ -23,7 +23,7 @@ class Top(Law):
         token = most_likely(draft, self.drafts)[..., drafted.shape[-1]][..., None]
         return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
 
-    def draw(
+    def draw_all(
         self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
     ) -> Int[Tensor, "*batch width"]:
         """All positions at once; the uniform numbers are not needed."""

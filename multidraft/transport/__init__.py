@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def _anchored(
 
 
 LAWS: dict[str, tuple[Callable[..., Tensor], set[str]]] = {  # the optimum, and which settings it understands
-    "iid": (optimal_iid, {"draft_probability"}),
+    "iid": (optimal_iid, set()),
     "without_replacement": (optimal_without_replacement, set()),
     "greedy": (_greedy, set()),
     "anchored": (_anchored, {"anchors", "top_up"}),
@@ -58,6 +59,7 @@ def optimal_acceptance_rate(
     law: str = "iid",
     *,
     drafts: int | Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
     **settings: object,
 ) -> Float[Tensor, "*batch"]:
     """Largest acceptance rate that any lossless rule reaches when `drafts` tokens are drawn by a drafting law.
@@ -88,4 +90,8 @@ def optimal_acceptance_rate(
             f"the drafting law {law!r} has no setting {', '.join(sorted(unknown))}; "
             f"it understands {', '.join(sorted(understood)) or 'none beyond drafts'}"
         )
-    return optimum(target, draft, drafts, **settings)
+    # With probability 1 - a nothing is drafted, which is in every H: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H).
+    if draft_probability == 0:
+        return torch.zeros_like(target[..., 0])
+    scaled = target if draft_probability == 1 else target / draft_probability
+    return draft_probability * optimum(scaled, draft, drafts, **settings)

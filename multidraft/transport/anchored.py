@@ -27,7 +27,8 @@ def optimal_anchored(
     where the second optimum is that of i.i.d. draws, or with `top_up` that of draws *without replacement*: i.i.d. draws
     followed by one draw without replacement for every duplicate give a sequence of distinct tokens with exactly the
     without-replacement law, and the optimum depends on nothing but the law of the drafted set. If nothing is left to
-    draw, it is zero. Ties between anchors go to the lower token id. `target` may sum to less than one; the result has
+    draw, it is zero. Ties between anchors go to the lower token id, and a
+    token without draft probability is never an anchor. `target` may sum to less than one; the result has
     its dtype. Raises AdviceError if the shapes differ or there are more anchors than drafts.
 
     theory/lorenz_rule.md, "Anchored drafts"; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
@@ -42,7 +43,7 @@ def optimal_anchored(
     draws = torch.as_tensor(drafts, device=draft.device) - torch.as_tensor(anchors, device=draft.device)
     if bool((draws < 0).any()):
         raise AdviceError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
-    anchored = is_most_likely(draft, anchors)
+    anchored = is_most_likely(draft, anchors) & (draft > 0)
     p, q = target.double(), torch.where(anchored, 0.0, draft.double())  # the optima below renormalise q
     optimum = optimal_without_replacement if top_up else optimal_iid
     others = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))

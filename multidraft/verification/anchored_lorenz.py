@@ -25,12 +25,13 @@ def anchored_lorenz(
     top-ups this is optimal: p(anchors) + alpha*(p, q', draws).
     """
     anchors, draws, top_ups = law.parts(drafted)
-    plan = schedule(target, without(draft, anchors), (draws >= 0).sum(-1))
+    known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
+    plan = schedule(target, without(draft, known), (known < 0).sum(-1), law.draft_probability)
     of_draws = accept_draws(plan, draws)
     alive, left, of_top_ups = 1 - of_draws.sum(-1), plan.leftover(), torch.zeros_like(top_ups, dtype=torch.float64)
     for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
         past = drafted[..., : 2 * law.drafts + j]
-        b, left = couple(left, without(draft, past).double(), top_ups[..., j])
+        b, left = couple(left, law.conditional(draft, past).double(), top_ups[..., j])
         of_top_ups[..., j] = alive * b
         alive = alive * (1 - b)
     rest = naive(alive.clamp(min=0)[..., None] * left, draft, anchors, law)

@@ -7,8 +7,20 @@ from torch import Tensor
 from multidraft.distributions import most_likely
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import Law, without
+from multidraft.verification.k_sequential import accepted as k_sequential
 from multidraft.verification.lorenz import schedule
 from multidraft.verification.naive import at_each
+
+__all__ = [
+    "k_sequential",
+    "lorenz_anchored",
+    "lorenz_iid",
+    "maximal_coupling",
+    "naive_distinct",
+    "naive_iid",
+    "naive_top",
+    "recursive_rejection",
+]
 
 Rates = Float[Tensor, "*batch"]
 Distributions = Float[Tensor, "*batch vocabulary"]
@@ -17,35 +29,56 @@ Distributions = Float[Tensor, "*batch vocabulary"]
 def lorenz_iid(target: Distributions, draft: Distributions, law: Law) -> Rates:
     """alpha* = P_K + min(0, min_k F(Q_k) - P_k)."""
     count = torch.full(draft.shape[:-1], law.drafts, device=draft.device)
-    return schedule(target, draft, count).optimum.to(target.dtype)
+    return schedule(target, draft, count, law.draft_probability).optimum.to(target.dtype)
 
 
-def recursive_rejection_iid(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """1 - prod_j (1 - sum min(t_j, q)), where t_{j+1} = (t_j - q)_+ / (1 - sum min(t_j, q)) whatever was drawn."""
-    rejected = torch.ones_like(target[..., 0])
-    for _ in range(law.drafts):
-        overlap = torch.minimum(target, draft)
-        missed = (draft - overlap).sum(-1, keepdim=True)
-        target = (target - overlap) / missed.clamp(min=torch.finfo(draft.dtype).tiny)
-        rejected = rejected * missed[..., 0]
-    return 1 - rejected
+def recursive_rejection(target: Distributions, draft: Float[Tensor, "*drafting vocabulary"], law: Law) -> Rates:
+    """1 - prod_j (1 - sum min(t_j, q_j)), where t_{j+1} = (t_j - q_j)_+ / (1 - sum min(t_j, q_j)) whatever was drawn.
+
+    The first round has a q in place of q, and the others happen with the probability a - sum min(t_1, a q) only.
+    """
+    total = torch.full_like(target[..., 0], law.draft_probability)
+    accepted = torch.zeros_like(total)
+    nothing = torch.empty((*target.shape[:-1], 0), dtype=torch.int64, device=target.device)
+    for j in range(law.drafts):
+        q = law.conditional(draft, nothing.new_empty((*target.shape[:-1], j))) * (
+            law.draft_probability if j == 0 else 1
+        )
+        overlap = torch.minimum(target, q)
+        under = (q - overlap).sum(-1)
+        accepted = accepted + (total - accepted) * overlap.sum(-1) / (total if j == 0 else 1)
+        missed = under + (1 - law.draft_probability if j == 0 else 0)
+        target = (target - overlap) / missed.clamp(min=torch.finfo(draft.dtype).tiny)[..., None]
+    return accepted
 
 
 def naive_iid(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """sum_i p_i (1 - (1 - q_i)^n)."""
-    return (target * (1 - (1 - draft) ** law.drafts)).sum(-1)
+    """a sum_i p_i (1 - (1 - q_i)^n)."""
+    return law.draft_probability * (target * (1 - (1 - draft) ** law.drafts)).sum(-1)
 
 
 def naive_top(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """p(the n most likely tokens of q)."""
-    return at_each(target, most_likely(draft, law.drafts)).sum(-1)
+    """a p(the n most likely tokens of q)."""
+    return law.draft_probability * at_each(target, most_likely(draft, law.drafts)).sum(-1)
+
+
+def naive_distinct(target: Distributions, draft: Float[Tensor, "*batch drafts vocabulary"], law: Law) -> Rates:
+    """a sum_i p_i (1 - prod_j (1 - q_j,i))."""
+    return law.draft_probability * (target * (1 - (1 - draft).prod(-2))).sum(-1)
+
+
+def maximal_coupling(target: Distributions, draft: Distributions, law: Law) -> Rates:
+    """m + (a - m) / (1 - m) p(sure tokens), with m = sum min(p, a q')."""
+    sure, a = most_likely(draft, law.drafts - 1), law.draft_probability
+    overlap = torch.minimum(target, a * without(draft, sure)).sum(-1)
+    rejected = (a - overlap) / (1 - overlap).clamp(min=torch.finfo(target.dtype).tiny)
+    return overlap + rejected * at_each(target, sure).sum(-1)
 
 
 def lorenz_anchored(target: Distributions, draft: Distributions, law: Anchored) -> Rates | None:
-    """p(anchors) + alpha*(p, q', draws); with top-ups there is no formula."""
-    if law.top_up and law.drafts > 1:
+    """p(anchors) + alpha*(p, q', draws); with top-ups, or where nothing may be drafted, there is no formula."""
+    if (law.top_up and law.drafts > 1) or law.draft_probability < 1:
         return None
     anchors = law.anchor_tokens(draft)
-    others = without(draft, anchors)
-    draws = torch.where(others.sum(-1) > 0, (anchors < 0).sum(-1), 0)
-    return (at_each(target, anchors).sum(-1) + schedule(target, others, draws).optimum).to(target.dtype)
+    plan = schedule(target, without(draft, anchors), (anchors < 0).sum(-1))
+    return (at_each(target, anchors).sum(-1) + plan.optimum).to(target.dtype)

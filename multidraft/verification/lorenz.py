@@ -45,7 +45,8 @@ def schedule(
 ) -> Schedule:
     """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
     p, q = target.double(), draft.double()
-    q = q / q.sum(-1, keepdim=True).clamp(min=TINY)
+    total = q.sum(-1, keepdim=True)
+    q, count = q / total.clamp(min=TINY), torch.where(total[..., 0] > 0, count, 0)
     ratio, order = torch.where(q > SUPPORT, p / q.clamp(min=SUPPORT), -1.0).sort(-1, descending=True)
     q_sorted = q.gather(-1, order)
     p_sorted = torch.where(q_sorted > SUPPORT, p.gather(-1, order), 0.0)
@@ -119,9 +120,12 @@ def lorenz(
     """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
 
     Empty positions count as never drawn, so the number of drafts may differ between rows as long as it was fixed
-    before the tokens were drawn.
+    before the tokens were drawn. Where nothing may be drafted, F(t) = a (1 - (1 - t)^n), and with one draft this is
+    the rule of Randomised Drafting.
     """
-    plan = schedule(target, draft, (drafted >= 0).sum(-1))
+    a = law.draft_probability
+    count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
+    plan = schedule(target, draft, count, a)
     accept = accept_draws(plan, drafted)
     residual = (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * plan.leftover()
     return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)

@@ -11,7 +11,7 @@ from multidraft.verification.outcome import Outcome
 
 def naive(
     target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> Outcome:

@@ -9,25 +9,29 @@ from multidraft.verification.outcome import Outcome
 
 
 def couple(
-    target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]
+    target: Float[Tensor, "*batch vocabulary"],
+    law: Float[Tensor, "*batch vocabulary"],
+    token: Int[Tensor, "*batch"],
+    total: float = 1.0,
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocabulary"]]:
     """Single-draft coupling: the probability of accepting `token`, drawn from `law`, and the target left if it is not.
 
         b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
 
-    An empty position (token -1) accepts nothing and leaves the target as it is (Towards Optimal MDSD, eq. 5).
+    `law` sums to `total`, the probability that a token is drawn at all, or to nothing where the position is always
+    empty; an empty position (token -1) accepts nothing (Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2).
     """
     overlap = torch.minimum(target, law)
-    over, missed = target - overlap, (law - overlap).sum(-1, keepdim=True)  # sums of positive terms: no cancellation
+    over, under = target - overlap, (law - overlap).sum(-1, keepdim=True)  # sums of positive terms: no cancellation
+    missed = under + (1 - total * (law.sum(-1, keepdim=True) > 0).to(law.dtype))
     share = torch.maximum(missed, over.sum(-1, keepdim=True))  # rounding must not let what is left exceed one
-    left = over / share.clamp(min=torch.finfo(law.dtype).tiny)
     ratio = at(target, token) / at(law, token).clamp(min=torch.finfo(law.dtype).tiny)
-    return ratio.clamp(max=1), torch.where((token >= 0)[..., None], left, target)
+    return ratio.clamp(max=1), over / share.clamp(min=torch.finfo(law.dtype).tiny)
 
 
 def recursive_rejection(
     target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> Outcome:
@@ -35,12 +39,17 @@ def recursive_rejection(
 
         accept_j = b_j prod_{i<j} (1 - b_i),   residual = t_n prod_j (1 - b_j)
 
-    The law of draft j is `draft` itself when drawn i.i.d., and `draft` renormalised without the earlier tokens when
-    drawn without replacement (Multi-Candidate SD, Algorithms 1 and 2). Not optimal with more than one draft.
+    The law of draft j is `draft` itself when drawn i.i.d., `draft` renormalised without the earlier tokens when drawn
+    without replacement, and its own distribution when the drafts are distinct (Multi-Candidate SD, Algorithms 1 and 2;
+    SpecInfer's multi-round form). Where nothing may be drafted, the first round knows: the tuples without drafts are
+    left with what it leaves. Not optimal with more than one draft.
     """
-    alive, accept = torch.ones_like(target[..., 0]), []
+    empty = (drafted < 0).all(-1, keepdim=True)
+    alive, accept, start = torch.ones_like(target[..., 0]), [], law.draft_probability
     for j in range(drafted.shape[-1]):
-        b, target = couple(target, law.conditional(draft, drafted[..., :j]), drafted[..., j])
+        conditional, total = law.conditional(draft, drafted[..., :j]), start if j == 0 else 1.0
+        b, left = couple(target, conditional * total, drafted[..., j], total)
+        target = left if j == 0 else torch.where(empty, target, left)
         accept.append(alive * b)
         alive = alive * (1 - b)
     return Outcome(torch.stack(accept, -1), alive[..., None] * target, drafted)

@@ -1,0 +1,32 @@
+"""Each draft from a draft distribution of its own: several draft models, or one at several temperatures (SpecInfer)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.drafting.law import Law
+from multidraft.errors import AdviceError
+
+
+@dataclass(frozen=True)
+class Distinct(Law):
+    """P(x_1, .., x_n) = prod_j q_j(x_j), with `draft` of shape (..., n, vocabulary)."""
+
+    name = "distinct"
+    distinct = False
+
+    def batch(self, draft: Tensor) -> torch.Size:
+        """The leading shape, without the dimension of the draft distributions."""
+        if draft.ndim < 2 or draft.shape[-2] != self.drafts:
+            raise AdviceError(
+                f"draft has shape {tuple(draft.shape)}; {self.drafts} distinct drafts need (..., {self.drafts}, vocabulary)"
+            )
+        return draft.shape[:-2]
+
+    def conditional(
+        self, draft: Float[Tensor, "*batch drafts vocabulary"], drafted: Int[Tensor, "*batch past"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """q_j, whatever came before."""
+        return draft[..., drafted.shape[-1], :]
