@@ -70,18 +70,28 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
 
 def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
     """Draft the tree level by level, each level in one forward pass of the draft model; also the slots it has read."""
-    tree, widest = plan.tree, max(plan.tree.drafts)
-    width = plan.scheme.at(widest).law.width if widest else 0
-    drafts, forwarded = Drafts.at_root(state.root, tree, width), []
-    for depth, groups in tree.drawing:
-        slots = [slot for _, group in groups for slot in group]
-        forwarded += slots
-        logits = forward_draft(state, drafts, slots, forwarded, depth)
-        drafts.learn(slots, plan.sampling.draft(logits, widest))
+    drafts, forwarded = bare_root(state, plan), []
+    for depth, groups in plan.tree.drawing:
+        learn_level(state, plan, drafts, forwarded, depth)
         for count, group in groups:
-            uniform = torch.stack([random.uniform(len(group), width) for random in state.random])
-            drafts.draw(plan.scheme.at(count), list(group), uniform.to(logits.device))
+            scheme = plan.scheme.at(count)
+            uniform = torch.stack([random.uniform(len(group), scheme.law.numbers) for random in state.random])
+            drafts.draw(scheme, list(group), uniform.to(state.root.device))
     return drafts, forwarded
+
+
+def bare_root(state: State, plan: Plan) -> Drafts:
+    """The tree before anything is drawn."""
+    widest = max(plan.tree.drafts)
+    return Drafts.at_root(state.root, plan.tree, plan.scheme.at(widest).law.width if widest else 0)
+
+
+def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], depth: int) -> None:
+    """Let the draft model read the slots of one level that draw (they are added to `forwarded`), and note what it says."""
+    slots = [slot for _, group in plan.tree.drawing[depth][1] for slot in group]
+    forwarded += slots
+    logits = forward_draft(state, drafts, slots, forwarded, depth)
+    drafts.learn(slots, plan.sampling.draft(logits, max(plan.tree.drafts)))
 
 
 def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
@@ -117,10 +127,16 @@ def walk(state: State, plan: Plan, nodes: Nodes) -> list[Ending]:
 
 
 def draw_last(random: Randomness, nodes: Nodes, row: int, ending: Ending) -> int:
-    """The one more token: from the residual where the walk stopped, or a bonus from the target at the leaf."""
-    leaf = ending.path[-1] if ending.path else 0
-    weights = nodes.target([row], (leaf,))[0] if ending.weights is None else ending.weights
+    """The one more token."""
+    weights = last_weights(nodes, row, ending)
     return int(pick(weights, torch.tensor([random.number()], dtype=torch.float64, device=weights.device)))
+
+
+def last_weights(nodes: Nodes, row: int, ending: Ending) -> Float[Tensor, " vocabulary"]:
+    """What it is drawn from: the residual where the walk stopped, or for a bonus the target at the leaf."""
+    if ending.weights is not None:
+        return ending.weights()
+    return nodes.target([row], (ending.path[-1] if ending.path else 0,))[0]
 
 
 def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:

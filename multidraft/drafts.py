@@ -52,7 +52,7 @@ class Drafts:
     def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
         """Draw at `slots`, which all have as many children as the scheme has drafts."""
         draft = torch.stack([self.draft[slot] for slot in slots], 1)
-        self.fill(scheme, slots, scheme.law.draw(draft, uniform[..., : scheme.law.width]))
+        self.fill(scheme, slots, scheme.law.draw(draft, uniform))
 
     def fill(self, scheme: Scheme, slots: list[int], drafted: Int[Tensor, "batch group width"]) -> None:
         """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
@@ -73,6 +73,11 @@ class Drafts:
         tokens = self.tokens[:, children]
         same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
         return torch.tensor(children, device=tokens.device)[same.to(torch.uint8).argmax(-1)]
+
+    def select(self, rows: Int[Tensor, " rows"]) -> "Drafts":
+        """The trees of these rows, which may repeat."""
+        draft = {slot: distribution[rows] for slot, distribution in self.draft.items()}
+        return Drafts(self.tree, self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows], draft)
 
     def packed(self) -> Int[Tensor, "batch nodes"]:
         """The slots that are nodes of their own, first in every row; shorter rows are filled up with other slots."""

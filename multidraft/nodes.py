@@ -1,6 +1,7 @@
 """Where rules meet trees: the verdict at any node of any row, computed when a walk asks for it."""
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -64,14 +65,15 @@ class Nodes:
         outcome = scheme.verify(scaled, draft, tuples)
         index = tuples.clamp(min=0)
         preference = target.gather(-1, index) / draft.gather(-1, index)
-        rest = outcome.residual.sum(-1, keepdim=True)
-        plain = torch.cat([outcome.accept, preference, rest], -1).tolist()
+        plain = torch.cat([outcome.accept, preference, outcome.rest[..., None]], -1).tolist()
         return [
-            (row, self.verdict(row, node, tokens, numbers, outcome.residual[i]))
+            (row, self.verdict(row, node, tokens, numbers, lambda i=i: outcome.residual[i]))
             for i, (row, node, tokens, numbers) in enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
         ]
 
-    def verdict(self, row: int, node: int, tokens: list[int], numbers: list[float], residual: Tensor) -> Verdict:
+    def verdict(
+        self, row: int, node: int, tokens: list[int], numbers: list[float], residual: Callable[[], Tensor]
+    ) -> Verdict:
         """The verdict at one node, with duplicates added up and the children that the draft model most underrates first."""
         width = len(tokens)
         claims: dict[int, float] = defaultdict(float)

@@ -30,9 +30,9 @@ class Randomness:
 
 
 def for_rows(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[Randomness]:
-    """A stream for each row: the generators given, or generators seeded from the one given."""
+    """A stream for each row: the generators given, or generators seeded from the one given (else from PyTorch's own)."""
     if isinstance(generator, list):
         return [Randomness(g) for g in generator]
-    source = generator or torch.Generator().manual_seed(torch.seed())
-    seeds = torch.randint(2**62, (rows,), generator=source, device=source.device).tolist()
+    device = generator.device if generator is not None else None
+    seeds = torch.randint(2**62, (rows,), generator=generator, device=device).tolist()
     return [Randomness(torch.Generator().manual_seed(seed)) for seed in seeds]

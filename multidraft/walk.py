@@ -19,7 +19,7 @@ class Verdict:
     """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left for others."""
 
     children: tuple[tuple[int, float], ...]  # (slot, accept), in the order in which they are tried
-    residual: Tensor  # (vocabulary,), unnormalised
+    residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
     rest: float  # its sum
 
 
@@ -31,7 +31,7 @@ class Ending:
     """
 
     path: list[int] = field(default_factory=list)
-    weights: Tensor | None = None
+    weights: Callable[[], Tensor] | None = None
 
 
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
@@ -68,7 +68,8 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
             ending.path.insert(0, child)
             return ending
         left -= accept
-    return Ending(weights=verdict.residual)
+    # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
+    return Ending(weights=verdict.residual if verdict.rest > 0 else None)
 
 
 WALKS: dict[str, Callable[[int, float, Callable[[int], bool], Coin], Walk]] = {"deferred": deferred, "commit": commit}

@@ -7,7 +7,7 @@ from torch import Tensor
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import without
 from multidraft.verification.lorenz import accept_draws, schedule
-from multidraft.verification.naive import naive
+from multidraft.verification.naive import at_each, naive
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.recursive_rejection import couple
 
@@ -30,10 +30,13 @@ def anchored_lorenz(
     of_draws = accept_draws(plan, draws)
     alive, left, of_top_ups = 1 - of_draws.sum(-1), plan.leftover(), torch.zeros_like(top_ups, dtype=torch.float64)
     for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
-        past = drafted[..., : 2 * law.drafts + j]
-        b, left = couple(left, law.conditional(draft, past).double(), top_ups[..., j])
+        conditional = law.conditional(draft, drafted[..., : 2 * law.drafts + j])
+        b, left = couple(left, conditional.double(), top_ups[..., j])
         of_top_ups[..., j] = alive * b
         alive = alive * (1 - b)
-    rest = naive(alive.clamp(min=0)[..., None] * left, draft, anchors, law)
-    accept = torch.cat([rest.accept, of_draws, of_top_ups], -1)
-    return Outcome(accept.to(target.dtype), rest.residual.to(target.dtype), drafted)
+    alive = alive.clamp(min=0)
+    of_anchors = alive[..., None] * at_each(left, anchors)
+    residual = lambda: naive(alive[..., None] * left, draft, anchors, law).residual.to(target.dtype)  # noqa: E731
+    accept = torch.cat([of_anchors, of_draws, of_top_ups], -1)
+    rest = (alive * left.sum(-1) - of_anchors.sum(-1)).clamp(min=0)
+    return Outcome(accept.to(target.dtype), residual, drafted, rest.to(target.dtype))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.roots import smallest_root
+from multidraft.verification.roots import by_count, power, smallest_root
 
 TINY = torch.finfo(torch.float64).tiny
 SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
@@ -25,16 +25,42 @@ SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not ov
 class Schedule:
     """All about a node that does not depend on the drafted tuple. Positions count tokens sorted by p/q, largest first."""
 
-    rank: Int[Tensor, "*batch vocabulary"]  # token -> position
+    target: Float[Tensor, "*batch vocabulary"]
+    draft: Float[Tensor, "*batch vocabulary"]
+    order: Int[Tensor, "*batch vocabulary"]  # position -> token
+    Q: Float[Tensor, "*batch vocabulary"]  # draft mass up to a position
+    T: Float[Tensor, "*batch vocabulary"]  # when the phase of a position ends
+    drop: Float[Tensor, "*batch vocabulary"]  # how far D falls below its record at a position: positive at a reset
     log_survive: Float[Tensor, "*batch vocabulary_plus_1"]  # sum over earlier phases of log s, the s = 0 left out
     stops: Int[Tensor, "*batch vocabulary_plus_1"]  # number of earlier phases with s = 0
-    unclaimed: Float[Tensor, "*batch vocabulary"]  # R = p - r, by token
     optimum: Float[Tensor, "*batch"]  # alpha*
+
+    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+        """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
+
+        share_i = q_i * (product of s over the phases from i to the reset) / (Q_k - T_{k-1}),  sum of shares = 1.
+        Tokens that are never drafted keep all of p.
+        """
+        size, p, q = self.Q.shape[-1], self.target.gather(-1, self.order), self.draft.gather(-1, self.order)
+        place = torch.arange(size, device=p.device)
+        following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
+        k = following.clamp(max=size - 1)
+        through = (self.log_survive.gather(-1, k) - self.log_survive[..., :-1]).exp()
+        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=TINY)
+        loss = torch.minimum(self.drop.gather(-1, k) * q * through / width, p).masked_fill(following == size, 0.0)
+        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > SUPPORT, loss, p))
+
+    def left(self) -> Float[Tensor, "*batch"]:
+        """Share of the rejected mass that the target still wants: (w - alpha*) / (1 - alpha*), one where w = 1."""
+        rejected = (1 - self.optimum).clamp(min=0)
+        wanted = (self.target.sum(-1) - self.optimum).clamp(min=0)
+        return torch.where(wanted > 0, wanted / torch.maximum(rejected, wanted).clamp(min=TINY), 0.0)
 
     def leftover(self) -> Float[Tensor, "*batch vocabulary"]:
         """R / (1 - alpha*): what is left of the target once every draft is rejected, the same for every tuple."""
-        rejected = torch.maximum((1 - self.optimum)[..., None], self.unclaimed.sum(-1, keepdim=True))
-        return self.unclaimed / rejected.clamp(min=TINY)
+        R = self.unclaimed()
+        rejected = torch.maximum((1 - self.optimum)[..., None], R.sum(-1, keepdim=True))
+        return R / rejected.clamp(min=TINY)
 
 
 def schedule(
@@ -44,67 +70,45 @@ def schedule(
     draft_probability: float = 1.0,
 ) -> Schedule:
     """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
-    p, q = target.double(), draft.double()
+    p, q, a = target.double(), draft.double(), draft_probability
     total = q.sum(-1, keepdim=True)
-    q, count = q / total.clamp(min=TINY), torch.where(total[..., 0] > 0, count, 0)
-    ratio, order = torch.where(q > SUPPORT, p / q.clamp(min=SUPPORT), -1.0).sort(-1, descending=True)
-    q_sorted = q.gather(-1, order)
-    p_sorted = torch.where(q_sorted > SUPPORT, p.gather(-1, order), 0.0)
-    Q, P = q_sorted.cumsum(-1).clamp(max=1), p_sorted.cumsum(-1)
-    D = draft_probability * (1 - (1 - Q) ** count[..., None]) - P
-    M = D.cummin(-1).values.clamp(max=0)
-    M_before = shifted(M)
-    reset = D < M_before
-    m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1).clamp(min=0)
-    root = smallest_root(P + M - m * Q, m, count, draft_probability)
-    T = torch.where(reset, Q, torch.minimum(root, Q)).cummax(-1).values
-    width = Q - shifted(T)
-    survive = torch.where(width > 0, (Q - T) / width.clamp(min=TINY), 1.0).masked_fill(reset, 0.0)
-    stop = survive <= 0
-    log_survive = padded(survive.masked_fill(stop, 1.0).log().cumsum(-1))
-    loss = left_by_position(q_sorted, M_before - D, reset, width, log_survive)
-    loss = torch.where(q_sorted > SUPPORT, torch.minimum(loss, p_sorted), p.gather(-1, order))
-    return Schedule(
-        rank=torch.empty_like(order).scatter_(
-            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
-        ),
-        log_survive=log_survive,
-        stops=padded(stop.cumsum(-1)),
-        unclaimed=torch.empty_like(p).scatter_(-1, order, loss),
-        optimum=P[..., -1] + M[..., -1],
-    )
+    q = q / total.clamp(min=TINY)
+    can_draw = q > SUPPORT
+    ratio, order = (p * can_draw).div_(q.clamp(min=SUPPORT)).sort(-1, descending=True)
+    Q = q.gather(-1, order).cumsum(-1).clamp_(max=1)
+    P = (p * can_draw).gather(-1, order).cumsum(-1)
+    count = torch.where(total[..., 0] > 0, count, 0)
+    D = a * (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)) - P
+    M = D.cummin(-1).values.clamp_(max=0)
+    drop = shifted(M) - D
+    m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1)
+    c = (P + M - m * Q).clamp_(min=0)
+    T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
+    T = torch.where(drop > 0, Q, torch.minimum(T, Q)).cummax(-1).values
+    stop, log_survive = survival(Q - T, Q - shifted(T))
+    return Schedule(p, q, order, Q, T, drop, log_survive, stop, P[..., -1] + M[..., -1])
 
 
-def left_by_position(
-    q: Float[Tensor, "*batch vocabulary"],
-    drop: Float[Tensor, "*batch vocabulary"],
-    reset: Tensor,
-    width: Float[Tensor, "*batch vocabulary"],
-    log_survive: Float[Tensor, "*batch vocabulary_plus_1"],
-) -> Float[Tensor, "*batch vocabulary"]:
-    """Work that each token cannot be given: its share of the drop in D at the next reset, nothing after the last one.
-
-    share_i = q_i * (product of s over the phases from i to the reset) / (Q_k - T_{k-1}),  sum of shares = 1.
-    """
-    size = q.shape[-1]
-    place = torch.arange(size, device=q.device)
-    next_reset = torch.where(reset, place, size).flip(-1).cummin(-1).values.flip(-1)
-    k = next_reset.clamp(max=size - 1)
-    through = (log_survive.gather(-1, k) - log_survive[..., :-1]).exp()
-    share = q * through / width.gather(-1, k).clamp(min=TINY)
-    return torch.where(next_reset < size, drop.gather(-1, k) * share, 0.0)
+def survival(
+    after: Float[Tensor, "*batch vocabulary"], before: Float[Tensor, "*batch vocabulary"]
+) -> tuple[Int[Tensor, "*batch vocabulary_plus_1"], Float[Tensor, "*batch vocabulary_plus_1"]]:
+    """Prefix sums over phases of s = after / before: how many are zero, and the sum of log s over the others."""
+    s = (after / before).nan_to_num_(1.0)  # an empty phase at the very end lets everything through
+    stop = s <= 0
+    return padded(stop.cumsum(-1)), padded(s.masked_fill_(stop, 1.0).log_().cumsum(-1))
 
 
 def accept_draws(plan: Schedule, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
     """Probability of emitting each draw: in stage c the first c draws are active and share what does not survive it."""
-    size = plan.rank.shape[-1]
-    place = torch.where(draws >= 0, plan.rank.gather(-1, draws.clamp(min=0)), size)
-    place, order = place.sort(-1)
-    ends = torch.cat([place, torch.full_like(place[..., :1], size)], -1)
-    stops = plan.stops.gather(-1, ends)
-    logs = plan.log_survive.gather(-1, ends)
+    size = plan.order.shape[-1]
+    rank = torch.empty_like(plan.order).scatter_(
+        -1, plan.order, torch.arange(size, device=draws.device).expand_as(plan.order)
+    )
+    place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
+    ends = torch.nn.functional.pad(place, (0, 1), value=size)
+    stops, logs = plan.stops.gather(-1, ends), plan.log_survive.gather(-1, ends)
     active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-    through = (active * (logs[..., 1:] - logs[..., :-1])).exp().masked_fill(stops[..., 1:] > stops[..., :-1], 0.0)
+    through = (active * logs.diff()).exp().masked_fill(stops.diff() > 0, 0.0)
     alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
     each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
     accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
@@ -127,15 +131,16 @@ def lorenz(
     count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
     plan = schedule(target, draft, count, a)
     accept = accept_draws(plan, drafted)
-    residual = (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * plan.leftover()
-    return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
+    rejected = (1 - accept.sum(-1)).clamp(min=0)
+    residual = lambda: (rejected[..., None] * plan.leftover()).to(target.dtype)  # noqa: E731
+    return Outcome(accept.to(target.dtype), residual, drafted, (rejected * plan.left()).to(target.dtype))
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
     """0, then all values but the last."""
-    return padded(values)[..., :-1]
+    return torch.cat([torch.zeros_like(values[..., :1]), values[..., :-1]], -1)
 
 
 def padded(values: Tensor) -> Tensor:
     """0, then the values."""
-    return torch.nn.functional.pad(values, (1, 0))
+    return torch.cat([torch.zeros_like(values[..., :1]), values], -1)

@@ -1,6 +1,7 @@
 """What a verification rule returns: the exact law of the emitted token, given the drafted ones."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -9,17 +10,33 @@ from torch import Tensor
 from multidraft.distributions import pick, uniform
 
 
-@dataclass(frozen=True)
 class Outcome:
     """`accept[..., j]`: probability of emitting the token at position j as a draft; `residual[..., v]`: of emitting v otherwise.
 
     With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
-    it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business).
+    it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business). The
+    residual may be given as a function: a walk that accepts never asks for it. `rest` is its sum.
     """
 
-    accept: Float[Tensor, "*batch width"]
-    residual: Float[Tensor, "*batch vocabulary"]
-    drafted: Int[Tensor, "*batch width"]
+    def __init__(
+        self,
+        accept: Float[Tensor, "*batch width"],
+        residual: Float[Tensor, "*batch vocabulary"] | Callable[[], Tensor],
+        drafted: Int[Tensor, "*batch width"],
+        rest: Float[Tensor, "*batch"] | None = None,
+    ):
+        self.accept, self.drafted = accept, drafted
+        self._residual, self._rest = residual, rest
+
+    @cached_property
+    def residual(self) -> Float[Tensor, "*batch vocabulary"]:
+        """Probability of emitting each token otherwise than as a draft."""
+        return self._residual if isinstance(self._residual, Tensor) else self._residual()
+
+    @cached_property
+    def rest(self) -> Float[Tensor, "*batch"]:
+        """Probability of emitting a token otherwise than as a draft: the sum of `residual`."""
+        return self.residual.sum(-1) if self._rest is None else self._rest
 
     def law(self) -> Float[Tensor, "*batch vocabulary"]:
         """Probability of emitting each token, whether drafted or not."""
@@ -38,11 +55,9 @@ class Outcome:
         weights = torch.cat([self.accept, self.residual], -1)
         missing = (1 - weights.sum(-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
         missing = torch.where(missing > 1e-6, missing, 0.0)
-        choice = pick(torch.cat([weights.double(), missing], -1), uniform((*batch, 1), generator, weights.device))[
-            ..., 0
-        ]
+        weights = torch.cat([weights.double(), missing], -1)
+        choice = pick(weights, uniform((*batch, 1), generator, weights.device))
         position = torch.where(choice < width, choice, -1)
-        token = torch.where(
-            choice < width, self.drafted.gather(-1, choice.clamp(max=width - 1)[..., None])[..., 0], choice - width
-        )
-        return torch.where(choice == weights.shape[-1], -1, token), position
+        drafted = self.drafted.gather(-1, choice.clamp(max=width - 1))
+        token = torch.where(choice < width, drafted, choice - width)
+        return torch.where(choice == weights.shape[-1] - 1, -1, token)[..., 0], position[..., 0]

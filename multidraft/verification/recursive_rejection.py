@@ -44,12 +44,11 @@ def recursive_rejection(
     SpecInfer's multi-round form). Where nothing may be drafted, the first round knows: the tuples without drafts are
     left with what it leaves. Not optimal with more than one draft.
     """
-    empty = (drafted < 0).all(-1, keepdim=True)
     alive, accept, start = torch.ones_like(target[..., 0]), [], law.draft_probability
     for j in range(drafted.shape[-1]):
         conditional, total = law.conditional(draft, drafted[..., :j]), start if j == 0 else 1.0
         b, left = couple(target, conditional * total, drafted[..., j], total)
-        target = left if j == 0 else torch.where(empty, target, left)
+        target = left if j == 0 else torch.where(drafted[..., j, None] < 0, target, left)
         accept.append(alive * b)
         alive = alive * (1 - b)
     return Outcome(torch.stack(accept, -1), alive[..., None] * target, drafted)
