@@ -47,7 +47,7 @@ class Nodes:
         self.acceptance = 0.0  # at the roots, summed over rows
 
     def verdicts(self, asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
-        """For each row the rule's verdict at a node whose target is scaled by a weight; one batch per number of drafts."""
+        """For each row the rule's verdict at a node with its target scaled by a weight, one batch a draft count."""
         by_count = defaultdict(list)
         for row, (node, _) in asked.items():
             by_count[max(self.drafts.tree.drafts[slot] for slot in self.rows[row].drawing[node])].append(row)
@@ -74,7 +74,7 @@ class Nodes:
     def verdict(
         self, row: int, node: int, tokens: list[int], numbers: list[float], residual: Callable[[], Tensor]
     ) -> Verdict:
-        """The verdict at one node, with duplicates added up and the children that the draft model most underrates first."""
+        """The verdict at one node: duplicates added up, and the children that the draft most underrates first."""
         width = len(tokens)
         claims: dict[int, float] = defaultdict(float)
         for token, accept in zip(tokens, numbers[:width], strict=True):

@@ -16,7 +16,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left for others."""
+    """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left."""
 
     children: tuple[tuple[int, float], ...]  # (slot, accept), in the order in which they are tried
     residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there

@@ -21,7 +21,8 @@ class Distinct(Law):
         """The leading shape, without the dimension of the draft distributions."""
         if draft.ndim < 2 or draft.shape[-2] != self.drafts:
             raise AdviceError(
-                f"draft has shape {tuple(draft.shape)}; {self.drafts} distinct drafts need (..., {self.drafts}, vocabulary)"
+                f"draft has shape {tuple(draft.shape)}; {self.drafts} distinct drafts need "
+                f"(..., {self.drafts}, vocabulary)"
             )
         return draft.shape[:-2]
 

@@ -20,8 +20,8 @@ class Law(ABC):
     """How `drafts` tokens come from a draft distribution.
 
     A law is given by `conditional` alone: drawing, the probability of a tuple and the list of all tuples follow from
-    it. Position `j` of a tuple is empty (-1) where the conditional has no mass. With probability 1 - `draft_probability`
-    nothing is drafted at all and every position is empty (Randomised Drafting).
+    it. Position `j` of a tuple is empty (-1) where the conditional has no mass. With probability
+    1 - `draft_probability` nothing is drafted at all and every position is empty (Randomised Drafting).
     """
 
     def __post_init__(self) -> None:

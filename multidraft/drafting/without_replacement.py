@@ -1,4 +1,4 @@
-"""One token after another, each from the draft distribution without those already drawn (Towards Optimal MDSD, eq. 6)."""
+"""One token after another, each from the draft without those already drawn (Towards Optimal MDSD, eq. 6)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Exact acceptance rates in closed form, one for each scheme that has one; None where the settings leave the formula."""
+"""Exact acceptance rates in closed form, for each scheme that has one; None where the settings leave the formula."""
 
 import torch
 from jaxtyping import Float

@@ -23,7 +23,7 @@ SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not ov
 
 @dataclass(frozen=True)
 class Schedule:
-    """All about a node that does not depend on the drafted tuple. Positions count tokens sorted by p/q, largest first."""
+    """All about a node but the drafted tuple; positions count tokens sorted by p/q, largest first."""
 
     target: Float[Tensor, "*batch vocabulary"]
     draft: Float[Tensor, "*batch vocabulary"]

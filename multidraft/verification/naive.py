@@ -4,7 +4,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-
 from multidraft.drafting.law import Law, is_duplicate
 from multidraft.verification.outcome import Outcome
 

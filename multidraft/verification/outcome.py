@@ -11,7 +11,7 @@ from multidraft.distributions import pick, uniform
 
 
 class Outcome:
-    """`accept[..., j]`: probability of emitting the token at position j as a draft; `residual[..., v]`: of emitting v otherwise.
+    """`accept[..., j]`: probability of emitting draft j; `residual[..., v]`: of emitting token v otherwise.
 
     With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
     it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business). The
