@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,6 +42,15 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] += self.now() - start
+
+    def __add__(self, other: "Stopwatch") -> "Stopwatch":
+        """Seconds of both, part by part."""
+        return Stopwatch({part: self.seconds[part] + other.seconds[part] for part in self.seconds}, self.synchronise)
+
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """Book seconds under another part, such as the time that a caller spent on showing the text."""
+        self.seconds[source] -= seconds
+        self.seconds[to] += seconds
 
     def now(self) -> float:
         """The clock, after pending work on the GPU where asked."""
@@ -88,6 +97,11 @@ class Info:
             nodes.target(rows, roots), nodes.draft(rows, roots), law=law.name, drafts=law.drafts, **settings
         )
         self.optimal_acceptance += float(best.sum())
+
+    def __add__(self, other: "Info") -> "Info":
+        """Two generations taken together."""
+        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "watch"}
+        return Info(**numbers, watch=self.watch + other.watch)
 
     @property
     def block_efficiency(self) -> float:

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from multidraft.errors import AdviceError
 
 END_OF_TEXT = "<|endoftext|>"
 BETWEEN_BOOKS = re.compile(r"\n{4,}")
@@ -17,13 +19,19 @@ BETWEEN_BOOKS = re.compile(r"\n{4,}")
 
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file, gzipped or not."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        return file.read()
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            return file.read()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AdviceError(f"cannot read the corpus {path} ({reason}); give a UTF-8 text file, or one in .gz") from None
 
 
 def split(text: str, held_out: float) -> tuple[str, str]:
     """Cut off the last `held_out` share of the text, at a line break, for evaluation."""
-    cut = text.index("\n", int(len(text) * (1 - held_out))) + 1
+    cut = text.find("\n", int(len(text) * (1 - held_out))) + 1
+    if not 0 < cut < len(text):
+        raise AdviceError("the corpus has no line break where its held-out part should begin; use more text")
     return text[:cut], text[cut:]
 
 
@@ -44,7 +52,7 @@ def train_tokenizer(text: str, vocabulary: int, context: int) -> PreTrainedToken
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> Int[Tensor, " tokens"]:
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Int[Tensor, " tokens"]:
     """Token ids of the text, with an end-of-text token where a new book begins."""
     books = tokenizer.backend_tokenizer.encode_batch_fast(BETWEEN_BOOKS.split(text))
     end = [tokenizer.eos_token_id]

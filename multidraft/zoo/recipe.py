@@ -1,8 +1,10 @@
-"""How the embedded pair is trained: tokenizer, then the target on the text, then the draft on the target's own predictions."""
+"""How the embedded pair is trained: tokenizer, target on the text, draft on the target's own predictions."""
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -11,7 +13,18 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from multidraft.errors import AdviceError
 from multidraft.zoo import corpus
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a Llama."""
+
+    width: int
+    layers: int
+    inner: int  # width inside a feed-forward layer
+    heads: int
 
 
 @dataclass(frozen=True)
@@ -31,25 +44,27 @@ class Recipe:
     held_out: float = 0.02
     checkpoint_every: int = 50
     seed: int = 0
+    target: Shape = field(default_factory=lambda: Shape(width=768, layers=3, inner=1536, heads=12))
+    draft: Shape = field(default_factory=lambda: Shape(width=192, layers=1, inner=512, heads=3))
 
 
-SHAPES = {
-    "target": dict(hidden_size=768, num_hidden_layers=3, intermediate_size=1536, num_attention_heads=12),
-    "draft": dict(hidden_size=192, num_hidden_layers=1, intermediate_size=512, num_attention_heads=3),
-}
 STORED = {"target": torch.bfloat16, "draft": torch.float32}  # what decodes fastest, within the space there is
 
 
 def new_model(role: str, recipe: Recipe) -> LlamaForCausalLM:
     """A randomly initialised Llama of the role's shape."""
     torch.manual_seed(recipe.seed)
+    shape: Shape = getattr(recipe, role)
     config = LlamaConfig(
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        intermediate_size=shape.inner,
+        num_attention_heads=shape.heads,
         vocab_size=recipe.vocabulary,
         max_position_embeddings=recipe.context,
         tie_word_embeddings=True,
         bos_token_id=0,
         eos_token_id=0,
-        **SHAPES[role],
     )
     return LlamaForCausalLM(config)
 
@@ -92,7 +107,7 @@ def train_model(
 ) -> LlamaForCausalLM:
     """Train one model; resumes from the checkpoint in `folder` where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = new_model(role, recipe).to(device)
+    model = new_model(role, recipe).to(device=device)  # type: ignore[call-arg]  # a decorator of transformers hides self
     optimizer = optimizers(model, recipe)
     base = [group["lr"] for o in optimizer for group in o.param_groups]
     steps = getattr(recipe, f"{role}_steps")
@@ -143,23 +158,45 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Op
 
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
-    model.to(STORED[role]).save_pretrained(out / role)
+    model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # a decorator of transformers hides self
     tokenizer.save_pretrained(out / role)
+
+
+def check_same(folder: Path, text: str, recipe: Recipe) -> None:
+    """Note recipe and corpus in `folder`; raise where another run has left its checkpoints there."""
+    note = folder / "recipe.json"
+    ours = asdict(recipe) | {"corpus_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    del ours["checkpoint_every"]  # it does not decide what is trained
+    theirs = json.loads(note.read_text()) if note.exists() else ours
+    if changed := [f"{key} {theirs.get(key)} is now {ours[key]}" for key in ours if theirs.get(key) != ours[key]]:
+        raise AdviceError(
+            f"{folder} holds checkpoints of another run ({'; '.join(changed)}); use the same settings to go on, "
+            "another --out to start afresh, or remove that folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(ours, indent=2) + "\n")
 
 
 def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokenizerFast, Int[Tensor, " tokens"]]:
     """The tokenizer (trained once, then read from `folder`) and the training part of the corpus as tokens."""
-    text, _ = corpus.split(corpus.read_text(path), recipe.held_out)
+    whole = corpus.read_text(path)
+    text, _ = corpus.split(whole, recipe.held_out)
+    check_same(folder, whole, recipe)
     if (folder / "tokenizer").exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     else:
         tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
         tokenizer.save_pretrained(folder / "tokenizer")
-    return tokenizer, corpus.encode(tokenizer, text)
+    tokens = corpus.encode(tokenizer, text)
+    if len(tokens) <= recipe.window + 1:
+        raise AdviceError(
+            f"the corpus has {len(tokens)} tokens and a window {recipe.window}; use more text or smaller windows"
+        )
+    return tokenizer, tokens
 
 
 def train_pair(path: Path, out: Path, recipe: Recipe) -> Iterator[str]:
-    """Train both models on the text at `path` and write them to `out/target` and `out/draft`; yields each role when done."""
+    """Train both models on the text at `path` and write them to `out`; yields each role when it is there."""
     folder = out / "checkpoints"
     tokenizer, tokens = prepare(path, recipe, folder)
     target = train_model("target", tokens, recipe, folder)

@@ -1,0 +1,40 @@
+# make demo | test | test-slow | check | setup
+# Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+.PHONY: demo test test-slow check setup
+setup: .venv/.checked
+
+demo: .venv/.runtime
+	$(BIN)/multidraft generate --compare --prompts multidraft/data/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+
+test: setup
+	$(PYTEST)
+
+test-slow: setup
+	$(PYTEST) -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft
+
+# torch goes first and by its pinned version, so that nothing else can pull in another one.
+.venv/.runtime: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "multidraft needs Python 3.11, 3.12 or 3.13; install one, or name it: make PYTHON=..."; exit 2; }
+	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv with $(PYTHON) ..."; $(PYTHON) -m venv .venv; }
+	@echo "Installing torch (the large part; a few minutes at most) ..."
+	@$(PIP) torch
+	@echo "Installing multidraft ..."
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.checked: .venv/.runtime
+	@echo "Installing what tests and checks need ..."
+	@$(PIP) -e '.[check]'
+	@touch $@

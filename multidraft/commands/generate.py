@@ -1,0 +1,166 @@
+"""`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from multidraft import terminal
+from multidraft.commands.pair import load
+from multidraft.commands.prompts import Prompt, encode, read_prompts
+from multidraft.commands.report import Report
+from multidraft.commands.screens import Bar, Live, Screen
+
+if TYPE_CHECKING:
+    from multidraft.decoding import Emitted
+    from multidraft.metrics import Info
+    from multidraft.zoo import Pair
+
+WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
+SEEDS_APART = 1_000_003
+
+
+class Walk(StrEnum):
+    """How a tree is traversed."""
+
+    deferred = "deferred"
+    commit = "commit"
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to decode, and the part of it that `multidraft.generate` takes as it is."""
+
+    batch: int
+    seed: int
+    compare: bool
+    settings: dict[str, Any]
+
+    def check(self) -> None:
+        """Raise on settings that cannot work, before anything is loaded."""
+        from multidraft.generation import make_plan
+        from multidraft.sampling import Sampling
+
+        s = self.settings
+        make_plan(s["scheme"], s["tree"], s["walk"], Sampling(s["temperature"], s["top_k"], s["top_p"]), False)
+
+
+def generate(
+    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
+    prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
+    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = "anchored:lorenz",
+    tree: Annotated[str, Option(help="4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = "4x2x2x1",
+    walk: Annotated[Walk, Option(help="How a tree is traversed.")] = Walk.deferred,
+    temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
+    top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the smallest set that holds p.")] = None,
+    max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
+    batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
+    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
+    compare: Annotated[bool, Option("--compare", help="Also decode plainly, with the same loop.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+) -> None:
+    """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
+    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk.value, max_new_tokens=max_new_tokens)
+    settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    job = Job(batch, seed, compare, settings)
+    chosen = read_prompts(prompt, prompts, limit)
+    job.check()
+    pair = load(target, draft)
+    encode(chosen, pair.tokenizer, context(pair))
+    names = {"target": target or "embedded", "draft": draft or "embedded"}
+    report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
+    run(pair, job, chosen, report, as_json)
+    report.print(as_json)
+    if report.interrupted:
+        raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
+
+
+def context(pair: "Pair") -> int | None:
+    """The longest sequence that both models can read."""
+    from multidraft.generation import context_of
+
+    return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
+
+
+def run(pair: "Pair", job: Job, prompts: list[Prompt], report: Report, as_json: bool) -> None:
+    """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
+    batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
+    warm_up(pair, job, batches[0])
+    screen = Bar(len(prompts)) if as_json else Live()
+    try:
+        for rows in batches:
+            drafted = decode(pair, job, rows, screen=screen)
+            plain = decode(pair, job, rows, drafts=False) if job.compare else None
+            report.add(rows, drafted, plain)
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        screen.close()
+
+
+def warm_up(pair: "Pair", job: Job, rows: list[Prompt]) -> None:
+    """Decode a few tokens on each side and throw them away."""
+    short = Job(job.batch, job.seed, job.compare, job.settings | {"max_new_tokens": WARM_UP})
+    decode(pair, short, rows)
+    if job.compare:
+        decode(pair, short, rows, drafts=False)
+
+
+def decode(
+    pair: "Pair", job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
+) -> tuple[list[str], "Info"]:
+    """One batch's texts and its report; the time that showing text takes is not counted as decoding."""
+    import torch
+
+    import multidraft as md
+
+    screen = screen or Screen()
+    texts = Texts(pair, rows, screen)
+    generators = [torch.Generator().manual_seed(job.seed * SEEDS_APART + prompt.index) for prompt in rows]
+    screen.begin(rows)
+    _, info = md.generate(
+        pair.target,
+        pair.draft if drafts else None,
+        [prompt.tokens for prompt in rows],
+        generator=generators,
+        stream=texts,
+        synchronise=pair.target.device.type == "cuda",
+        **job.settings,
+    )
+    info.watch.move(texts.seconds, "rest", "measuring")
+    texts.close()
+    screen.end(rows)
+    return ["".join(pieces) for pieces in texts.texts], info
+
+
+class Texts:
+    """The text of every row of a batch, passed on to a screen as it grows."""
+
+    def __init__(self, pair: "Pair", rows: list[Prompt], screen: Screen):
+        self.readers = [terminal.Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
+        self.texts: list[list[str]] = [[] for _ in rows]
+        self.screen, self.seconds = screen, 0.0
+
+    def __call__(self, row: int, emitted: "Emitted") -> None:
+        start = time.perf_counter()
+        for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
+            self.put(row, self.readers[row].add(token), kind)
+        self.seconds += time.perf_counter() - start
+
+    def put(self, row: int, piece: str, kind: str) -> None:
+        """Keep a piece and show it."""
+        self.texts[row].append(piece)
+        if piece:
+            self.screen.show(row, piece, kind)
+
+    def close(self) -> None:
+        """Pass on what was held back."""
+        for row, reader in enumerate(self.readers):
+            self.put(row, reader.close(), "corrected")

@@ -1,0 +1,27 @@
+"""What a result was measured on: hardware and versions."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+
+def hardware() -> dict[str, str | int | None]:
+    """The processor's name, the threads that torch uses, and the GPU's name where there is one."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"cpu": cpu(), "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+def cpu() -> str:
+    """The processor's name."""
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("multidraft", "torch", "transformers", "tokenizers")
+    return {"python": platform.python_version()} | {package: version(package) for package in packages}

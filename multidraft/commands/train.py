@@ -1,0 +1,135 @@
+"""`multidraft train`: the recipe of the embedded pair, on any text, with checkpoints and a report."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from multidraft import terminal
+from multidraft.commands.machine import hardware, versions
+from multidraft.commands.pair import silence
+from multidraft.errors import AdviceError
+
+if TYPE_CHECKING:
+    from multidraft.zoo.recipe import Recipe, Shape
+
+LINES = {
+    "target_bits_per_byte": "target, held-out bits per byte",
+    "draft_bits_per_byte": "draft, held-out bits per byte",
+    "mean_acceptance_one_draft": "mean acceptance, one draft, temperature 1",
+    "held_out_bytes": "held-out bytes",
+    "target_tokens_seen": "tokens seen by the target",
+    "draft_tokens_seen": "tokens seen by the draft",
+    "target_parameters": "parameters of the target",
+    "draft_parameters": "parameters of the draft",
+    "seconds": "seconds of training",
+}
+
+
+def train(
+    corpus: Annotated[Path, Option(help="UTF-8 text, gzipped or not.")],
+    out: Annotated[Path, Option(help="Folder for checkpoints, target, draft and report.json.")],
+    target_steps: Annotated[int | None, Option(min=1, help="Default: that of the embedded pair, as below.")] = None,
+    draft_steps: Annotated[int | None, Option(min=1)] = None,
+    seed: Annotated[int | None, Option(min=0, max=2**32)] = None,
+    vocabulary: Annotated[int | None, Option(min=257, help="Pieces of the tokenizer.")] = None,
+    window: Annotated[int | None, Option(min=8, help="Tokens of a training window.")] = None,
+    batch: Annotated[int | None, Option(min=1, help="Windows a step.")] = None,
+    checkpoint_every: Annotated[int | None, Option(min=1, help="Steps between checkpoints.")] = None,
+    target_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 64x2.")] = None,
+    draft_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 32x1.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Train a target and a draft on a text; without options, as the embedded pair was. Run it again to resume."""
+    from multidraft.zoo.recipe import Recipe
+
+    silence()
+    shapes = {"target": shape(target_size), "draft": shape(draft_size)}
+    numbers: dict[str, Any] = dict(target_steps=target_steps, draft_steps=draft_steps, seed=seed, vocabulary=vocabulary)
+    numbers |= dict(window=window, batch=batch, checkpoint_every=checkpoint_every)
+    recipe = Recipe(**{name: value for name, value in (numbers | shapes).items() if value is not None})
+    if recipe.window > recipe.context:
+        raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
+    report = run(corpus, out, recipe)
+    if as_json:
+        return terminal.print_json(report)
+    print_report(report)
+    typer.echo(f"{out / 'target'} and {out / 'draft'} are ready for `multidraft generate --target ... --draft ...`")
+
+
+def shape(size: str | None) -> "Shape | None":
+    """The model that WIDTHxLAYERS stands for; heads of 64, as in the embedded pair, or one where that is too wide."""
+    from multidraft.zoo.recipe import Shape
+
+    if size is None:
+        return None
+    width, _, layers = size.partition("x")
+    if not (width.isdigit() and layers.isdigit() and int(width) >= 2 and int(layers) >= 1 and int(width) % 2 == 0):
+        raise AdviceError(f"model size {size!r} is not WIDTHxLAYERS with an even width; write it like 64x2")
+    heads = int(width) // 64 if int(width) % 64 == 0 else 1
+    return Shape(width=int(width), layers=int(layers), inner=2 * int(width), heads=heads)
+
+
+def run(corpus: Path, out: Path, recipe: "Recipe") -> dict[str, Any]:
+    """Train (or go on), evaluate, and write report.json."""
+    from multidraft.zoo.evaluate import evaluate_pair
+    from multidraft.zoo.recipe import train_pair
+
+    clock = Clock(out / "checkpoints" / "seconds")
+    try:
+        with clock:
+            for role in train_pair(corpus, out, recipe):
+                typer.echo(f"the {role} is written to {out / role}", err=True)
+        report: dict[str, Any] = {"recipe": asdict(recipe)} | evaluate_pair(corpus, out, recipe).as_dict()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
+    except OSError as error:
+        raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
+    for role in ("target", "draft"):
+        report[f"{role}_parameters"] = parameters(out / role / "model.safetensors")
+        report[f"{role}_tokens_seen"] = getattr(recipe, f"{role}_steps") * recipe.batch * recipe.window
+    report |= {"seconds": round(clock.before, 1), "hardware": hardware(), "versions": versions()}
+    terminal.write_json(out / "report.json", report)
+    return report
+
+
+class Clock:
+    """Seconds spent in its block, added to those of earlier runs that a file remembers."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.before = float(file.read_text()) if file.exists() else 0.0
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.before += time.perf_counter() - self.start
+        if self.file.parent.exists():
+            self.file.write_text(f"{self.before:.3f}")
+
+
+def parameters(file: Path) -> int:
+    """How many numbers a safetensors file holds."""
+    from math import prod
+
+    from safetensors import safe_open
+
+    with safe_open(str(file), "pt") as stored:
+        return sum(prod(stored.get_slice(name).get_shape()) for name in stored.keys())
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The report as a table."""
+    rows = [[label, figure(report[name])] for name, label in LINES.items()]
+    machine = report["hardware"]
+    rows.append(["hardware", str(machine["gpu"] or f"{machine['cpu']}, threads: {machine['threads']}")])
+    terminal.print_table(["", ""], rows, numbers=True)
+
+
+def figure(value: object) -> str:
+    """A number as people read it."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"

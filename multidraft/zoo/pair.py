@@ -1,0 +1,39 @@
+"""The embedded pair as it is shipped, ready to decode."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from multidraft.errors import AdviceError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FOLDER = Path(__file__).parent
+
+
+class Pair(NamedTuple):
+    """Two models with one tokenizer."""
+
+    target: "PreTrainedModel"
+    draft: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+def load_pair(folder: Path = FOLDER) -> Pair:
+    """The embedded target and draft in evaluation mode, each in the dtype that it is stored in, and their tokenizer.
+
+    `folder` may be the DIR of `multidraft train --out DIR`.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for role in ("target", "draft"):
+        if not (folder / role / "config.json").exists():
+            raise AdviceError(
+                f"there is no model in {folder / role}; train a pair with `multidraft train`, "
+                "or pass --target and --draft"
+            )
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(folder / role, local_files_only=True, dtype="auto").eval()
+        for role in ("target", "draft")
+    )
+    return Pair(target, draft, AutoTokenizer.from_pretrained(folder / "target", local_files_only=True))
