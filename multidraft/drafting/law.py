@@ -134,8 +134,8 @@ def without(
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
     extended = torch.cat([draft, torch.zeros_like(draft[..., :1])], -1).scatter(-1, index, 0.0)
     left = extended[..., :-1]
-    total = left.sum(-1, keepdim=True)
-    return torch.where(total > 0, left / total.clamp(min=torch.finfo(left.dtype).tiny), 0.0)
+    total, tiny = left.sum(-1, keepdim=True), torch.finfo(left.dtype).tiny
+    return torch.where(total >= tiny, left / total.clamp(min=tiny), 0.0)  # a subnormal total has lost its digits
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

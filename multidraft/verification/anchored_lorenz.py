@@ -6,10 +6,10 @@ from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import without
-from multidraft.verification.lorenz import accept_draws, schedule
+from multidraft.verification.coupling import couple
+from multidraft.verification.lorenz import verify_draws
 from multidraft.verification.naive import at_each, naive
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.recursive_rejection import couple
 
 
 def anchored_lorenz(
@@ -26,17 +26,30 @@ def anchored_lorenz(
     """
     anchors, draws, top_ups = law.parts(drafted)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
-    plan = schedule(target, without(draft, known), (known < 0).sum(-1), law.draft_probability)
-    of_draws = accept_draws(plan, draws)
-    alive, left, of_top_ups = 1 - of_draws.sum(-1), plan.leftover(), torch.zeros_like(top_ups, dtype=torch.float64)
-    for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
-        conditional = law.conditional(draft, drafted[..., : 2 * law.drafts + j])
-        b, left = couple(left, conditional.double(), top_ups[..., j])
+    verified = verify_draws(target, without(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
+    alive, left, of_top_ups = (
+        (1 - verified.accept.sum(-1)).clamp(min=0),
+        None,
+        torch.zeros_like(top_ups, dtype=torch.float64),
+    )
+    for j in range(most_filled(top_ups)):
+        conditional = law.conditional(draft, drafted[..., : 2 * law.drafts + j]).double()
+        b, left = couple(verified.leftover() if left is None else left, conditional, top_ups[..., j])
         of_top_ups[..., j] = alive * b
         alive = alive * (1 - b)
-    alive = alive.clamp(min=0)
-    of_anchors = alive[..., None] * at_each(left, anchors)
-    residual = lambda: naive(alive[..., None] * left, draft, anchors, law).residual.to(target.dtype)  # noqa: E731
-    accept = torch.cat([of_anchors, of_draws, of_top_ups], -1)
-    rest = (alive * left.sum(-1) - of_anchors.sum(-1)).clamp(min=0)
+    # Without top-ups only anchors and the sum of what is left are needed at once: p(anchors) is left whole.
+    claims = at_each(target, anchors) / verified.rejected[..., None] if left is None else at_each(left, anchors)
+    total = verified.left if left is None else left.sum(-1)
+
+    def residual() -> Tensor:
+        remaining = verified.leftover() if left is None else left
+        return naive(alive[..., None] * remaining, draft, anchors, law).residual.to(target.dtype)
+
+    accept = torch.cat([alive[..., None] * claims, verified.accept, of_top_ups], -1)
+    rest = alive * (total - claims.sum(-1)).clamp(min=0)
     return Outcome(accept.to(target.dtype), residual, drafted, rest.to(target.dtype))
+
+
+def most_filled(positions: Int[Tensor, "*batch some"]) -> int:
+    """The largest number of positions in a row that hold a token."""
+    return int((positions >= 0).sum(-1).max()) if positions.numel() else 0

@@ -7,6 +7,7 @@ machine among ties in proportion to remaining time, so that the running jobs are
 The proof is in docs/theory.md; the names below are those of that page.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law
+from multidraft.verification.coupling import overlap
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
 
@@ -50,17 +52,19 @@ class Schedule:
         loss = torch.minimum(self.drop.gather(-1, k) * q * through / width, p).masked_fill(following == size, 0.0)
         return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > SUPPORT, loss, p))
 
-    def left(self) -> Float[Tensor, "*batch"]:
-        """Share of the rejected mass that the target still wants: (w - alpha*) / (1 - alpha*), one where w = 1."""
-        rejected = (1 - self.optimum).clamp(min=0)
-        wanted = (self.target.sum(-1) - self.optimum).clamp(min=0)
-        return torch.where(wanted > 0, wanted / torch.maximum(rejected, wanted).clamp(min=TINY), 0.0)
+
+@dataclass(frozen=True)
+class Verified:
+    """I.i.d. draws verified: what each may claim, and the target that is left once all are rejected, for any tuple."""
+
+    accept: Float[Tensor, "*batch width"]
+    unclaimed: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
+    rejected: Float[Tensor, "*batch"]  # 1 - alpha*, at least the sum of R
+    left: Float[Tensor, "*batch"]  # the sum of R / rejected: one where the target sums to one
 
     def leftover(self) -> Float[Tensor, "*batch vocabulary"]:
-        """R / (1 - alpha*): what is left of the target once every draft is rejected, the same for every tuple."""
-        R = self.unclaimed()
-        rejected = torch.maximum((1 - self.optimum)[..., None], R.sum(-1, keepdim=True))
-        return R / rejected.clamp(min=TINY)
+        """R / (1 - alpha*), the target of whatever comes next."""
+        return self.unclaimed() / self.rejected[..., None]
 
 
 def schedule(
@@ -115,6 +119,27 @@ def accept_draws(plan: Schedule, draws: Int[Tensor, "*batch width"]) -> Float[Te
     return torch.empty_like(accept).scatter_(-1, order, accept)
 
 
+def verify_draws(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    draws: Int[Tensor, "*batch width"],
+    count: Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
+) -> Verified:
+    """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
+    w = target.sum(-1, dtype=torch.float64)
+    if draws.shape[-1] == 1 or int(count.max()) <= 1:
+        over, rejected, b = overlap(
+            target.double(), draft_probability * draft.double(), draws[..., 0], draft_probability
+        )
+        accept = torch.nn.functional.pad(b[..., None], (0, draws.shape[-1] - 1))
+        return Verified(accept, lambda: over, rejected, over.sum(-1) / rejected)
+    plan = schedule(target, draft, count, draft_probability)
+    wanted = (w - plan.optimum).clamp(min=0)
+    rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
+    return Verified(accept_draws(plan, draws), plan.unclaimed, rejected, wanted / rejected)
+
+
 def lorenz(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
@@ -129,11 +154,10 @@ def lorenz(
     """
     a = law.draft_probability
     count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-    plan = schedule(target, draft, count, a)
-    accept = accept_draws(plan, drafted)
-    rejected = (1 - accept.sum(-1)).clamp(min=0)
-    residual = lambda: (rejected[..., None] * plan.leftover()).to(target.dtype)  # noqa: E731
-    return Outcome(accept.to(target.dtype), residual, drafted, (rejected * plan.left()).to(target.dtype))
+    draws = verify_draws(target, draft, drafted, count, a)
+    alive = (1 - draws.accept.sum(-1)).clamp(min=0)
+    residual = lambda: (alive[..., None] * draws.leftover()).to(target.dtype)  # noqa: E731
+    return Outcome(draws.accept.to(target.dtype), residual, drafted, (alive * draws.left).to(target.dtype))
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from multidraft.distributions import most_likely
 from multidraft.drafting.law import Law, without
+from multidraft.verification.coupling import couple
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.recursive_rejection import couple
 
 
 def maximal_coupling(

@@ -4,29 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.drafting.law import Law, at
+from multidraft.drafting.law import Law
+from multidraft.verification.coupling import couple
 from multidraft.verification.outcome import Outcome
-
-
-def couple(
-    target: Float[Tensor, "*batch vocabulary"],
-    law: Float[Tensor, "*batch vocabulary"],
-    token: Int[Tensor, "*batch"],
-    total: float = 1.0,
-) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocabulary"]]:
-    """Single-draft coupling: the probability of accepting `token`, drawn from `law`, and the target left if it is not.
-
-        b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
-
-    `law` sums to `total`, the probability that a token is drawn at all, or to nothing where the position is always
-    empty; an empty position (token -1) accepts nothing (Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2).
-    """
-    overlap = torch.minimum(target, law)
-    over, under = target - overlap, (law - overlap).sum(-1, keepdim=True)  # sums of positive terms: no cancellation
-    missed = under + (1 - total * (law.sum(-1, keepdim=True) > 0).to(law.dtype))
-    share = torch.maximum(missed, over.sum(-1, keepdim=True))  # rounding must not let what is left exceed one
-    ratio = at(target, token) / at(law, token).clamp(min=torch.finfo(law.dtype).tiny)
-    return ratio.clamp(max=1), over / share.clamp(min=torch.finfo(law.dtype).tiny)
 
 
 def recursive_rejection(

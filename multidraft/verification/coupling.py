@@ -1,0 +1,44 @@
+"""Single-draft coupling: ordinary speculative sampling, and the building block of rules with several rounds."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.drafting.law import at
+
+
+def overlap(
+    target: Float[Tensor, "*batch vocabulary"],
+    law: Float[Tensor, "*batch vocabulary"],
+    token: Int[Tensor, "*batch"],
+    total: float = 1.0,
+) -> tuple[Float[Tensor, "*batch vocabulary"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
+    """What of the target the law cannot cover, the probability of rejection, and that of accepting `token`.
+
+        (t - law)_+,   1 - sum min(t, law),   min(1, t(x) / law(x))
+
+    `law` sums to `total`, the probability that a token is drawn at all, or to nothing where the position is always
+    empty. Sums are of positive terms, without cancellation, and rounding never lets the first exceed the second.
+    """
+    common = torch.minimum(target, law)
+    over = target - common
+    rejected = (law - common).sum(-1) + (1 - total * (law.sum(-1) > 0).to(law.dtype))
+    rejected = torch.maximum(rejected, over.sum(-1)).clamp(min=torch.finfo(law.dtype).tiny)
+    ratio = at(target, token) / at(law, token).clamp(min=torch.finfo(law.dtype).tiny)
+    return over, rejected, ratio.clamp(max=1)
+
+
+def couple(
+    target: Float[Tensor, "*batch vocabulary"],
+    law: Float[Tensor, "*batch vocabulary"],
+    token: Int[Tensor, "*batch"],
+    total: float = 1.0,
+) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocabulary"]]:
+    """The probability of accepting `token`, drawn from `law`, and the target left if it is not.
+
+        b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
+
+    An empty position (token -1) accepts nothing (Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2).
+    """
+    over, rejected, b = overlap(target, law, token, total)
+    return b, over / rejected[..., None]
