@@ -121,6 +121,23 @@ def test_anchored_without_top_ups_reaches_the_linear_program(drafts: int) -> Non
         assert abs(rate - optimal_by_linear_program(p, *scheme.tuples(q))) < 1e-9, label
 
 
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
+def test_truncated_drafts(name: str) -> None:
+    """A draft of few tokens goes through a short sort; the law stays exact, and the outcome that of the long way."""
+    scheme, generator = md.scheme(name, drafts=3), torch.Generator().manual_seed(0)
+    p = torch.rand(20, 40, generator=generator, dtype=torch.float64) ** 4
+    q = torch.zeros_like(p).scatter(-1, torch.rand(20, 40, generator=generator).argsort(-1)[:, :5], 1.0) * (p + 0.01)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    worst = max(deviation(scheme.entry.rule, scheme.law, p[row], q[row]) for row in range(20))
+    assert worst < EXACT
+    drafted = scheme.draw(q, generator)
+    short = scheme.verify(p, q, drafted)
+    dense = q + 1e-290  # the same draft distribution, with a support too long for the short way
+    long = scheme.verify(p, dense, drafted)
+    assert torch.allclose(short.accept, long.accept, atol=EXACT)
+    assert torch.allclose(short.residual, long.residual, atol=EXACT)
+
+
 def test_one_randomised_draft_is_the_papers_rule() -> None:
     """Randomised Drafting, Algorithm 2: accept with min(1, p / (a q)), else sample from (p - a q)_+, normalised."""
     a, scheme = 0.6, md.scheme("iid:lorenz", drafts=1, draft_probability=0.6)

@@ -31,7 +31,7 @@ def optimal_anchored(
     token without draft probability is never an anchor. `target` may sum to less than one; the result has
     its dtype. Raises AdviceError if the shapes differ or there are more anchors than drafts.
 
-    theory/lorenz_rule.md, "Anchored drafts"; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
+    docs/theory.md, section 4; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
     Speculative Decoding, Theorem 7.
 
     >>> p, q = torch.tensor([0.25, 0.75, 0.0]), torch.tensor([0.5, 0.25, 0.25])

@@ -24,7 +24,7 @@ def optimal_iid(
     which is `min over H of P(H) + 1 - Q(H)` read from the other end. `target` may sum to less than one.
     Computed in float64, returned in the dtype of `target`. Raises AdviceError if the shapes differ.
 
-    Towards Optimal Multi-Draft Speculative Decoding, eq. (8) and section 4.2; in this form theory/lorenz_rule.md.
+    Towards Optimal Multi-Draft Speculative Decoding, eq. (8) and section 4.2; in this form docs/theory.md.
 
     >>> optimal_iid(torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5]), drafts=2)
     tensor(1.)

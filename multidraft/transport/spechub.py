@@ -27,7 +27,7 @@ def optimal_spechub(
     result has its dtype. Raises AdviceError for other than two drafts.
 
     SpecHub (Sun et al., 2024); Towards Optimal Multi-Draft Speculative Decoding, section 5.3, with its eq. (21)
-    corrected as in theory/corrections.md.
+    corrected as in docs/theory.md, section 6.
 
     >>> import torch
     >>> p, q = torch.tensor([0.25, 0.5, 0.25]), torch.tensor([0.5, 0.25, 0.25])

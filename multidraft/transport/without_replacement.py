@@ -7,7 +7,7 @@ arrivals are `n` draws without replacement. With `c = q(V \\ H)`, the first arri
     1 - Q(H) = int_0^inf  c e^{-ct}  P(N_H(t) < n)  dt,      N_H(t) = how many tokens of `H` have arrived by `t`.
 
 This is not the `W_{n,H} / W_{n,V}` of Towards Optimal Multi-Draft Speculative Decoding, section 4.2.2, which belongs to
-another law (q = (.5, .3, .2), n = 2, H = {1, 2}: Q = 0.5143, not 0.4839); see theory/corrections.md.
+another law (q = (.5, .3, .2), n = 2, H = {1, 2}: Q = 0.5143, not 0.4839); see docs/theory.md, section 6.
 
 **All prefixes at once.** `P(N_H(t) < n) = e^{-q(H) t} sum_{j<n} e_j(H)` with the elementary symmetric polynomials `e_j`
 of the odds `e^{q_i t} - 1`. All their terms are positive and `e_j(H + x) = e_j(H) + odds_x e_{j-1}(H)`, so `n - 1`
@@ -50,7 +50,7 @@ def optimal_without_replacement(
     `alpha* = target(support)`. `target` may sum to less than one. Computed in float64, returned in the dtype of
     `target`. Raises AdviceError if the shapes differ.
 
-    Towards Optimal Multi-Draft Speculative Decoding, Theorems 4 and 6, with the `Q` of theory/corrections.md.
+    Towards Optimal Multi-Draft Speculative Decoding, Theorems 4 and 6, with the `Q` of docs/theory.md, section 6.
 
     >>> p, q = torch.tensor([0.2, 0.2, 0.6]), torch.tensor([0.5, 0.3, 0.2])
     >>> optimal_without_replacement(p, q, drafts=2)

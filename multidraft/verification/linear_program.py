@@ -23,4 +23,4 @@ def linear_program(
     >>> linear_program(p, q, torch.tensor([0]), Iid(1)).accept
     tensor([0.5000])
     """
-    return by_solving(transport.linear_program, target, draft, drafted, law)
+    return by_solving(lambda p, network, q, n: transport.linear_program(p, network), target, draft, drafted, law)

@@ -20,6 +20,7 @@ from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
 
 TINY = torch.finfo(torch.float64).tiny
+NOTHING = 1e-22  # a probability that no float64 sum can see
 SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
 
 
@@ -33,8 +34,7 @@ class Schedule:
     Q: Float[Tensor, "*batch vocabulary"]  # draft mass up to a position
     T: Float[Tensor, "*batch vocabulary"]  # when the phase of a position ends
     drop: Float[Tensor, "*batch vocabulary"]  # how far D falls below its record at a position: positive at a reset
-    log_survive: Float[Tensor, "*batch vocabulary_plus_1"]  # sum over earlier phases of log s, the s = 0 left out
-    stops: Int[Tensor, "*batch vocabulary_plus_1"]  # number of earlier phases with s = 0
+    log_survive: Float[Tensor, "*batch vocabulary_plus_1"]  # sum of log s over the phases before a position
     optimum: Float[Tensor, "*batch"]  # alpha*
 
     def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
@@ -77,29 +77,27 @@ def schedule(
     p, q, a = target.double(), draft.double(), draft_probability
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=TINY)
-    can_draw = q > SUPPORT
-    ratio, order = (p * can_draw).div_(q.clamp(min=SUPPORT)).sort(-1, descending=True)
+    drawable = p * (q > SUPPORT)
+    ratio, order = (drawable / q.clamp(min=SUPPORT)).sort(-1, descending=True)
     Q = q.gather(-1, order).cumsum(-1).clamp_(max=1)
-    P = (p * can_draw).gather(-1, order).cumsum(-1)
+    P = drawable.gather(-1, order).cumsum(-1)
     count = torch.where(total[..., 0] > 0, count, 0)
-    D = a * (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)) - P
+    D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
     M = D.cummin(-1).values.clamp_(max=0)
-    drop = shifted(M) - D
+    drop = shifted(M).sub_(D)
     m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1)
-    c = (P + M - m * Q).clamp_(min=0)
+    c = (P + M).sub_(m * Q).clamp_(min=0)
     T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
-    T = torch.where(drop > 0, Q, torch.minimum(T, Q)).cummax(-1).values
-    stop, log_survive = survival(Q - T, Q - shifted(T))
-    return Schedule(p, q, order, Q, T, drop, log_survive, stop, P[..., -1] + M[..., -1])
+    T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
+    return Schedule(p, q, order, Q, T, drop, log_survival(Q - T, Q - shifted(T)), P[..., -1] + M[..., -1])
 
 
-def survival(
+def log_survival(
     after: Float[Tensor, "*batch vocabulary"], before: Float[Tensor, "*batch vocabulary"]
-) -> tuple[Int[Tensor, "*batch vocabulary_plus_1"], Float[Tensor, "*batch vocabulary_plus_1"]]:
-    """Prefix sums over phases of s = after / before: how many are zero, and the sum of log s over the others."""
-    s = (after / before).nan_to_num_(1.0)  # an empty phase at the very end lets everything through
-    stop = s <= 0
-    return padded(stop.cumsum(-1)), padded(s.masked_fill_(stop, 1.0).log_().cumsum(-1))
+) -> Float[Tensor, "*batch vocabulary_plus_1"]:
+    """Prefix sums over phases of log s, s = after / before; s = 0 counts as 1e-22, so that no infinities meet."""
+    s = after.div_(before).nan_to_num_(1.0)  # an empty phase at the very end lets everything through
+    return padded(s.clamp_(min=NOTHING).log_().cumsum(-1))
 
 
 def accept_draws(plan: Schedule, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -110,9 +108,8 @@ def accept_draws(plan: Schedule, draws: Int[Tensor, "*batch width"]) -> Float[Te
     )
     place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
     ends = torch.nn.functional.pad(place, (0, 1), value=size)
-    stops, logs = plan.stops.gather(-1, ends), plan.log_survive.gather(-1, ends)
     active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-    through = (active * logs.diff()).exp().masked_fill(stops.diff() > 0, 0.0)
+    through = (active * plan.log_survive.gather(-1, ends).diff()).exp()
     alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
     each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
     accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
@@ -134,10 +131,23 @@ def verify_draws(
         )
         accept = torch.nn.functional.pad(b[..., None], (0, draws.shape[-1] - 1))
         return Verified(accept, lambda: over, rejected, over.sum(-1) / rejected)
-    plan = schedule(target, draft, count, draft_probability)
+    index = support(draft)
+    if index is None:
+        plan, ranks = schedule(target, draft, count, draft_probability), draws
+        unclaimed = plan.unclaimed
+    else:
+        plan = schedule(target.gather(-1, index), draft.gather(-1, index), count, draft_probability)
+        unclaimed = lambda: target.double().scatter(-1, index, plan.unclaimed())  # noqa: E731
+        ranks = torch.where(draws >= 0, (index[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1), -1)
     wanted = (w - plan.optimum).clamp(min=0)
     rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
-    return Verified(accept_draws(plan, draws), plan.unclaimed, rejected, wanted / rejected)
+    return Verified(accept_draws(plan, ranks), unclaimed, rejected, wanted / rejected)
+
+
+def support(draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch support"] | None:
+    """The tokens that can be drafted, where they are few enough for a short sort to pay; shorter rows are filled up."""
+    size = max(int((draft > 0).sum(-1).max()), 1)
+    return draft.topk(size, -1).indices if 2 * size < draft.shape[-1] else None
 
 
 def lorenz(

@@ -27,7 +27,7 @@ def max_flow(
     >>> max_flow(p, q, torch.tensor([0]), Iid(1)).accept
     tensor([0.5000])
     """
-    return by_solving(transport.max_flow, target, draft, drafted, law)
+    return by_solving(lambda p, network, q, n: transport.max_flow(p, network), target, draft, drafted, law)
 
 
 def reduced_max_flow(
@@ -38,15 +38,9 @@ def reduced_max_flow(
 ) -> Outcome:
     """The same for i.i.d. drafts, on the two smaller networks of Global Resolution's Section 5.3."""
 
-    def solve(p: np.ndarray, network: Network) -> Moved:
-        return transport.reduced_max_flow(p, network, _best_set(p, network, law))
+    a = law.draft_probability
+
+    def solve(p: np.ndarray, network: Network, q: np.ndarray, n: int) -> Moved:
+        return transport.reduced_max_flow(p, network, outer_residuals(p / a, q / q.sum(), n).inside)
 
     return by_solving(solve, target, draft, drafted, law)
-
-
-def _best_set(target: np.ndarray, network: Network, law: Law) -> np.ndarray:
-    """H*, with the draft distribution read off the network: a set of one token has probability `a q^n`."""
-    alone, a = np.flatnonzero(network.size == 1), law.draft_probability
-    draft = np.zeros(len(target))
-    draft[network.token[network.start[alone]]] = (network.probability[alone] / a) ** (1 / law.drafts)
-    return outer_residuals(target / a, draft, law.drafts).inside

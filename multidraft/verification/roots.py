@@ -6,6 +6,7 @@ from torch import Tensor
 
 STEPS = 40
 CONVERGED = 1e-15
+TINY = 1e-300
 
 
 def by_count(count: Int[Tensor, "*batch"], function, *arguments: Tensor) -> Tensor:
@@ -60,9 +61,11 @@ def newton(
     x = (1 - c / a).clamp_(min=0) ** (1 / n)
     for _ in range(STEPS):
         rest = power(x, n - 1)
-        value = (a * rest - m) * x + d
+        slope = (
+            (rest * (a * n)).sub_(m).add_(TINY)
+        )  # not zero where m is the slope at the start: the root is found there
+        value = rest.mul_(a).sub_(m).mul_(x).add_(d)
         if float(value.max()) <= CONVERGED:
             break
-        slope = (a * n) * rest - m
-        x = (x - value.div_(slope).masked_fill_(slope <= 0, 0.0).clamp_(min=0)).clamp_(min=0)
-    return 1 - x
+        x = x.sub_(value.div_(slope))
+    return x.neg_().add_(1)

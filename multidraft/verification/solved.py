@@ -1,6 +1,8 @@
-"""A solver of the full problem as a rule: row by row, from mass moved to the law of the emitted token. Slow by nature."""
+"""Solvers of the full problem as rules: row by row, from mass moved to the law of the emitted token. Slow by nature."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,59 +14,96 @@ from multidraft.transport.moved import Moved
 from multidraft.transport.network import Network, network_of
 from multidraft.verification.outcome import Outcome
 
-Solver = Callable[[np.ndarray, Network], Moved]
+
+@runtime_checkable
+class Solved(Protocol):
+    """What a rule must know about a node, whatever is drafted there."""
+
+    @property
+    def left(self) -> Float[np.ndarray, " vocabulary"]:
+        """The residual for one unit of rejection."""
+
+    def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
+        """Probability of emitting each of the distinct drafted tokens."""
+
+
+Solver = Callable[[np.ndarray, Network, np.ndarray, int], Moved]  # target, network, draft, number of drafts
+AnySolved = TypeVar("AnySolved", bound=Solved)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rule of a feasible point `m` of the relaxed problem, exact whether or not `m` is optimal.
+
+        accept[i | S] = m[S, i] / Pr(S),      left = R / (1 - alpha)
+
+    with `R = target - r`, `r_i = sum_S m[S, i]` and `alpha = sum r`. Averaged over the sets, accept gives `r`, and the
+    residual `(1 - sum accept) left` gives `R`.
+    """
+
+    moved: Moved
+    left: Float[np.ndarray, " vocabulary"]
+
+    def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
+        """m[S, i] / Pr(S); nothing for a set so unlikely that its probability is no number."""
+        network, mass = self.moved.network, self.moved.mass
+        found = network.find(tokens)
+        edges = slice(network.start[found], network.start[found + 1])
+        total = max(network.probability[found], mass[edges].sum(), np.finfo(float).tiny)
+        return mass[edges][np.searchsorted(network.token[edges], tokens)] / total
 
 
 def by_solving(
-    solve: Solver,
+    solver: Solver,
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*drafting vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> Outcome:
-    """The rule of a feasible point `m` of the relaxed problem, exact whether or not `m` is optimal.
+    """The rule that follows from a solver of the relaxed problem."""
 
-        accept[i | S] = m[S, i] / Pr(S)  (at the first position of token i),   residual = (1 - sum accept) R / (1 - alpha)
+    def solve(p: Tensor, q: Tensor, count: int) -> Plan:
+        moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
+        return Plan(moved, leftover(p.numpy(), (p.numpy() - moved.received(len(p))).clip(min=0)))
 
-    with `R = target - r`, `r_i = sum_S m[S, i]` and `alpha = sum r`. Averaged over the sets, accept gives `r` and the
-    residual `(1 - alpha) R / (1 - alpha)`. Every different pair of distributions in the batch is solved once.
+    return row_by_row(solve, target, draft, drafted, law)[0]
+
+
+def row_by_row(
+    solve: Callable[[Tensor, Tensor, int], AnySolved],
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+) -> tuple[Outcome, list[AnySolved | None]]:
+    """Solve every different pair of distributions in the batch once, and read each row's outcome off its solution.
+
+    A row without drafts (where some were to be drawn) has nothing to solve: None, and it emits from the target.
     """
-    p = target.detach().double().cpu().reshape(-1, target.shape[-1])
-    q = draft.detach().double().cpu().reshape(len(p), -1, draft.shape[-1])
-    q = q.reshape(len(p), *draft.shape[target.ndim - 1 :])  # (drafts, vocabulary) where each draft has its own
-    x = drafted.cpu().reshape(len(p), drafted.shape[-1])
-    accept, residual = torch.zeros(x.shape, dtype=torch.float64), torch.zeros_like(p)
-    known: dict[tuple[bytes, bytes, int], tuple[Moved, np.ndarray]] = {}
+    p, q, x = rows(target, draft, drafted)
+    accept, residual = torch.zeros(x.shape, dtype=torch.float64), p.clone()
     first = (x >= 0) & ~is_duplicate(x)
+    known: dict[tuple[bytes, bytes, int], AnySolved] = {}
+    nodes: list[AnySolved | None] = []
     for row in range(len(p)):
         count = int((x[row] >= 0).sum()) if law.draft_probability == 1 else law.drafts
-        if count == 0:  # nothing was to be drafted here: emit from the target
-            residual[row] = p[row]
-            continue
         key = (p[row].numpy().tobytes(), q[row].numpy().tobytes(), count)
-        if key not in known:
-            known[key] = _solution(solve, p[row].numpy(), network_of(law, q[row], count))
-        moved, left = known[key]
-        accept[row, first[row]] = torch.from_numpy(accepted(moved, x[row, first[row]].numpy()))
-        residual[row] = (1 - accept[row].sum()).clamp(min=0) * torch.from_numpy(left)
-    return Outcome(accept.reshape(drafted.shape).to(target), residual.reshape(target.shape).to(target), drafted)
+        if count and key not in known:
+            known[key] = solve(p[row], q[row], count)
+        nodes.append(node := known.get(key))
+        if node is not None:
+            tokens = x[row, first[row]].numpy()
+            accept[row, first[row]] = torch.from_numpy(node.accept(tokens) if len(tokens) else np.zeros(0))
+            residual[row] = (1 - accept[row].sum()).clamp(min=0) * torch.from_numpy(node.left)
+    outcome = Outcome(accept.reshape(drafted.shape).to(target), residual.reshape(target.shape).to(target), drafted)
+    return outcome, nodes
 
 
-def _solution(solve: Solver, target: np.ndarray, network: Network) -> tuple[Moved, np.ndarray]:
-    """The mass moved, and what is left of the target for one unit of rejection."""
-    moved = solve(target, network)
-    return moved, leftover(target, (target - moved.received(len(target))).clip(min=0))
-
-
-def accepted(moved: Moved, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
-    """Probability of emitting each of the distinct drafted tokens, in the order given."""
-    network = moved.network
-    found = network.find(tokens)
-    edges = slice(network.start[found], network.start[found + 1])
-    if network.probability[found] <= 0:  # so unlikely that its probability is no number: never drafted
-        return np.zeros(len(tokens))
-    share = moved.mass[edges] / max(network.probability[found], moved.mass[edges].sum())
-    return share[np.searchsorted(network.token[edges], tokens)]
+def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Target, draft and drafted with one batch dimension, on the CPU, in float64."""
+    p = target.detach().double().cpu().reshape(-1, target.shape[-1])
+    q = draft.detach().double().cpu().reshape(len(p), *draft.shape[target.ndim - 1 :])  # `distinct`: n distributions
+    return p, q, drafted.cpu().reshape(len(p), drafted.shape[-1])
 
 
 def leftover(
