@@ -98,3 +98,8 @@ def print_json(value: object) -> None:
 def write_json(path: Path, value: object) -> None:
     """One JSON value in a file."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def note(line: str) -> None:
+    """A line for people, on stderr, so that stdout stays what scripts read."""
+    typer.echo(line, err=True)

@@ -1,0 +1,62 @@
+"""Recorded logits of a model pair on text that the target itself continues: what studies of acceptance run on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.generation import generate
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Next-token logits of both models at the same positions, in float32."""
+
+    target: Float[Tensor, "positions vocabulary"]
+    draft: Float[Tensor, "positions vocabulary"]
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file with the tensors `target` and `draft`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"target": self.target.contiguous(), "draft": self.draft.contiguous()}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Recording":
+        """Read what `save` has written."""
+        if not path.is_file():
+            raise AdviceError(f"there is no recording {str(path)!r}; make one with `multidraft capture --out FILE`")
+        tensors = load_file(path)
+        if set(tensors) != {"target", "draft"}:
+            raise AdviceError(
+                f"{str(path)!r} holds {sorted(tensors)}, not target and draft; make one with `multidraft capture`"
+            )
+        return cls(tensors["target"], tensors["draft"])
+
+
+def capture(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Iterable[list[int]], new_tokens: int = 64, seed: int = 0
+) -> Iterable[Recording]:
+    """For each prompt, the logits of both models at every token of a continuation sampled from the target."""
+    for index, prompt in enumerate(prompts):
+        generator = torch.Generator().manual_seed(seed + index)
+        tokens, _ = generate(target, None, [prompt], max_new_tokens=new_tokens, generator=generator, measure=False)
+        yield Recording(*(logits_at(model, prompt, tokens[0].tolist()) for model in (target, draft)))
+
+
+def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
+    """Logits that predict each of the `following` tokens, from one forward pass over the text."""
+    ids = torch.tensor([prompt + following[:-1]], device=model.device)
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
+
+
+def together(recordings: Iterable[Recording]) -> Recording:
+    """One recording of all."""
+    parts = list(recordings)
+    return Recording(torch.cat([r.target for r in parts]), torch.cat([r.draft for r in parts]))

@@ -1,0 +1,104 @@
+"""`multidraft acceptance` and `multidraft capture`: how often drafts are accepted, beside the best that is possible."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from multidraft import terminal
+from multidraft.commands.pair import load
+from multidraft.commands.prompts import encode, read_prompts
+
+if TYPE_CHECKING:
+    from multidraft.capture import Recording
+    from multidraft.studies.acceptance import Line
+
+DEMO = Path(__file__).parent.parent / "data" / "demo_prompts.jsonl"
+
+
+def capture(
+    out: Annotated[Path, Option(help="The safetensors file to write.")],
+    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
+    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    seed: Annotated[int, Option(min=0)] = 0,
+) -> None:
+    """Record the logits of a model pair at every token of continuations sampled from the target."""
+    recorded(target, draft, prompts, limit, new_tokens, seed).save(out)
+    terminal.note(f"wrote {out}")
+
+
+def acceptance(
+    recording: Annotated[Path | None, Option(help="A file of `multidraft capture`. Default: record now.")] = None,
+    random: Annotated[int, Option(min=0, help="Use N random pairs of 4096 tokens instead.")] = 0,
+    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
+    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
+    drafts: Annotated[list[int] | None, Option(help="May be repeated. Default: 2, 3, 4, 8.")] = None,
+    seed: Annotated[int, Option(min=0)] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+) -> None:
+    """Compare the acceptance rate of every scheme with the optimum of its drafts."""
+    from multidraft.capture import Recording
+    from multidraft.studies.acceptance import random_pairs
+
+    temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
+    if random:
+        pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
+    elif recording is not None:
+        pairs, source = Recording.load(recording), str(recording)
+    else:
+        pairs, source = recorded(target, draft, prompts, limit, new_tokens, seed), target or "embedded pair"
+    report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
+
+
+def recorded(
+    target: str | None, draft: str | None, prompts: Path, limit: int | None, new_tokens: int, seed: int
+) -> "Recording":
+    """Record a pair on prompts, with a progress bar."""
+    from tqdm import tqdm
+
+    from multidraft import capture as recorder
+    from multidraft.commands.generate import context
+
+    chosen = read_prompts(None, prompts, limit)
+    pair = load(target, draft)
+    encode(chosen, pair.tokenizer, context(pair))
+    parts = recorder.capture(pair.target, pair.draft, [prompt.tokens for prompt in chosen], new_tokens, seed)
+    return recorder.together(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
+
+
+def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":
+    """All lines of the table, with a progress bar."""
+    from tqdm import tqdm
+
+    from multidraft.studies.acceptance import cases, measure
+
+    asked = cases(temperatures, counts)
+    return list(tqdm(measure(pairs, asked, seed), total=len(asked), desc="measuring", unit="case"))
+
+
+def report(
+    lines: "list[Line]", temperatures: list[float], counts: list[int], source: str, positions: int, as_json: bool
+) -> None:
+    """A table with a scheme a row, `acceptance / optimum` in percent; or JSON."""
+    if as_json:
+        return terminal.print_json(
+            {"source": source, "positions": positions, "results": [asdict(line) for line in lines]}
+        )
+    cells = {(li.scheme, li.temperature, li.drafts): li for li in lines}
+    columns = [(t, n) for t in temperatures for n in counts]
+    rows = [[name, *(cell(cells.get((name, t, n))) for t, n in columns)] for name in dict.fromkeys(c[0] for c in cells)]
+    terminal.note(f"acceptance / optimum of the drafts in percent, {positions} positions of {source}")
+    terminal.print_table(["scheme", *(f"T={t:g} n={n}" for t, n in columns)], rows)
+
+
+def cell(line: "Line | None") -> str:
+    """One entry of the table."""
+    return "" if line is None else f"{100 * line.acceptance_rate:.1f} / {100 * (line.optimal_acceptance_rate or 0):.1f}"

@@ -1,0 +1,1 @@
+"""Studies: one file a table or figure, each behind a command."""

@@ -1,0 +1,54 @@
+"""Acceptance of every scheme beside the optimum of its law, over recorded or random pairs of distributions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multidraft.capture import Recording
+from multidraft.distributions import distribution
+from multidraft.scheme import SCHEMES, Scheme, scheme
+
+TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pairs too
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the table with its standard error over positions (and tuples)."""
+
+    scheme: str
+    temperature: float
+    drafts: int
+    acceptance_rate: float
+    standard_error: float
+    optimal_acceptance_rate: float | None
+    method: str
+
+
+def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
+    """Logits with a heavy head, and a draft that is a noisy copy: pairs of no model, for comparison."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(count, vocabulary, generator=generator).exp() * 2
+    return Recording(target, target + torch.randn(count, vocabulary, generator=generator))
+
+
+def cases(temperatures: list[float], drafts: list[int]) -> list[tuple[str, float, int]]:
+    """Every scheme with every temperature and number of drafts that it takes."""
+    names = [name for name in SCHEMES if not name.startswith("distinct")]  # they need several draft distributions
+    return [(n, t, k) for t in temperatures for k in drafts for n in names if k == 2 or not n.startswith("spechub")]
+
+
+def measure(recording: Recording, asked: list[tuple[str, float, int]], seed: int = 0) -> Iterator[Line]:
+    """The lines of the table, one after another."""
+    for name, temperature, drafts in asked:
+        target, draft = (distribution(x.double(), temperature) for x in (recording.target, recording.draft))
+        yield one(scheme(name, drafts=drafts), temperature, target, draft, torch.Generator().manual_seed(seed))
+
+
+def one(s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator) -> Line:
+    """Averages over positions."""
+    rate = s.acceptance(target, draft, samples=TUPLES, generator=generator)
+    error = float(rate.rate.double().std() / len(target) ** 0.5)
+    optimum = float(s.optimal_acceptance_rate(target, draft).mean())
+    return Line(s.name, temperature, s.drafts, float(rate.rate.mean()), error, optimum, rate.method)
