@@ -2,7 +2,7 @@
 
     python benchmarks/rules.py [--vocabulary 128256] [--rows 1 64] [--drafts 2 4 8 16 64] [--json]
 
-Target and draft are float32 softmaxes with realistic tails: logits with a heavy head, the draft a noisy copy. Each
+Target and draft are float32 softmaxes of normal logits, the draft a noisy copy. Each
 number is the median over repetitions that take turns with the sort, so that a noisy machine hits both alike.
 """
 
@@ -19,16 +19,10 @@ from tqdm import tqdm
 
 import multidraft as md
 from multidraft.commands.machine import hardware
+from multidraft.studies.acceptance import random_pairs
 
 RULES = ["iid:lorenz", "anchored:lorenz", "iid:k_sequential", "iid:recursive_rejection", "iid:naive"]
 RULES += ["without_replacement:recursive_rejection", "greedy:maximal_coupling", "top:naive"]
-
-
-def pair(rows: int, vocabulary: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and draft distributions, float32."""
-    logits = torch.randn(rows, vocabulary, generator=generator).exp() * 2
-    noisy = logits + torch.randn(rows, vocabulary, generator=generator)
-    return logits.softmax(-1), noisy.softmax(-1)
 
 
 def truncated(draft: torch.Tensor, keep: int) -> torch.Tensor:
@@ -55,8 +49,8 @@ def compare(ours: Callable[[], object], other: Callable[[], object], repeats: in
 
 def measure(rows: int, drafts: int, vocabulary: int, repeats: int, device: torch.device) -> list[dict]:
     """One line a rule: its time over the sort's, and for `lorenz` with a truncated draft, over `naive`'s."""
-    generator = torch.Generator().manual_seed(0)
-    target, draft = (x.to(device) for x in pair(rows, vocabulary, generator))
+    generator, pairs = torch.Generator().manual_seed(0), random_pairs(rows, vocabulary, 0)
+    target, draft = pairs.target.to(device).softmax(-1), pairs.draft.to(device).softmax(-1)
     lines = []
     for name in RULES:
         scheme = md.scheme(name, drafts=drafts)
