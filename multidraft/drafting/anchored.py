@@ -18,11 +18,15 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     >>> anchor_count(torch.tensor([0.6, 0.2, 0.2]), 2)
     tensor(1)
     """
-    token = most_likely(draft, drafts)
-    value = draft.gather(-1, token.clamp(min=0)) * (token >= 0)
-    others = (
-        torch.nn.functional.pad(draft, (0, 1)).scatter(-1, token % (draft.shape[-1] + 1), 0.0).sum(-1, keepdim=True)
-    )
+    return count_of(draft, most_likely(draft, drafts))
+
+
+def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
+    """The same, with the most likely tokens at hand."""
+    drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
+    extended = torch.nn.functional.pad(draft, (0, 1))
+    value = extended.gather(-1, index)
+    others = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
     left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
     return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
@@ -51,9 +55,9 @@ class Anchored(Law):
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
-        place = torch.arange(self.drafts, device=draft.device)
-        count = anchor_count(draft, self.drafts)[..., None] if self.anchors is None else self.anchors
-        return most_likely(draft, self.drafts).masked_fill(place >= count, -1)
+        top = most_likely(draft, self.drafts)
+        count = count_of(draft, top)[..., None] if self.anchors is None else self.anchors
+        return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
 
     def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
         """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
@@ -80,12 +84,12 @@ class Anchored(Law):
     ) -> Int[Tensor, "*batch width"]:
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
         n, anchors = self.drafts, self.anchor_tokens(draft)
-        place = torch.arange(n, device=draft.device)
+        free = (anchors < 0).sum(-1, keepdim=True)
         draws = pick(without(draft, anchors), uniform[..., n : 2 * n])
-        draws = draws.masked_fill(place >= (anchors < 0).sum(-1, keepdim=True), -1)
+        draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
         drafted = torch.cat([anchors, draws], -1)
-        needed = int(is_duplicate(draws).sum(-1).max()) if self.top_up and draws.numel() else 0
-        for j in range(2 * n, 2 * n + needed):
+        can_repeat = self.top_up and bool((free > 1).any())
+        for j in range(2 * n, 2 * n + (int(is_duplicate(draws).sum(-1).max()) if can_repeat else 0)):
             drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
         return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)
 
