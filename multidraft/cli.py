@@ -5,6 +5,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from multidraft.commands.acceptance import acceptance, capture
+from multidraft.commands.audit import audit
 from multidraft.commands.generate import generate
 from multidraft.commands.schemes import schemes
 from multidraft.commands.train import train
@@ -40,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (generate, schemes, train):
+for command in (acceptance, audit, capture, generate, schemes, train):
     app.command()(command)
 
 

@@ -14,7 +14,7 @@ from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
 from multidraft.sampling import Sampling
 from multidraft.scheme import Scheme
-from multidraft.tree import Tree
+from multidraft.tree import Tree, span
 from multidraft.walk import WALKS, Ending, drive
 
 
@@ -83,11 +83,11 @@ def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
 def bare_root(state: State, plan: Plan) -> Drafts:
     """The tree before anything is drawn."""
     widest = max(plan.tree.drafts)
-    return Drafts.at_root(state.root, plan.tree, plan.scheme.at(widest).law.width if widest else 0)
+    return Drafts.at_root(state.root, plan.tree, plan.scheme.at(widest).law if widest else plan.scheme.law)
 
 
 def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], depth: int) -> None:
-    """Let the draft model read the slots of one level that draw (they are added to `forwarded`), and note what it says."""
+    """Let the draft model read one level's drawing slots (they are added to `forwarded`), and note what it says."""
     slots = [slot for _, group in plan.tree.drawing[depth][1] for slot in group]
     forwarded += slots
     logits = forward_draft(state, drafts, slots, forwarded, depth)
@@ -96,7 +96,7 @@ def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], 
 
 def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
     """The draft model's logits at one level. The first level also brings the token that it has not seen yet."""
-    tokens, visible = drafts.tokens[:, slots].clamp(min=0), drafts.sees[:, slots][:, :, forwarded]
+    tokens, visible = drafts.tokens[:, span(slots)].clamp(min=0), drafts.sees[:, span(slots)][:, :, span(forwarded)]
     position = (state.position + depth)[:, None].expand(-1, len(slots))
     if max(state.missing) < 0:
         return state.draft.forward(tokens, position, visible)
@@ -114,7 +114,7 @@ def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: lis
 def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> Float[Tensor, "batch nodes vocabulary"]:
     """The target's logits at every node of the tree, in one forward pass."""
     row = torch.arange(len(packed), device=packed.device)[:, None]
-    depths = torch.tensor(drafts.tree.depths, device=packed.device)[packed]
+    depths = drafts.tree.depth_of_slots.to(packed.device)[packed]
     visible = drafts.sees[row, packed].gather(-1, packed[:, None].expand(-1, packed.shape[1], -1))
     return state.target.forward(drafts.tokens[row, packed].clamp(min=0), state.position[:, None] + depths, visible)
 

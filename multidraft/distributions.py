@@ -11,7 +11,9 @@ SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 mea
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
     """Raise unless every row of `values` is a distribution (or, for a sub-probability target, sums to at most one)."""
-    if not values.dtype.is_floating_point or values.ndim == 0:
+    if not isinstance(values, Tensor):
+        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {type(values).__name__}")
+    if not values.dtype.is_floating_point or values.ndim == 0 or values.shape[-1] == 0:
         raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {values.dtype} {tuple(values.shape)}")
     rows = values.reshape(-1, values.shape[-1])
     total = rows.double().sum(-1)
@@ -26,7 +28,7 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
         )
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+def check_sampling(temperature: float | int, top_k: int | None, top_p: float | int | None) -> None:
     """Raise on settings that make no distribution."""
     if temperature != 0 and not temperature >= SMALLEST_TEMPERATURE:
         raise AdviceError(
@@ -40,9 +42,9 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 
 def distribution(
     logits: Float[Tensor, "*batch vocabulary"],
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | int | None = None,
 ) -> Float[Tensor, "*batch vocabulary"]:
     """The distribution that is really sampled from: temperature first, then top-k, then top-p, then renormalised.
 

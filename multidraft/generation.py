@@ -33,9 +33,9 @@ def generate(
     scheme: str | Scheme = "anchored:lorenz",
     tree: str | Tree = "4x2x2x1",
     walk: str = "deferred",
-    temperature: float = 1.0,
+    temperature: float | int = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | int | None = None,
     max_new_tokens: int = 128,
     eos_token_id: int | Sequence[int] | None = None,
     generator: torch.Generator | list[torch.Generator] | None = None,
@@ -151,7 +151,23 @@ def make_plan(scheme: str | Scheme, tree: str | Tree, walk: str, sampling: Sampl
     if walk not in WALKS:
         raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    return Plan(scheme, Tree.parse(tree) if isinstance(tree, str) else tree, walk, sampling, measure)
+    tree = Tree.parse(tree) if isinstance(tree, str) else tree
+    check_fits(scheme, tree)
+    return Plan(scheme, tree, walk, sampling, measure)
+
+
+def check_fits(scheme: Scheme, tree: Tree) -> None:
+    """Raise unless the scheme's law can draw at every node of the tree."""
+    for count in set(tree.drafts) - {0}:
+        scheme.at(count)  # raises where the law takes only certain numbers of drafts
+    if scheme.law.name == "distinct":
+        raise AdviceError("distinct drafts need several draft models, and a tree has one; use iid, for example")
+    branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
+    if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
+        raise AdviceError(
+            f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
+            "use a chain, or a law without duplicates such as anchored"
+        )
 
 
 def as_lists(inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]) -> list[list[int]]:
@@ -187,9 +203,9 @@ def lengths(prompts: list[list[int]], target_model: Model, draft_model: Model | 
             raise AdviceError(
                 f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
             )
-        if not 0 <= min(prompt) <= max(prompt) < sizes[0]:
+        if strange := [token for token in prompt if not 0 <= token < sizes[0]]:
             raise AdviceError(
-                f"prompt {row} has token {max(prompt)}, but the vocabulary ends at {sizes[0] - 1}; check the tokenizer"
+                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
             )
     return [min(len(p) + max_new_tokens, context or len(p) + max_new_tokens) for p in prompts]
 

@@ -30,7 +30,7 @@ class Randomness:
 
 
 def for_rows(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[Randomness]:
-    """A stream for each row: the generators given, or generators seeded from the one given (else from PyTorch's own)."""
+    """A stream for each row: the generators given, or generators seeded from the one given or PyTorch's own."""
     if isinstance(generator, list):
         return [Randomness(g) for g in generator]
     device = generator.device if generator is not None else None

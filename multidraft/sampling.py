@@ -12,9 +12,9 @@ from multidraft import distributions
 class Sampling:
     """Temperature, then top-k, then top-p; the draft model gets the same settings, so that the two stay close."""
 
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     top_k: int | None = None
-    top_p: float | None = None
+    top_p: float | int | None = None
 
     def __post_init__(self) -> None:
         distributions.check_sampling(self.temperature, self.top_k, self.top_p)

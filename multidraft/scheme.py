@@ -80,7 +80,7 @@ class Scheme:
         self, draft: Float[Tensor, "*drafting vocabulary"], generator: torch.Generator | None = None
     ) -> Int[Tensor, "*batch width"]:
         """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
-        distributions.check_distribution(draft, "draft")
+        self.check_draft(draft)
         shape = (*self.law.batch(draft), self.law.numbers)
         return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
 
@@ -88,14 +88,19 @@ class Scheme:
         self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
     ) -> Float[Tensor, "*batch"]:
         """Probability that `draw` gives exactly this ordered tuple."""
-        self.check_width(drafted)
+        self.check_draft(draft)
+        self.check_drafted(draft, drafted)
         return self.law.probability(draft, drafted)
 
     def tuples(
         self, draft: Float[Tensor, "*drafting vocabulary"]
     ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
-        distributions.check_distribution(draft, "draft")
+        self.check_draft(draft)
+        if self.law.batch(draft):
+            raise AdviceError(
+                f"tuples lists those of one draft distribution; got a batch of shape {tuple(draft.shape)}"
+            )
         return self.law.tuples(draft)
 
     def outcome(
@@ -108,9 +113,8 @@ class Scheme:
 
         `target` may sum to less than one (see `Outcome`).
         """
-        distributions.check_distribution(target, "target", total_at_most_one=True)
-        distributions.check_distribution(draft, "draft")
-        self.check_width(drafted)
+        self.check_pair(target, draft)
+        self.check_drafted(draft, drafted)
         if not (possible := self.law.possible(draft, drafted)).all():
             row = int((~possible).reshape(-1).nonzero()[0])
             tokens = drafted.reshape(-1, drafted.shape[-1])[row].tolist()
@@ -132,6 +136,7 @@ class Scheme:
         generator: torch.Generator | None = None,
     ) -> Acceptance:
         """The acceptance rate with the method that gave it: a formula, enumeration for small vocabularies, else sampling."""
+        self.check_pair(target, draft)
         formula = self.entry.formula
         if formula is not None and (rate := formula(target, draft, self.law)) is not None:
             return Acceptance(rate, "formula")
@@ -149,14 +154,43 @@ class Scheme:
         self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
     ) -> Float[Tensor, "*batch"]:
         """The largest acceptance rate that any rule can reach with this scheme's drafts."""
+        self.check_pair(target, draft)
         settings = {name: getattr(self.law, name) for name in (*self.law.settings, "draft_probability")}
         return optimal_acceptance_rate(target, draft, law=self.law.name, drafts=self.drafts, **settings)
 
-    def check_width(self, drafted: Tensor) -> None:
-        """Raise unless `drafted` has one column for each position of the law."""
+    def check_draft(self, draft: Tensor) -> None:
+        """Raise unless `draft` is a draft distribution of this law, or several."""
+        distributions.check_distribution(draft, "draft")
+        self.law.batch(draft)
+
+    def check_pair(self, target: Tensor, draft: Tensor) -> None:
+        """Raise unless there is a target (which may sum to less than one) for every row of `draft`."""
+        distributions.check_distribution(target, "target", total_at_most_one=True)
+        self.check_draft(draft)
+        wanted = (*self.law.batch(draft), draft.shape[-1])
+        if target.shape != wanted:
+            raise AdviceError(
+                f"target has shape {tuple(target.shape)} and draft {tuple(draft.shape)}; {self.name} needs a target of "
+                f"shape {wanted} for this draft: one row each, over one vocabulary"
+            )
+
+    def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
+        """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
+        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.ndim == 0:
+            kind = drafted.dtype if isinstance(drafted, Tensor) else type(drafted).__name__
+            raise AdviceError(f"drafted must be an int64 tensor (..., {self.law.width}) of token ids; got {kind}")
         if drafted.shape[-1] != self.law.width:
             raise AdviceError(
                 f"drafted has {drafted.shape[-1]} positions a row; {self.name} with {self.drafts} drafts has {self.law.width}"
+            )
+        if drafted.shape[:-1] != self.law.batch(draft):
+            raise AdviceError(
+                f"drafted has shape {tuple(drafted.shape)} and draft {tuple(draft.shape)}; give one tuple for each row"
+            )
+        outside = drafted[(drafted < -1) | (drafted >= draft.shape[-1])]
+        if len(outside):
+            raise AdviceError(
+                f"drafted has token id {int(outside[0])}; ids are 0 to {draft.shape[-1] - 1}, and -1 where a position is empty"
             )
 
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
 from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
@@ -68,7 +72,7 @@ class Tree:
         text = text.strip().lower()
         if re.fullmatch(r"\d+(x\d+)*", text):
             return cls.levels([int(count) for count in text.split("x")])
-        if match := re.fullmatch(r"(\d+) paths? of (\d+)", text):
+        if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
             return cls.levels([int(match[1])] + [1] * (int(match[2]) - 1))
         try:
             listed = json.loads(text)
@@ -90,6 +94,23 @@ class Tree:
         return tuple(depths)
 
     @cached_property
+    def depth_of_slots(self) -> Int[Tensor, " slots"]:
+        """The depths as a tensor."""
+        return torch.tensor(self.depths)
+
+    @cached_property
+    def sees(self) -> Bool[Tensor, "slots slots"]:
+        """Whether a slot sees another: itself and what is above it."""
+        sees = torch.eye(len(self), dtype=torch.bool)
+        for slot, parent in enumerate(self.parents[1:], 1):
+            sees[slot] |= sees[parent]
+        return sees
+
+    def children(self, slots: Sequence[int]) -> list[int]:
+        """The slots of all children of `slots`."""
+        return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]
+
+    @cached_property
     def first_child(self) -> tuple[int, ...]:
         """The first child's slot; the others follow it."""
         first, following = [], 1
@@ -108,3 +129,9 @@ class Tree:
             groups = tuple((n, tuple(group)) for n, group in groupby(by_count, key=lambda s: self.drafts[s]))
             result.append((depth, groups))
         return tuple(result)
+
+
+def span(slots: Sequence[int]) -> slice | list[int]:
+    """An index for these slots: a slice where they stand next to each other, which views instead of copying."""
+    first, last = slots[0], slots[-1]
+    return slice(first, last + 1) if list(slots) == list(range(first, last + 1)) else list(slots)

@@ -69,7 +69,7 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
             return ending
         left -= accept
     # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
-    return Ending(weights=verdict.residual if verdict.rest > 0 else None)
+    return Ending(weights=verdict.residual if verdict.rest > ROUNDING else None)
 
 
 WALKS: dict[str, Callable[[int, float, Callable[[int], bool], Coin], Walk]] = {"deferred": deferred, "commit": commit}

@@ -299,10 +299,12 @@ def test_anchor_count_takes_tokens_that_fill_their_place():
     assert anchor_count(t64([0.9, 0.1], [0.5, 0.5]), 2).tolist() == [2, 2]
 
 
+ONE_DRAFT = [law for law in LAWS if law != "distinct"]  # whose draft is no stack: tests/test_solvers.py
+
 # --- shapes, dtypes, messages ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", ONE_DRAFT)
 def test_batched_equals_row_by_row(law):
     generator = torch.Generator().manual_seed(2)
     p, q = (torch.randn(2, 2, 4, 9, generator=generator, dtype=torch.float64) * 4).softmax(-1)
@@ -318,7 +320,7 @@ def test_batched_equals_row_by_row(law):
         assert row.item() == pytest.approx(batched[i, j].item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", ONE_DRAFT)
 def test_float32_in_float32_out(law):
     generator = torch.Generator().manual_seed(3)
     p, q = (torch.randn(2, 5, 64, generator=generator) * 3).softmax(-1)
@@ -337,14 +339,14 @@ def test_settings_reach_their_law():
 
 def test_no_drafts_are_never_accepted():
     p, q = random_pair(torch.Generator().manual_seed(5), 6, 2)
-    for law in set(LAWS) - {"spechub"}:
+    for law in set(ONE_DRAFT) - {"spechub"}:
         assert optimal_acceptance_rate(p, q, law, drafts=0) == 0
 
 
 def test_messages_advise():
     p, q = t64(0.5, 0.5), t64(0.5, 0.5)
     with pytest.raises(ValueError, match="choose one of iid, without_replacement"):
-        optimal_acceptance_rate(p, q, "distinct", drafts=2)
+        optimal_acceptance_rate(p, q, "all_different", drafts=2)
     with pytest.raises(ValueError, match="understands none beyond drafts"):
         optimal_acceptance_rate(p, q, "iid", drafts=2, anchors=1)
     with pytest.raises(ValueError, match="exactly two drafts"):

@@ -9,6 +9,7 @@ from torch import Tensor
 from multidraft.drafting.anchored import anchor_count
 from multidraft.errors import AdviceError
 from multidraft.transport.anchored import optimal_anchored
+from multidraft.transport.distinct import optimal_distinct
 from multidraft.transport.iid import optimal_iid
 from multidraft.transport.linear_program import optimal_by_linear_program
 from multidraft.transport.spechub import optimal_spechub
@@ -20,6 +21,7 @@ __all__ = [
     "optimal_acceptance_rate",
     "optimal_anchored",
     "optimal_by_linear_program",
+    "optimal_distinct",
     "optimal_iid",
     "optimal_spechub",
     "optimal_top",
@@ -50,12 +52,13 @@ LAWS: dict[str, tuple[Callable[..., Tensor], set[str]]] = {  # the optimum, and 
     "anchored": (_anchored, {"anchors", "top_up"}),
     "spechub": (optimal_spechub, set()),
     "top": (optimal_top, set()),
+    "distinct": (optimal_distinct, set()),
 }
 
 
 def optimal_acceptance_rate(
     target: Float[Tensor, "*batch vocab"],
-    draft: Float[Tensor, "*batch vocab"],
+    draft: Float[Tensor, "*drafting vocab"],
     law: str = "iid",
     *,
     drafts: int | Int[Tensor, "*batch"],
@@ -69,7 +72,8 @@ def optimal_acceptance_rate(
         alpha* = min over H of  P(H) + 1 - Q(H)
 
     Each law has its own way to that minimum, in the function of its name: `optimal_iid`, `optimal_without_replacement`,
-    `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`. `settings`: `draft_probability` (1.0) for
+    `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`, `optimal_distinct` (whose `draft` has one
+    distribution a draft: (..., drafts, vocab)). `settings`: `draft_probability` (1.0) for
     `iid`; `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the
     result has its dtype. Raises AdviceError for an unknown law and for a setting that the law does not have.
 
@@ -94,4 +98,5 @@ def optimal_acceptance_rate(
     if draft_probability == 0:
         return torch.zeros_like(target[..., 0])
     scaled = target if draft_probability == 1 else target / draft_probability
-    return draft_probability * optimum(scaled, draft, drafts, **settings)
+    optimal = optimum(scaled, draft, drafts, **settings)
+    return draft_probability * optimal.clamp(max=1)  # the value of the empty H, which only a target over one exceeds

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from multidraft.transport.network import sets_of_draws
 from multidraft.transport.optional import solver
 
-Groups = list[tuple[Int[np.ndarray, "sets tokens"], Float[np.ndarray, " sets"]]]
+Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, "_"]]]  # sets of one size, and their coefficients
 
 
 @dataclass
