@@ -70,7 +70,7 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
 
 def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
     """Draft the tree level by level, each level in one forward pass of the draft model; also the slots it has read."""
-    drafts, forwarded = bare_root(state, plan), []
+    drafts, forwarded = bare_root(state, plan), list[int]()
     for depth, groups in plan.tree.drawing:
         learn_level(state, plan, drafts, forwarded, depth)
         for count, group in groups:
@@ -98,6 +98,7 @@ def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: lis
     """The draft model's logits at one level. The first level also brings the token that it has not seen yet."""
     tokens, visible = drafts.tokens[:, span(slots)].clamp(min=0), drafts.sees[:, span(slots)][:, :, span(forwarded)]
     position = (state.position + depth)[:, None].expand(-1, len(slots))
+    assert state.draft is not None  # a tree that draws comes with a draft model
     if max(state.missing) < 0:
         return state.draft.forward(tokens, position, visible)
     missing = torch.tensor(state.missing, device=tokens.device)[:, None]
@@ -106,9 +107,8 @@ def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: lis
         return state.draft.forward(tokens, position, visible)
     alone = torch.tensor([True, False], device=tokens.device).expand(len(tokens), 1, 2)
     position = torch.cat([(position - 1).clamp(min=0), position], 1)
-    return state.draft.forward(torch.cat([missing.clamp(min=0), tokens], 1), position, torch.cat([alone, visible], 1))[
-        :, 1:
-    ]
+    tokens, visible = torch.cat([missing.clamp(min=0), tokens], 1), torch.cat([alone, visible], 1)
+    return state.draft.forward(tokens, position, visible)[:, 1:]
 
 
 def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> Float[Tensor, "batch nodes vocabulary"]:

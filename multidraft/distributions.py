@@ -74,7 +74,7 @@ def nucleus(probabilities: Float[Tensor, "*batch vocabulary"], top_p: float) -> 
 
 
 def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
-    """A draft distribution for temperature 0: all but one on the top token, a vanishing rest on the runners-up in order.
+    """A draft distribution for temperature 0: nearly all on the top token, a vanishing rest on the runners-up in order.
 
     It is the limit of falling temperature in a form that still tells the second most likely token from the third, so
     that laws without duplicates draft the `count` top tokens. The target is one-hot, and any draft leaves it exact.

@@ -125,7 +125,7 @@ def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
 
 def all_trees(state: State, plan: Plan) -> Forest:
     """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
-    drafts, forwarded = bare_root(state, plan), []
+    drafts, forwarded = bare_root(state, plan), list[int]()
     origin, probability = torch.arange(len(state.root)), torch.ones(len(state.root), dtype=torch.float64)
     for depth, groups in plan.tree.drawing:
         learn_level(state, plan, drafts, forwarded, depth)

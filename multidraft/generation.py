@@ -135,7 +135,7 @@ def start(
 
 def reading(model: Model, prompts: list[list[int]], capacity: int) -> LanguageModel:
     """The model as the loop needs it, with the prompts kept in its cache."""
-    reader = CausalLM(model, capacity) if isinstance(model, PreTrainedModel) else model
+    reader: LanguageModel = CausalLM(model, capacity) if isinstance(model, PreTrainedModel) else model
     tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
     for first in range(0, tokens.shape[1], CHUNK):
         chunk = tokens[:, first : first + CHUNK]
@@ -195,8 +195,8 @@ def lengths(prompts: list[list[int]], target_model: Model, draft_model: Model | 
     sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
     if len(set(sizes)) > 1:
         raise AdviceError(
-            f"the target has {sizes[0]} tokens and the draft {sizes[1]}; the two need one tokenizer, so choose a draft model "
-            "of the target's family"
+            f"the target has {sizes[0]} tokens and the draft {sizes[1]}; the two need one tokenizer, "
+            "so choose a draft model of the target's family"
         )
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:

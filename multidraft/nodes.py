@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 from multidraft.drafts import Drafts
 from multidraft.sampling import Sampling
 from multidraft.scheme import Scheme
+from multidraft.verification import Outcome
 from multidraft.walk import Verdict
+
+
+def residual_of(outcome: Outcome, row: int) -> Float[Tensor, " vocabulary"]:
+    """One row's residual, computed when it is asked for."""
+    return outcome.residual[row]
 
 
 class Row:
@@ -67,7 +74,7 @@ class Nodes:
         preference = target.gather(-1, index) / draft.gather(-1, index)
         plain = torch.cat([outcome.accept, preference, outcome.rest[..., None]], -1).tolist()
         return [
-            (row, self.verdict(row, node, tokens, numbers, lambda i=i: outcome.residual[i]))
+            (row, self.verdict(row, node, tokens, numbers, partial(residual_of, outcome, i)))
             for i, (row, node, tokens, numbers) in enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
         ]
 

@@ -1,8 +1,9 @@
-"""A scheme is a drafting law with a verification rule that is valid for it, written `law:rule`; here is the list of them."""
+"""A scheme is a drafting law with a verification rule that is valid for it, written `law:rule`; the list of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,17 +17,17 @@ from multidraft.transport import optimal_acceptance_rate
 from multidraft.verification import Outcome, anchored_lorenz, formulas, k_sequential, lorenz, naive, recursive_rejection
 from multidraft.verification.maximal_coupling import maximal_coupling, spechub
 
-Rule = Callable[[Tensor, Tensor, Tensor, Law], Outcome]
+Rule = Callable[[Tensor, Tensor, Tensor, Any], Outcome]  # target, draft, drafted, and the law they were drawn by
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a scheme: its rule, the formula of its acceptance rate where there is one, and where it is from."""
+    """What is known of a scheme: its rule, the formula of its acceptance rate if there is one, and where it is from."""
 
     rule: Rule
     source: str
     cost: str
-    formula: Callable[[Tensor, Tensor, Law], Tensor | None] | None = None
+    formula: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     exact: bool = True
 
 
@@ -72,6 +73,7 @@ class Scheme:
         """Number of drafts a node."""
         return self.law.drafts
 
+    @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
     def at(self, drafts: int) -> "Scheme":
         """The same scheme with another number of drafts."""
         return replace(self, law=replace(self.law, drafts=drafts))
@@ -122,6 +124,8 @@ class Scheme:
                 f"drafted row {row} {tokens} has probability 0 under the law {self.law.name}; "
                 "pass the distribution and the law that the drafts were really drawn from"
             )
+        if drafted.numel() == 0:  # no rows: the rules may take a maximum over them
+            return Outcome(target.new_zeros(drafted.shape), target.clone(), drafted)
         return self.verify(target, draft, drafted)
 
     def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
@@ -135,7 +139,7 @@ class Scheme:
         samples: int = 1000,
         generator: torch.Generator | None = None,
     ) -> Acceptance:
-        """The acceptance rate with the method that gave it: a formula, enumeration for small vocabularies, else sampling."""
+        """The acceptance rate with the method that gave it: a formula, enumeration where small, else sampling."""
         self.check_pair(target, draft)
         formula = self.entry.formula
         if formula is not None and (rate := formula(target, draft, self.law)) is not None:
@@ -181,7 +185,8 @@ class Scheme:
             raise AdviceError(f"drafted must be an int64 tensor (..., {self.law.width}) of token ids; got {kind}")
         if drafted.shape[-1] != self.law.width:
             raise AdviceError(
-                f"drafted has {drafted.shape[-1]} positions a row; {self.name} with {self.drafts} drafts has {self.law.width}"
+                f"drafted has {drafted.shape[-1]} positions a row; "
+                f"{self.name} with {self.drafts} drafts has {self.law.width}"
             )
         if drafted.shape[:-1] != self.law.batch(draft):
             raise AdviceError(
@@ -190,11 +195,12 @@ class Scheme:
         outside = drafted[(drafted < -1) | (drafted >= draft.shape[-1])]
         if len(outside):
             raise AdviceError(
-                f"drafted has token id {int(outside[0])}; ids are 0 to {draft.shape[-1] - 1}, and -1 where a position is empty"
+                f"drafted has token id {int(outside[0])}; "
+                f"ids are 0 to {draft.shape[-1] - 1}, and -1 where a position is empty"
             )
 
 
-def scheme(name: str, drafts: int | None = None, **settings: object) -> Scheme:
+def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
     """The scheme `law:rule` with `drafts` drafts a node.
 
     >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))

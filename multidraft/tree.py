@@ -15,7 +15,9 @@ from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
 MOST_NODES = 4096
-FORMS = "write a chain or k-config such as 4x2x2x1, i.i.d. paths such as '8 paths of 4', or a JSON list of paths [[0],[0,0],[1]]"
+FORMS = (
+    "write a chain or k-config such as 4x2x2x1, i.i.d. paths such as '8 paths of 4', or paths [[0],[0,0],[1]] as JSON"
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Tree:
             raise AdviceError(
                 f"tree {'x'.join(map(str, counts)) or 'of no levels'} has a level without drafts; {FORMS}"
             )
-        paths, level = [()], [()]
+        paths: list[Path] = [()]
+        level: list[Path] = [()]
         for count in counts:
             level = [path + (rank,) for path in level for rank in range(count)]
             paths += level
@@ -49,7 +52,7 @@ class Tree:
 
     @classmethod
     def paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
-        """A list of paths as in EAGLE: every node by the ranks of the children that lead to it; missing parents are added."""
+        """A list of paths as in EAGLE: every node by the ranks of the children leading to it; missing parents are added."""
         nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
         ordered = sorted(nodes, key=lambda path: (len(path), path))
         index = {path: slot for slot, path in enumerate(ordered)}

@@ -63,7 +63,7 @@ class Session:
             tokens[row, : len(sequence)] = torch.tensor(sequence)
         slots = torch.arange(tokens.shape[1]).expand_as(tokens)
         causal = slots[:, :, None] >= slots[:, None]
-        assert self.model.forward(tokens, slots, causal, logits=False) is None
+        assert self.model.forward(tokens, slots, causal, logits=False).shape[1] == 0
         self.model.keep(slots.where(slots < lengths[:, None], -1))
 
     def positions(self, trees: Forest) -> Tensor:

@@ -165,7 +165,7 @@ def test_one_iid_draft_is_ordinary_speculative_sampling() -> None:
 
 @pytest.mark.parametrize("drafts", [1, 2, 4, 8, 64])
 def test_float32_and_large_vocabularies(drafts: int) -> None:
-    """In float32 at 5,000 tokens the outcome of every drawn tuple still sums to one, and alpha* to the float64 value."""
+    """In float32 at 5,000 tokens the outcome of every drawn tuple still sums to one, and is near that in float64."""
     generator = torch.Generator().manual_seed(drafts)
     logits = torch.randn(3, 5000, generator=generator) * 3
     q, p = logits.softmax(-1), (logits + torch.randn(3, 5000, generator=generator)).softmax(-1)

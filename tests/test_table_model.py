@@ -21,7 +21,7 @@ def test_prefixes_are_kept_tokens_and_visible_pending_ones():
     model = TableModel(spelled, VOCABULARY, batch=2)
     prompt = torch.tensor([[3, 1, 2], [4, 0, 0]])
     causal = torch.ones(3, 3, dtype=torch.bool).tril().expand(2, -1, -1)
-    assert model.forward(prompt, torch.arange(3).expand(2, -1), causal, logits=False) is None
+    assert model.forward(prompt, torch.arange(3).expand(2, -1), causal, logits=False).shape[1] == 0
     model.keep(torch.tensor([[0, 1, 2], [0, -1, -1]]))
     tokens = torch.tensor([[1, 2, 3], [2, 2, 4]])  # nodes 0 and 1 at the root, node 2 below node 1
     visible = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool).expand(2, -1, -1)

@@ -18,7 +18,11 @@ class LanguageModel(Protocol):
 
     vocabulary: int  # size of the last dimension of the logits
     context: int | None  # the largest number of tokens in a sequence; None means no limit
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens are expected and logits are returned."""
+        ...
 
     def forward(
         self,
@@ -26,13 +30,13 @@ class LanguageModel(Protocol):
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
         logits: bool = True,
-    ) -> Float[Tensor, "batch new vocabulary"] | None:
+    ) -> Float[Tensor, "batch scored vocabulary"]:
         """Append `new` tokens to the pending ones and return their next-token logits.
 
         `positions` are depths in the sequence: the row's first token is at 0, so kept token number j is at j. One
         beyond the model's context counts as the last. `visible[b, i, j]` says whether new token i of row b sees pending
         slot j; `pending` counts all slots, the new ones included (they come last), and a token sees itself. With
-        `logits=False` (reading a prompt) nothing is returned.
+        `logits=False` (reading a prompt) none is scored.
         """
         ...
 

@@ -42,7 +42,7 @@ class CausalLM:
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
         logits: bool = True,
-    ) -> Float[Tensor, "batch new vocabulary"] | None:
+    ) -> Float[Tensor, "batch scored vocabulary"]:
         self.cache.append(positions)
         output = self.model(
             input_ids=tokens,
@@ -52,7 +52,7 @@ class CausalLM:
             use_cache=True,
             **({} if logits else self.without_logits),
         )
-        return output.logits if logits else None
+        return output.logits if logits else output.logits[:, :0]
 
     def _mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
         """One mask where all layers are alike, which every model takes; else one for each type of layer."""

@@ -31,10 +31,10 @@ class TableModel:
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
         logits: bool = True,
-    ) -> Float[Tensor, "batch new vocabulary"] | None:
+    ) -> Float[Tensor, "batch scored vocabulary"]:
         self.pending = torch.cat([self.pending, tokens], 1)
         if not logits:
-            return None
+            return torch.empty(len(tokens), 0, self.vocabulary)
         rows = zip(self.kept, self.pending, visible, strict=True)
         prefixes = [kept + tuple(slots[seen].tolist()) for kept, slots, new in rows for seen in new]
         probabilities = torch.stack([self.conditional(prefix) for prefix in prefixes]).double()

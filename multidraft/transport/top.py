@@ -12,7 +12,8 @@ def optimal_top(
 ) -> Float[Tensor, "*batch"]:
     """Acceptance rate of the `drafts` most likely tokens of `draft`: nothing is random, so it is their target mass.
 
-    Ties go to the lower token id, and a token without draft probability is never drafted. `target` may sum to less than one; the result has its dtype. Raises AdviceError if
+    Ties go to the lower token id, and a token without draft probability is never drafted. `target` may sum to less than
+    one; the result has its dtype. Raises AdviceError if
     the shapes differ.
 
     Towards Optimal Multi-Draft Speculative Decoding, section 5, without its last, random draft.

@@ -77,6 +77,11 @@ class GlobalResolution:
         if not 0 < self.tolerance < 1:
             raise AdviceError(f"tolerance {self.tolerance} is out of range; use a number in (0, 1), such as 1e-3")
 
+    @property
+    def within(self) -> float:
+        """The 1-norm that the law of the emitted token may be off by where the method succeeds (Lemma 6.6)."""
+        return 15 * self.tolerance
+
     def __call__(
         self,
         target: Float[Tensor, "*batch vocabulary"],

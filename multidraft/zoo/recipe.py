@@ -107,7 +107,7 @@ def train_model(
 ) -> LlamaForCausalLM:
     """Train one model; resumes from the checkpoint in `folder` where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = new_model(role, recipe).to(device=device)  # type: ignore[call-arg]  # a decorator of transformers hides self
+    model = new_model(role, recipe).to(device=device)  # type: ignore[call-arg]  # hidden self
     optimizer = optimizers(model, recipe)
     base = [group["lr"] for o in optimizer for group in o.param_groups]
     steps = getattr(recipe, f"{role}_steps")
@@ -158,7 +158,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Op
 
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
-    model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # a decorator of transformers hides self
+    model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # hidden self
     tokenizer.save_pretrained(out / role)
 
 
