@@ -1,6 +1,7 @@
 """A tree read in one pass, and the next one after a path is kept, against the plain model reading every path."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -296,7 +297,7 @@ def test_models_that_cannot_be_trusted_are_refused(kind, settings, message):
 
 
 def test_settings_that_cannot_be_trusted_are_refused():
-    model = AutoModelForCausalLM.from_config(tiny_model("llama").config)
+    model = AutoModelForCausalLM.from_config(deepcopy(tiny_model("llama").config))
     with pytest.raises(AdviceError, match=r"training mode.*call model.eval\(\) first"):
         check_supported(model.train())
     model.eval().config._attn_implementation = "flex_attention"
