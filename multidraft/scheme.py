@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class Scheme:
     name: str
     law: Law
 
-    @cached_property
+    @property
     def entry(self) -> Entry:
         """The scheme's line in the list."""
         return SCHEMES[self.name]

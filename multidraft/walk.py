@@ -12,6 +12,7 @@ from torch import Tensor
 
 Coin = Callable[[float], bool]
 ROUNDING = 1e-12
+SMALLEST = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,14 @@ class Ending:
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
 
 
-def deferred(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+def deferred(
+    slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin, smallest: float = SMALLEST
+) -> Walk:
     """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
 
     Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
-    to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024).
+    to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024). A share below `smallest` is
+    first raised to it by a coin: as exact, and most of the nodes that could hardly matter are never looked at.
     """
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
@@ -49,9 +53,12 @@ def deferred(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: 
     for child, accept in verdict.children:
         if left <= ROUNDING:
             return None
-        if ending := (yield from deferred(child, min(accept / left, 1.0), has_drafts, coin)):
-            ending.path.insert(0, child)
-            return ending
+        share = min(accept / left, 1.0)
+        if share >= smallest or coin(share / smallest):
+            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest)
+            if ending is not None:
+                ending.path.insert(0, child)
+                return ending
         left -= accept
     return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
 

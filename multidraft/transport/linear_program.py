@@ -42,7 +42,7 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network) -> Mov
 
     `target` may sum to less than one. HiGHS keeps the limits to 1e-10 only, so the solution is trimmed to keep them to
     rounding: what is lost is acceptance, not exactness, and the optimum is proven to `error` (measured: 1e-11 for
-    small programs). `max_flow` solves the same problem 20 to 1000 times faster, and `lorenz` solves it for i.i.d.
+    small programs). `max_flow` solves the same problem 20 to 100 times faster, and `lorenz` solves it for i.i.d.
     drafts without a network. Raises AdviceError above MOST_VARIABLES edges, ImportError without SciPy.
 
     Global Resolution, eq. (2), with tuples merged into sets.

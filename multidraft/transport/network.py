@@ -8,6 +8,7 @@ a sixth of a million sets and a million tuples.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 import numpy as np
@@ -19,21 +20,22 @@ from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
 
-MOST_EDGES = 20_000_000  # about 300 bytes each in the flow solver
+MOST_EDGES = 20_000_000  # about 200 bytes each in the flow solver
 
 
 @dataclass(frozen=True)
 class Network:
     """Every drafted token set with its probability: set `s` holds `token[start[s] : start[s + 1]]`, in ascending order.
 
-    An edge is a pair of a set and one of its tokens. The empty set is there where nothing may be drafted.
+    Sets come by size, those of one size in lexicographic order. An edge is a pair of a set and one of its tokens. The
+    empty set is there where nothing may be drafted.
     """
 
     start: Int[np.ndarray, " sets_plus_1"]
     token: Int[np.ndarray, " edges"]
     probability: Float[np.ndarray, " sets"]
 
-    @property
+    @cached_property
     def size(self) -> Int[np.ndarray, " sets"]:
         """How many tokens each set has."""
         return np.diff(self.start)
@@ -49,11 +51,15 @@ class Network:
 
     def find(self, tokens: Int[np.ndarray, " some"]) -> int:
         """The set that consists of exactly these distinct tokens."""
-        hits = np.bincount(self.owner[np.isin(self.token, tokens)], minlength=len(self.probability))
-        found = np.flatnonzero((hits == len(tokens)) & (self.size == len(tokens)))
-        if len(found) == 0:
+        first, last = np.searchsorted(self.size, [len(tokens), len(tokens) + 1])
+        block = self.token[self.start[first] : self.start[last]].reshape(last - first, len(tokens))
+        low, high = 0, len(block)
+        for place, token in enumerate(np.sort(tokens)):
+            column = block[low:high, place]
+            low, high = low + np.searchsorted(column, token), low + np.searchsorted(column, token, side="right")
+        if low == high:
             raise AdviceError(f"the tokens {sorted(tokens.tolist())} cannot be drafted by this law from this draft")
-        return int(found[0])
+        return int(first + low)
 
 
 def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
@@ -80,7 +86,7 @@ def iid_network(draft: Float[np.ndarray, " vocab"], drafts: int, draft_probabili
     blocks = [(support[sets], draft_probability * mass) for sets, mass in sets_of_draws(draft[support], drafts)]
     if drafts == 0 or draft_probability < 1:
         nothing = 1.0 if drafts == 0 else 1 - draft_probability
-        blocks.append((np.empty((1, 0), dtype=np.int64), np.array([nothing])))
+        blocks.insert(0, (np.empty((1, 0), dtype=np.int64), np.array([nothing])))
     sizes = np.repeat([sets.shape[1] for sets, _ in blocks], [len(mass) for _, mass in blocks])
     return Network(
         start=np.concatenate([[0], np.cumsum(sizes)]),
@@ -160,6 +166,6 @@ def refuse_large(vocabulary: int, drafts: int, most: int) -> None:
         fits = next(size for size in count(1) if edges_of(size + 1, drafts) > most)
         raise AdviceError(
             f"{drafts} drafts from {vocabulary:,} tokens make {edges:,} pairs of a set and a token, about "
-            f"{edges * 300 / 1e9:.1f} GB; at most {most:,} are accepted: {fits:,} tokens with {drafts} drafts. Keep "
+            f"{edges * 200 / 1e9:.1f} GB; at most {most:,} are accepted: {fits:,} tokens with {drafts} drafts. Keep "
             f"the {fits:,} most likely tokens of the draft (top-k), or use the rule lorenz, which has no such limit"
         )
