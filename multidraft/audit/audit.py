@@ -1,0 +1,104 @@
+"""The audit: its parts in order, each a job that returns a finding."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from multidraft.audit.exact import Exact, examine_all
+from multidraft.audit.pairs import DRAFTS, given_pairs, small_pairs, without_empty
+from multidraft.audit.power import Alarm, scipy_stats
+from multidraft.audit.report import Report
+from multidraft.audit.statistical import Sampled, sample
+from multidraft.audit.subject import Foreign, Sampler, Subject, subject
+from multidraft.audit.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
+from multidraft.drafting import Law
+from multidraft.errors import AdviceError
+from multidraft.scheme import Scheme
+from multidraft.walk import WALKS
+
+TESTS = 2  # of each sample
+Job = Callable[[], Exact | Sampled | Walked]
+
+
+def audit(
+    verifier: str | Scheme | Callable[..., Any],
+    drafts: int | None = None,
+    *,
+    law: str | Law | None = None,
+    vocabulary: int | Sequence[int] = (4096, 32_000),
+    trials: int = 50_000,
+    pairs: Iterable[Sequence[Any]] | None = None,
+    walks: bool = False,
+    trees: Sequence[str] | None = None,
+    sub_probability: bool = False,
+    within: float | int = 0.0,
+    odds: float | int = 1e-6,
+    seed: int = 0,
+    progress: Callable[[Sequence[Job]], Iterable[Job]] = iter,
+    **settings: Any,
+) -> Report:
+    """Find out whether a verifier is lossless: whether what it emits has the target's law, whatever the drafts.
+
+        sum over drafted tuples of P(drafted) * (accept + residual) = target
+
+    `verifier` is a scheme, its name, a rule, or a sampler. A rule(target (N, V), draft (N, V), drafted (N, n)) returns
+    (accept (N, n), residual (N, V)), or an object with these fields. A sampler verify(target, draft, drafted,
+    generator) returns N token ids. For the last two, `law` names what the drafts are really drawn from, and `settings`
+    are that law's (`draft_probability`, `anchors`, ...).
+
+    Three parts: every tuple of small vocabularies (or of your own `pairs`); chi-square on `trials` tokens for a draft
+    near the target and one far from it, at each size in `vocabulary` (`()` for none; needs SciPy), with false alarms
+    at `odds` in all; with `walks`, every tree that a decode step can draw (`trees`: which).
+
+    A rule that also takes targets that sum to less than one (`sub_probability`) is audited with them, and with the
+    deferred walk. A rule of yours sees empty positions (-1) only where its law always has some. A stated deviation
+    goes to `within`. `progress` wraps the jobs, as tqdm does.
+
+    >>> report = audit("iid:naive", drafts=2, vocabulary=())
+    >>> report.verdict, report.exact.pairs
+    ('lossless', 86)
+    """
+    audited = subject(verifier, law, drafts, settings)
+    sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
+    check(sizes, within, odds)
+    whole = isinstance(audited, Foreign) and not sub_probability
+    jobs: list[Job] = []
+    if isinstance(audited, Scheme):
+        small = small_pairs(audited.law, seed) if pairs is None else given_pairs(audited.law, pairs)
+        small = without_empty(audited.law, small) if isinstance(audited, Foreign) else small
+        jobs.append(partial(examine_all, audited, small, (1.0,) if whole or pairs is not None else (1.0, 0.37)))
+    samples = [(size, kind) for size in sizes for kind in DRAFTS]
+    alarm = Alarm(odds / max(TESTS * len(samples), 1), within)
+    jobs += [partial(sample, audited, size, kind, trials, alarm, seed) for size, kind in samples]
+    if walks or trees is not None:
+        jobs += walking(audited, ("commit",) if whole else tuple(WALKS), trees, seed)
+    if not jobs:
+        raise AdviceError("nothing to do: a sampler is audited by its tokens, so give vocabulary sizes")
+    report = Report(audited, odds, within)
+    for job in progress(jobs):
+        report.add(job())
+    return report
+
+
+def check(sizes: tuple[int, ...], within: float | int, odds: float | int) -> None:
+    """Raise on settings that make no audit, before anything is done."""
+    if not 0 <= within < 1:
+        raise AdviceError(f"within={within} is no total variation; use a number from 0 to 1")
+    if not 0 < odds < 0.5:
+        raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
+    if sizes:
+        scipy_stats()
+
+
+def walking(audited: Subject, walks: tuple[str, ...], trees: Sequence[str] | None, seed: int) -> list[Job]:
+    """The jobs of the walks' part: every walk over every tree that the scheme can draw."""
+    if isinstance(audited, Sampler):
+        raise AdviceError("a sampler cannot be walked with: only a rule tells what each child may claim")
+    for tree in trees or ():
+        vocabulary_for(tree)  # refuses a large tree before anything is done
+    fitting = [tree for tree in (TREES if trees is None else trees) if fits(audited, tree)]
+    if trees is not None and not fitting:
+        raise AdviceError(f"{audited.name} cannot draw the trees {', '.join(trees)}; leave them out, or try 2x2")
+    return [
+        partial(follow_walk, audited, walk, tree, kind, seed) for tree in fitting for walk in walks for kind in KINDS
+    ]

@@ -1,0 +1,103 @@
+"""Target and draft distributions to audit with: those that break things, random ones, and large ones."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from multidraft.distributions import check_distribution
+from multidraft.drafting import Law
+from multidraft.errors import AdviceError
+
+Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
+
+ADVERSARIAL = {
+    "zeros": ([0.5, 0.0, 0.3, 0.2], [0.0, 0.4, 0.6, 0.0]),
+    "ties": ([0.25, 0.25, 0.25, 0.25], [0.4, 0.4, 0.1, 0.1]),
+    "equal": ([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),
+    "disjoint supports": ([0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.7, 0.3]),
+    "one-hot target": ([0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]),
+    "one-hot draft": ([0.1, 0.2, 0.3, 0.4], [0.0, 1.0, 0.0, 0.0]),
+    "one-hot both": ([0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]),
+    "one-hot apart": ([0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]),
+    "near-equal": ([0.1 + 1e-13, 0.2 - 1e-13, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),
+    "subnormal": ([1e-310, 0.5, 0.5, 0.0], [0.5, 1e-310, 0.2, 0.3]),
+    "tiny draft": ([0.97, 0.01, 0.01, 0.01], [1e-12, 0.4, 0.3, 0.3 - 1e-12]),
+    "peaked": ([0.997, 0.001, 0.001, 0.001], [0.9, 0.05, 0.03, 0.02]),
+    "the example of docs/lossless.md": ([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]),
+}
+RANDOM = 30
+DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distribution vary
+MISSING = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
+
+
+def small_pairs(law: Law, seed: int) -> list[Pair]:
+    """All adversarial pairs and thirty random ones of 2 to 5 tokens, in float64."""
+    fixed = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL.items()]
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [random_pair(2 + i % 4, i % 3 == 0, generator) for i in range(RANDOM)]
+    pairs = fixed + [(f"random {i}", target, draft) for i, (target, draft) in enumerate(drawn)]
+    return [(name, target, drafting(law, draft)) for name, target, draft in pairs]
+
+
+def random_pair(vocabulary: int, zeros: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two distributions from flat to peaked, with zeros at random places."""
+    exponent, base, kept = torch.rand(3, 2, vocabulary, generator=generator, dtype=torch.float64)
+    weights = base ** (4 * exponent)
+    if zeros:
+        weights *= kept > 0.3
+        weights[:, 0] += 0.1  # so that something is left
+    target, draft = weights / weights.sum(-1, keepdim=True)
+    return target, draft
+
+
+def given_pairs(law: Law, pairs: Iterable[Sequence[Any]]) -> list[Pair]:
+    """The user's own pairs, as sequences of numbers or tensors."""
+    result = []
+    for index, (target, draft) in enumerate(pairs):
+        p, q = double(target), double(draft)
+        check_distribution(p, f"target of pair {index}", total_at_most_one=True)
+        check_distribution(q, f"draft of pair {index}")
+        if p.ndim != 1 or q.shape[-1] != len(p):
+            raise AdviceError(
+                f"pair {index} has shapes {tuple(p.shape)} and {tuple(q.shape)}; give one target (vocabulary,) and "
+                "its draft"
+            )
+        law.batch(q)  # refuses what is no draft distribution of this law
+        result.append((f"pair {index}", p, q))
+    if not result:
+        raise AdviceError("there are no pairs to audit with; give at least one (target, draft), or leave pairs out")
+    return result
+
+
+def without_empty(law: Law, pairs: list[Pair]) -> list[Pair]:
+    """The pairs that fill every position of every tuple; all pairs where none does."""
+    return [pair for pair in pairs if (law.tuples(pair[2])[0] >= 0).all()] or pairs
+
+
+def large_pair(law: Law, vocabulary: int, kind: str, seed: int) -> tuple[Float[Tensor, " vocabulary"], Tensor]:
+    """Distributions as of language models, in float32: heavy tails, a draft sure of itself, tokens missing in each."""
+    generator = torch.Generator().manual_seed(seed)
+    noise, other, kept, also = torch.randn(4, vocabulary, generator=generator, dtype=torch.float64)
+    noise[0] = other[0] = 0  # the two agree on the likeliest token
+    common = -1.6 * torch.arange(1, vocabulary + 1).log()
+    rare, never = torch.arange(vocabulary) >= min(8, vocabulary // 2), torch.special.ndtri(torch.tensor(MISSING))
+    place = torch.randperm(vocabulary, generator=generator)
+    pair: list[Tensor] = []
+    for logits, mark in ((common + 0.5 * noise, kept), (common + DRAFTS[kind] * other, also)):
+        logits[0] += len(pair)  # the draft is surer of it
+        weights = logits.softmax(-1).masked_fill(rare & (mark < never), 0.0)
+        pair.append((weights / weights.sum())[place].float())
+    return pair[0], drafting(law, pair[1])
+
+
+def double(values: object) -> Tensor:
+    """Numbers as a float64 tensor."""
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+def drafting(law: Law, draft: Float[Tensor, " vocabulary"]) -> Tensor:
+    """The draft distribution, or as many (shifted by a token each) as the law takes."""
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft

@@ -1,0 +1,185 @@
+"""What an audit found, with a verdict; plain numbers for scripts, sentences for people."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from multidraft.audit.exact import Case, Exact, examine
+from multidraft.audit.statistical import Sampled
+from multidraft.audit.subject import Sampler, Subject
+from multidraft.audit.walks import Walked
+
+EXACT = 1e-12
+ROUNDING = 1e-5
+
+
+@dataclass
+class Report:
+    """The findings of all parts; a part that was left out is None or empty."""
+
+    subject: Subject
+    odds: float  # of a false alarm anywhere in the statistical part
+    within: float  # the total variation that the verifier is stated to have
+    exact: Exact | None = None
+    sampled: list[Sampled] = field(default_factory=list)
+    walks: list[Walked] = field(default_factory=list)
+
+    def add(self, finding: Exact | Sampled | Walked) -> None:
+        """Keep a part's finding."""
+        if isinstance(finding, Exact):
+            self.exact = finding
+        elif isinstance(finding, Sampled):
+            self.sampled.append(finding)
+        else:
+            self.walks.append(finding)
+
+    def summed(self) -> list[Exact | Walked]:
+        """The findings without noise."""
+        return [*([self.exact] if self.exact else []), *self.walks]
+
+    @property
+    def deviation(self) -> float:
+        """The largest difference between an exact probability and the target's."""
+        return max((part.deviation for part in self.summed()), default=math.nan)
+
+    @property
+    def total_variation(self) -> float:
+        """The largest exact total variation from the target."""
+        return max((part.total_variation for part in self.summed()), default=math.nan)
+
+    @property
+    def biased(self) -> bool:
+        """Whether any part found a bias."""
+        return bool(self.guilty())
+
+    def guilty(self) -> list[str]:
+        """The parts that found a bias: "exact", "statistical", "walks"."""
+        checks: dict[str, Callable[[], bool]] = {
+            "exact": lambda: (
+                self.exact is not None and (self.off(self.exact) or self.exact.impossible > max(EXACT, self.within))
+            ),
+            "statistical": lambda: any(part.biased for part in self.sampled),
+            "walks": lambda: any(self.off(part) for part in self.walks),
+        }
+        return [name for name, check in checks.items() if check()]
+
+    def off(self, part: Exact | Walked) -> bool:
+        """Whether an exact finding is beyond rounding and beyond what was stated."""
+        return part.deviation > EXACT and not part.total_variation <= self.within
+
+    @property
+    def verdict(self) -> str:
+        """Biased, lossless, lossless within what was stated, or (where nothing could be summed up) no bias found."""
+        if self.biased:
+            return "biased"
+        if not self.summed():
+            return "no bias found"
+        return "lossless" if self.deviation <= EXACT else "lossless within its stated deviation"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason."""
+        return (
+            f"{self.subject.name} is {self.verdict}: {self.reason()}"
+            if self.verdict != "no bias found"
+            else (f"no bias was found in {self.subject.name}: {self.reason()}")
+        )
+
+    def reason(self) -> str:
+        """What the verdict rests on."""
+        guilty = self.guilty()
+        if "exact" in guilty and self.exact:
+            return f"{described(self.exact.worst)}{self.rounding()}"
+        if "walks" in guilty:
+            worst = max(self.walks, key=lambda part: part.total_variation)
+            return (
+                f"walking ({worst.walk}) over trees {worst.tree} of {worst.vocabulary} tokens, the law of the first "
+                f"tokens is off by a total variation of {worst.total_variation:.3g}"
+            )
+        if "statistical" in guilty:
+            return alarmed(max(self.sampled, key=lambda part: part.biased))
+        if not self.summed():
+            return "; ".join(map(unseen, self.sampled))
+        return f"no exact probability is off by more than {self.deviation:.1e}"
+
+    def rounding(self) -> str:
+        """Advice where a deviation may be rounding."""
+        small = self.exact and max(self.exact.total_variation, self.exact.impossible) < ROUNDING
+        return "; if that is rounding, state it: within=1e-5" if small else ""
+
+    def replay(self) -> Case:
+        """Work out the worst exact case again, from its printed numbers."""
+        import torch
+
+        if self.exact is None or isinstance(self.subject, Sampler):
+            raise ValueError("only an exact finding can be replayed; a sampler has none")
+        worst = self.exact.worst
+        target, draft = (torch.tensor(values, dtype=torch.float64) for values in (worst.target, worst.draft))
+        return examine(self.subject, worst.label, target, draft)[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON, which has no infinity: that becomes null."""
+        law = self.subject.law
+        numbers = {
+            "name": self.subject.name,
+            "law": law.name,
+            "drafts": law.drafts,
+            "draft_probability": law.draft_probability,
+            "verdict": self.verdict,
+            "biased": self.biased,
+            "guilty": self.guilty(),
+            "sentence": self.sentence,
+            "deviation": self.deviation,
+            "total_variation": self.total_variation,
+            "false_alarm_odds": self.odds,
+            "stated_deviation": self.within,
+            "exact": asdict(self.exact) if self.exact else None,
+            "statistical": [asdict(part) | {"biased": part.biased} for part in self.sampled],
+            "walks": [asdict(part) for part in self.walks],
+        }
+        return finite(numbers)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def described(case: Case) -> str:
+    """A case on one line, with the numbers to see it again."""
+    drafts = ", ".join(f"{tokens} ({weight:.3g})" for tokens, weight in case.drafts)
+    return (
+        f"total variation {case.total_variation:.2g} from target={case.target} with draft={case.draft}, where the "
+        f"law is {[float(f'{value:.4g}') for value in case.law]}; drafts with their probabilities: {drafts}"
+        + (f"; outcomes that are no law, off by {case.impossible:.2g}" if case.impossible > EXACT else "")
+    )
+
+
+def alarmed(part: Sampled) -> str:
+    """Why the statistical part raised the alarm."""
+    if part.out_of_range:
+        return f"{part.out_of_range} of {part.trials} emitted ids are no tokens of the {part.vocabulary}"
+    if not min(part.p_values.values()) < part.alarm:
+        return f"at {part.vocabulary} tokens outcomes are no laws, off by {part.impossible:.2g}"
+    return (
+        f"{part.trials:,} tokens of {part.vocabulary:,} have chi-square p = {min(part.p_values.values()):.1e}; a "
+        f"lossless verifier gets below {part.alarm:.1e} with that probability"
+    )
+
+
+def unseen(part: Sampled) -> str:
+    """What the statistical part would have seen."""
+    if part.smallest_bias is None:
+        return f"{part.trials:,} tokens of {part.vocabulary:,} are too few to see any bias towards the draft"
+    return (
+        f"{part.trials:,} tokens of {part.vocabulary:,} would show a bias of {part.smallest_bias:.2%} total variation "
+        "towards the draft with 99 % probability"
+    )
+
+
+def finite(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

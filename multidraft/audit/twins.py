@@ -1,0 +1,116 @@
+"""Verifiers with a mistake that someone could make: an audit that lets one of them pass is worth nothing."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from multidraft.audit.audit import audit
+from multidraft.audit.report import Report
+from multidraft.distributions import normalise
+from multidraft.drafting import Iid
+from multidraft.verification import lorenz, naive, recursive_rejection
+from multidraft.verification.naive import at_each
+from multidraft.walk import ROUNDING, WALKS, Coin, Ending, Walk
+
+Parts = tuple[Tensor, Tensor]
+
+
+def too_eager(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Accepts a draft five percent too often."""
+    right = recursive_rejection(target, draft, drafted, Iid(drafted.shape[-1]))
+    once = right.accept.sum(-1, keepdim=True)
+    accept = right.accept * torch.where(once > 0, (1.05 * once).clamp(max=1) / once, 1.0)
+    return accept, (1 - accept.sum(-1, keepdim=True)) * normalise(right.residual)
+
+
+def forgetful(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Draws from the target, not from what is left of it, once all drafts are rejected."""
+    right = recursive_rejection(target, draft, drafted, Iid(drafted.shape[-1]))
+    return right.accept, (1 - right.accept.sum(-1, keepdim=True)) * target
+
+
+def double_counting(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Forgets that two equal drafts are one token."""
+    accept, residual = at_each(target, drafted), naive(target, draft, drafted, Iid(drafted.shape[-1])).residual
+    total = accept.sum(-1, keepdim=True) + residual.sum(-1, keepdim=True)
+    return accept / total, residual / total
+
+
+def as_if_sampled(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Recursive rejection as for independent draws, whatever the drafts were drawn from."""
+    right = recursive_rejection(target, draft, drafted, Iid(drafted.shape[-1]))
+    return right.accept, right.residual
+
+
+def warmer(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Verifies with the draft distribution at another temperature than the drafts were drawn at."""
+    return as_if_sampled(target, normalise(draft**0.7), drafted)
+
+
+def pruned(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Drops drawn tokens of low probability, as if they had not been drawn."""
+    likely = at_each(draft, drafted) >= 0.3 * draft.amax(-1, keepdim=True)
+    right = lorenz(target, draft, drafted.masked_fill(~likely, -1), Iid(drafted.shape[-1]))
+    return right.accept, right.residual
+
+
+def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+    """The deferred walk, but a child is entered with what it may claim and not with its share of what is left."""
+    if not has_drafts(slot):
+        return Ending() if coin(weight) else None
+    verdict, left = (yield slot, weight), 1.0
+    for child, accept in verdict.children:
+        if ending := (yield from impatient(child, accept, has_drafts, coin)):
+            ending.path.insert(0, child)
+            return ending
+        left -= accept
+    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A rule with the law that its drafts are drawn from, or a walk, and the parts of the audit that must see it."""
+
+    law: str
+    rule: Callable[[Tensor, Tensor, Tensor], Parts] | None = None
+    walk: Callable[[int, float, Callable[[int], bool], Coin], Walk] | None = None
+
+    @property
+    def guilty(self) -> list[str]:
+        """The parts of the audit in which it must be found guilty."""
+        return ["walks"] if self.rule is None else ["exact", "statistical", "walks"]
+
+
+TWINS = {
+    "accepts 5 % too often": Twin("iid", too_eager),
+    "forgets the residual": Twin("iid", forgetful),
+    "counts duplicates twice": Twin("iid", double_counting),
+    "takes the top tokens for samples": Twin("top", as_if_sampled),
+    "ignores that draws were not replaced": Twin("without_replacement", as_if_sampled),
+    "verifies at another temperature": Twin("iid", warmer),
+    "prunes drawn tokens": Twin("iid", pruned),
+    "the walk forgets what is left": Twin("iid", walk=impatient),
+}
+
+
+def audit_twin(name: str, **settings: Any) -> Report:
+    """The audit of a twin."""
+    twin = TWINS[name]
+    if twin.rule is not None:
+        return audit(twin.rule, law=twin.law, **settings)
+    with registered(name, twin.walk):
+        return audit(f"{twin.law}:lorenz", **settings)
+
+
+@contextmanager
+def registered(name: str, walk: Any) -> Generator[None]:
+    """One more walk on the list for a while."""
+    WALKS[name] = walk
+    try:
+        yield
+    finally:
+        del WALKS[name]

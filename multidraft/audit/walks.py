@@ -1,0 +1,71 @@
+"""The walks' part: the exact law of the first tokens of a decode step, over every tree that it can draw."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multidraft.decoding import Plan
+from multidraft.enumeration import first_tokens, largest_difference, step_law, target_law
+from multidraft.errors import AdviceError
+from multidraft.generation import check_fits
+from multidraft.models.table import TableModel, random_table
+from multidraft.scheme import Scheme
+from multidraft.tree import Tree
+
+TREES = ("1x1x1", "2x1", "2x2")
+KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals
+MOST_TREES = 5_000
+PROMPT = (0,)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A walk over a tree: how far the law of the first tokens is from the target's, and how many are accepted."""
+
+    walk: str
+    tree: str
+    vocabulary: int
+    kind: str
+    deviation: float
+    total_variation: float
+    accepted: float
+
+
+def follow_walk(scheme: Scheme, walk: str, tree: str, kind: str, seed: int) -> Walked:
+    """Sum over every tuple at every node, every answer to every coin, and every last token."""
+    shape, vocabulary = Tree.parse(tree), vocabulary_for(tree)
+    target, draft = (random_table(vocabulary, 3, 2 * seed + model, KINDS[kind]) for model in (0, 1))
+    models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
+    step = step_law(models[0], models[1], list(PROMPT), Plan(scheme, shape, walk))
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        return target((*PROMPT, *tokens))
+
+    depth = max(shape.depths)
+    ours, right = first_tokens(step.law, conditional, depth), target_law(conditional, depth)
+    distance = sum(abs(ours.get(tokens, 0.0) - right.get(tokens, 0.0)) for tokens in ours | right) / 2
+    deviation = largest_difference(ours, right)
+    if not torch.tensor([distance, deviation]).isfinite().all():
+        distance = deviation = float("inf")
+    return Walked(walk, tree, vocabulary, kind, deviation, distance, step.accepted)
+
+
+def vocabulary_for(tree: str) -> int:
+    """3 tokens, or 2 where that makes too many trees."""
+    drawn = sum(Tree.parse(tree).drafts)
+    for vocabulary in (3, 2):
+        if vocabulary**drawn <= MOST_TREES:
+            return vocabulary
+    raise AdviceError(
+        f"tree {tree} can be drawn in up to 2^{drawn} ways, too many to enumerate; audit a smaller one, such as 2x2"
+    )
+
+
+def fits(scheme: Scheme, tree: str) -> bool:
+    """Whether the decoder would let the scheme draw this tree."""
+    try:
+        check_fits(scheme, Tree.parse(tree))
+    except AdviceError:
+        return False
+    return True

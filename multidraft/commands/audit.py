@@ -1,0 +1,175 @@
+"""`multidraft audit`: is a scheme lossless; with `--all`, are all of them, and is every biased twin found guilty."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from multidraft import terminal
+from multidraft.errors import AdviceError
+
+if TYPE_CHECKING:
+    from multidraft.audit import Report
+
+LEGEND = (
+    "TV: largest total variation from the target. rate, best: mean acceptance rate over the small pairs, and the "
+    "largest that a lossless rule reaches."
+)
+SIZES, SIZES_OF_ALL = (4096, 32_000), (4096,)
+SOMETIMES = 0.6  # the draft_probability of the second group
+SCHEMES, RANDOMISED, TWIN = "scheme", "scheme, drafting with probability 0.6", "biased twin"
+COLUMNS = ["verdict", "TV", "rate", "best"]
+
+
+def audit(
+    name: Annotated[str | None, Argument(help="Drafting law and rule; see `multidraft schemes`.")] = None,
+    every: Annotated[
+        bool, Option("--all", help="Every scheme, also with randomised drafting, and biased twins.")
+    ] = False,
+    drafts: Annotated[int, Option(min=1, help="Drafts at a node.")] = 2,
+    draft_probability: Annotated[float, Option(help="Less than 1: randomised drafting.")] = 1.0,
+    vocabulary: Annotated[
+        list[int] | None, Option(min=2, help="Sizes to draw tokens at; repeat it.", show_default="4096 and 32000")
+    ] = None,
+    trials: Annotated[int, Option(min=100, help="Tokens to draw at each size.")] = 50_000,
+    trees: Annotated[
+        list[str] | None, Option(help="Small trees to walk over; repeat it.", show_default="1x1x1, 2x1 and 2x2")
+    ] = None,
+    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed draws the same tokens.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Audit a scheme: sum its law over every tuple of drafts, draw tokens at real sizes, walk over every small tree.
+
+    Exit code 1 where a verdict is not the expected one: lossless for a scheme, biased for a twin.
+    """
+    if (name is None) != every:
+        raise AdviceError("give one scheme, as in `multidraft audit iid:lorenz`, or --all")
+    sizes = vocabulary or (SIZES_OF_ALL if every else SIZES)
+    settings: dict[str, Any] = dict(vocabulary=tuple(sizes), trials=trials, walks=True, trees=trees, seed=seed)
+    try:
+        if every:
+            ok = audit_all(drafts, settings, as_json)
+        else:
+            ok = audit_one(name or "", settings | dict(drafts=drafts, draft_probability=draft_probability), as_json)
+    except ImportError as error:
+        raise AdviceError(str(error)) from None
+    if not ok:
+        raise typer.Exit(1)
+
+
+def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
+    """One scheme, with all that was found; whether it is lossless."""
+    import multidraft as md
+
+    report = md.audit(name, progress=bar(name), **settings)
+    if as_json:
+        terminal.print_json(report.as_dict())
+    else:
+        details(report)
+    return not report.biased
+
+
+def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
+    """Every scheme, again with randomised drafting, and every twin; whether all verdicts are the expected ones."""
+    from multidraft.audit.twins import TWINS
+
+    calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
+    calls += [(TWIN, name) for name in TWINS]
+    found = [run(group, name, drafts, settings) for group, name in bar("audit")(calls)]
+    wrong = [item["name"] for item in found if not item["as_expected"]]
+    if as_json:
+        terminal.print_json({"as_expected": not wrong, "audits": [item["report"] for item in found]})
+        return not wrong
+    for group in (SCHEMES, RANDOMISED, TWIN):
+        terminal.print_table([group, *COLUMNS], [item["row"] for item in found if item["group"] == group], numbers=True)
+    typer.echo(LEGEND)
+    typer.echo(f"Not as expected: {'; '.join(wrong)}." if wrong else f"All {len(found)} verdicts are as expected.")
+    return not wrong
+
+
+def schemes() -> list[str]:
+    """Every scheme's name."""
+    import multidraft as md
+
+    return [str(entry["name"]) for entry in md.schemes()]
+
+
+def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """The audit of one line."""
+    import multidraft as md
+    from multidraft.audit.twins import TWINS, audit_twin
+
+    expected: list[str] = []
+    if group == TWIN:
+        report, expected = audit_twin(name, drafts=2, **settings), TWINS[name].guilty
+    else:
+        probability = SOMETIMES if group == RANDOMISED else 1.0
+        count = 2 if name.startswith("spechub") else drafts
+        report = md.audit(name, count, draft_probability=probability, **settings)
+    ok = report.guilty() == expected
+    numbers = report.as_dict() | {"name": name, "group": group, "expected": expected, "as_expected": ok}
+    return dict(group=group, name=name, as_expected=ok, row=[name, *cells(report, ok)], report=numbers)
+
+
+def bar(label: str) -> Any:
+    """A progress bar on stderr around a list of jobs."""
+    from functools import partial
+
+    from tqdm import tqdm
+
+    return partial(tqdm, desc=label, file=sys.stderr, leave=False, dynamic_ncols=True)
+
+
+def cells(report: "Report", as_expected: bool) -> list[str]:
+    """The columns after the name."""
+    exact = report.exact
+    return [
+        report.verdict + ("" if as_expected else " (!)"),
+        f"{report.total_variation:.0e}",
+        f"{exact.acceptance:.3f}" if exact else "",
+        f"{exact.optimum:.3f}" if exact and exact.optimum is not None else "",
+    ]
+
+
+def details(report: "Report") -> None:
+    """All parts of one audit, and the verdict below."""
+    exact = report.exact
+    if exact:
+        rows = [[f"{exact.pairs} pairs, {exact.tuples:,} tuples", *exact_cells(exact)]]
+        terminal.print_table(["exact", "off by", "TV", "rate", "best"], rows, numbers=True)
+    if report.sampled:
+        columns = ["statistical", "p, fine", "p, coarse", "alarm", "bias seen", "rate", "best"]
+        terminal.print_table(columns, [sampled_cells(part) for part in report.sampled], numbers=True)
+    if report.walks:
+        terminal.print_table(["walks", "off by", "TV", "accepted"], list(map(walk_cells, report.walks)), numbers=True)
+    typer.echo(report.sentence)
+    if report.sampled:
+        typer.echo(
+            f"A lossless verifier raises the alarm with probability {report.odds:.0e} in all. Bias seen: the smallest "
+            "total variation (TV), from the target towards the draft distribution, that raises it with 99 %."
+        )
+
+
+def walk_cells(part: Any) -> list[str]:
+    """One walk over one tree."""
+    label = f"{part.walk}, {part.tree}, {part.vocabulary} tokens, {part.kind}"
+    return [label, f"{part.deviation:.1e}", f"{part.total_variation:.1e}", f"{part.accepted:.4f}"]
+
+
+def exact_cells(exact: Any) -> list[str]:
+    """The exact part's numbers."""
+    optimum = "" if exact.optimum is None else f"{exact.optimum:.4f}"
+    return [f"{exact.deviation:.1e}", f"{exact.total_variation:.1e}", f"{exact.acceptance:.4f}", optimum]
+
+
+def sampled_cells(part: Any) -> list[str]:
+    """One vocabulary size."""
+    return [
+        f"{part.trials:,} of {part.vocabulary:,}, {part.draft}",
+        *(f"{part.p_values[test]:.2g}" for test in ("fine", "coarse")),
+        f"{part.alarm:.2g}",
+        "none" if part.smallest_bias is None else f"{part.smallest_bias:.2%}",
+        f"{part.acceptance:.3f}",
+        "" if part.optimum is None else f"{part.optimum:.3f}",
+    ]
