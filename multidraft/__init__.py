@@ -1,11 +1,32 @@
 """Multi-draft speculative decoding: faster generation whose output has exactly the target model's distribution."""
 
-from multidraft.audit import audit
-from multidraft.errors import AdviceError
-from multidraft.generation import generate
-from multidraft.scheme import scheme, schemes
-from multidraft.transport import optimal_acceptance_rate
-from multidraft.tree import Tree
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multidraft.auditing import audit
+    from multidraft.catalogue import scheme, schemes
+    from multidraft.errors import AdviceError
+    from multidraft.generation import generate
+    from multidraft.transport import optimal_acceptance_rate
+    from multidraft.tree import Tree
 
 __all__ = ["AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"
+
+HOMES = {  # no public name may be a module's name too: importing the module would take its place
+    "AdviceError": "errors",
+    "Tree": "tree",
+    "audit": "auditing",
+    "generate": "generation",
+    "optimal_acceptance_rate": "transport",
+    "scheme": "catalogue",
+    "schemes": "catalogue",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: `multidraft --help` should not wait for torch and transformers."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'multidraft' has no attribute {name!r}")
+    return getattr(import_module(f"multidraft.{HOMES[name]}"), name)

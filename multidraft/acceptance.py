@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from multidraft.scheme import Scheme
+    from multidraft.catalogue import Scheme
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.catalogue import Scheme
 from multidraft.distributions import pick
 from multidraft.drafts import Drafts
 from multidraft.metrics import Info
@@ -13,7 +14,6 @@ from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
 from multidraft.sampling import Sampling
-from multidraft.scheme import Scheme
 from multidraft.tree import Tree, span
 from multidraft.walk import WALKS, Ending, drive
 

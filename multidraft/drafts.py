@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
-from multidraft.scheme import Scheme
 from multidraft.tree import Tree, span
 
 

@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.catalogue import Scheme
 from multidraft.decoding import Emitted, Plan, State, bare_root, emit, keep, last_weights, learn_level, score
 from multidraft.drafts import Drafts
 from multidraft.generation import select, start
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes
-from multidraft.scheme import Scheme
 from multidraft.walk import WALKS, Ending, Verdict, drive
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side

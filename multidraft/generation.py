@@ -7,6 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from multidraft.catalogue import Scheme
+from multidraft.catalogue import scheme as scheme_named
 from multidraft.decoding import Emitted, Plan, State, padded, step
 from multidraft.errors import AdviceError
 from multidraft.metrics import Info, Stopwatch
@@ -14,8 +16,6 @@ from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import CausalLM
 from multidraft.randomness import for_rows
 from multidraft.sampling import Sampling
-from multidraft.scheme import Scheme
-from multidraft.scheme import scheme as scheme_named
 from multidraft.tree import Tree
 from multidraft.walk import WALKS
 

@@ -11,9 +11,9 @@ import torch
 from multidraft.transport import optimal_acceptance_rate
 
 if TYPE_CHECKING:
+    from multidraft.catalogue import Scheme
     from multidraft.decoding import Emitted
     from multidraft.nodes import Nodes
-    from multidraft.scheme import Scheme
 
 PARTS = ("draft", "target", "rule", "cache", "rest")
 

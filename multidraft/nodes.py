@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from multidraft.catalogue import Scheme
 from multidraft.drafts import Drafts
 from multidraft.sampling import Sampling
-from multidraft.scheme import Scheme
 from multidraft.verification import Outcome
 from multidraft.walk import Verdict
 

@@ -42,7 +42,7 @@ class Tree:
         paths: list[Path] = [()]
         level: list[Path] = [()]
         for count in counts:
-            level = [path + (rank,) for path in level for rank in range(count)]
+            level = [(*path, rank) for path in level for rank in range(count)]
             paths += level
             if len(paths) > MOST_NODES:
                 raise AdviceError(
@@ -52,7 +52,7 @@ class Tree:
 
     @classmethod
     def paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
-        """A list of paths as in EAGLE: every node by the ranks of the children leading to it; missing parents are added."""
+        """A list of paths as in EAGLE: every node by the ranks of the children leading to it, parents added."""
         nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
         ordered = sorted(nodes, key=lambda path: (len(path), path))
         index = {path: slot for slot, path in enumerate(ordered)}

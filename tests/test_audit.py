@@ -12,13 +12,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.audit.pairs import large_pair
-from multidraft.audit.power import Alarm, Bins, ChiSquare
-from multidraft.audit.statistical import chi_squares, overall
-from multidraft.audit.twins import TWINS, audit_twin
+from multidraft.auditing.pairs import large_pair
+from multidraft.auditing.power import Alarm, Bins, ChiSquare
+from multidraft.auditing.statistical import chi_squares, overall
+from multidraft.auditing.twins import TWINS, audit_twin
+from multidraft.catalogue import SCHEMES
 from multidraft.cli import app
 from multidraft.drafting import Iid
-from multidraft.scheme import SCHEMES
 from multidraft.verification import recursive_rejection
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "audit_verifiers.py"))

@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 import multidraft as md
+from multidraft.catalogue import SCHEMES
 from multidraft.decoding import Plan
 from multidraft.drafting import Iid
 from multidraft.enumeration import (
@@ -30,7 +31,6 @@ from multidraft.enumeration import (
 from multidraft.generation import check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
-from multidraft.scheme import SCHEMES
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
 from multidraft.verification.naive import at_each

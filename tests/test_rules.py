@@ -6,8 +6,8 @@ from pairs import all_pairs
 from torch import Tensor
 
 import multidraft as md
+from multidraft.catalogue import SCHEMES
 from multidraft.drafting.law import Law
-from multidraft.scheme import SCHEMES
 from multidraft.transport.linear_program import optimal_by_linear_program
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
 

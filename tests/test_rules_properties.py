@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import multidraft as md
-from multidraft.scheme import SCHEMES, Scheme
+from multidraft.catalogue import SCHEMES, Scheme
 
 NAMES = list(SCHEMES)
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}

@@ -10,7 +10,7 @@ from multidraft import terminal
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
-    from multidraft.audit import Report
+    from multidraft.auditing import Report
 
 LEGEND = (
     "TV: largest total variation from the target. rate, best: mean acceptance rate over the small pairs, and the "
@@ -72,7 +72,7 @@ def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
 
 def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
     """Every scheme, again with randomised drafting, and every twin; whether all verdicts are the expected ones."""
-    from multidraft.audit.twins import TWINS
+    from multidraft.auditing.twins import TWINS
 
     calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
     calls += [(TWIN, name) for name in TWINS]
@@ -98,7 +98,7 @@ def schemes() -> list[str]:
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
     """The audit of one line."""
     import multidraft as md
-    from multidraft.audit.twins import TWINS, audit_twin
+    from multidraft.auditing.twins import TWINS, audit_twin
 
     expected: list[str] = []
     if group == TWIN:

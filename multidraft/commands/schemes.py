@@ -13,5 +13,10 @@ def schemes(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = Fal
     entries = md.schemes()
     if as_json:
         return terminal.print_json(entries)
-    rows = [[str(e["name"]), "yes" if e["exact"] else "no", str(e["cost"]), str(e["source"])] for e in entries]
+    rows = [[str(e["name"]), "yes" if e["exact"] else "no", str(e["cost"]), source(e)] for e in entries]
     terminal.print_table(["scheme", "exact", "cost of the rule", "source"], rows)
+
+
+def source(entry: dict[str, str | bool]) -> str:
+    """Where a scheme is from, and the name that it goes by with the deferred walk."""
+    return f"{entry['source']} ({entry['known_as']})" if entry["known_as"] else str(entry["source"])

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from multidraft.capture import Recording
+from multidraft.catalogue import SCHEMES, Scheme, scheme
 from multidraft.distributions import distribution
-from multidraft.scheme import SCHEMES, Scheme, scheme
 
 TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pairs too
 

@@ -29,6 +29,7 @@ class Entry:
     cost: str
     formula: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     exact: bool = True
+    known_as: str = ""  # the name it goes by with the deferred walk
 
 
 MCSD = "Multi-Candidate Speculative Decoding"
@@ -36,13 +37,17 @@ OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
 
 SCHEMES: dict[str, Entry] = {
-    "iid:lorenz": Entry(lorenz, OURS, "one sort", formulas.lorenz_iid),
+    "iid:lorenz": Entry(
+        lorenz, OURS, "one sort", formulas.lorenz_iid, known_as="on a chain, deferred: block verification"
+    ),
     "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential),
     "iid:recursive_rejection": Entry(
         recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection
     ),
     "iid:naive": Entry(naive, MCSD, "one look-up", formulas.naive_iid),
-    "without_replacement:recursive_rejection": Entry(recursive_rejection, f"{MCSD}, Algorithm 2", "n passes"),
+    "without_replacement:recursive_rejection": Entry(
+        recursive_rejection, f"{MCSD}, Algorithm 2", "n passes", known_as="deferred: traversal verification"
+    ),
     "without_replacement:naive": Entry(naive, MCSD, "one look-up"),
     "greedy:maximal_coupling": Entry(maximal_coupling, f"{OPTIMAL}, Section 5", "one pass", formulas.maximal_coupling),
     "greedy:naive": Entry(naive, MCSD, "one look-up"),
@@ -58,7 +63,7 @@ SCHEMES: dict[str, Entry] = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """A drafting law and the rule that verifies its drafts; made by `multidraft.scheme`."""
+    """A drafting law and the rule that verifies its drafts; made by `multidraft.catalogue`."""
 
     name: str
     law: Law
@@ -219,10 +224,21 @@ def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
 
 
 def schemes() -> list[dict[str, str | bool]]:
-    """Every scheme with its law, rule, source, whether it is exact, and its cost."""
+    """Every scheme with its law, rule, source, whether it is exact, its cost, and the name it also goes by.
+
+    The strongest published yardsticks are block verification (a chain) and traversal verification (a tree).
+    """
     return [
-        dict(name=name, law=name.split(":")[0], rule=name.split(":")[1], source=e.source, exact=e.exact, cost=e.cost)
-        for name, e in SCHEMES.items()
+        dict(
+            name=name,
+            law=name.split(":")[0],
+            rule=name.split(":")[1],
+            source=entry.source,
+            exact=entry.exact,
+            cost=entry.cost,
+            known_as=entry.known_as,
+        )
+        for name, entry in SCHEMES.items()
     ]
 
 

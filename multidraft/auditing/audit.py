@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from multidraft.audit.exact import Exact, examine_all
-from multidraft.audit.pairs import DRAFTS, given_pairs, small_pairs, without_empty
-from multidraft.audit.power import Alarm, scipy_stats
-from multidraft.audit.report import Report
-from multidraft.audit.statistical import Sampled, sample
-from multidraft.audit.subject import Foreign, Sampler, Subject, subject
-from multidraft.audit.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
+from multidraft.auditing.exact import Exact, examine_all
+from multidraft.auditing.pairs import DRAFTS, given_pairs, small_pairs, without_empty
+from multidraft.auditing.power import Alarm, scipy_stats
+from multidraft.auditing.report import Report
+from multidraft.auditing.statistical import Sampled, sample
+from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
+from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
+from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
-from multidraft.scheme import Scheme
 from multidraft.walk import WALKS
 
 TESTS = 2  # of each sample

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multidraft.audit.pairs import Pair
-from multidraft.scheme import Scheme
+from multidraft.auditing.pairs import Pair
+from multidraft.catalogue import Scheme
 from multidraft.transport import LAWS as FORMULAS
 from multidraft.transport import optimal_by_linear_program
 from multidraft.verification import Outcome

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multidraft.audit.exact import impossible
-from multidraft.audit.pairs import large_pair
-from multidraft.audit.power import ENOUGH, Alarm, Bins, ChiSquare
-from multidraft.audit.subject import Sampler, Subject
+from multidraft.auditing.exact import impossible
+from multidraft.auditing.pairs import large_pair
+from multidraft.auditing.power import ENOUGH, Alarm, Bins, ChiSquare
+from multidraft.auditing.subject import Sampler, Subject
 from multidraft.distributions import pick, uniform
 from multidraft.errors import AdviceError
 from multidraft.transport import LAWS as FORMULAS

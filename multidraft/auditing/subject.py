@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multidraft.catalogue import Entry, Scheme, scheme
 from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
-from multidraft.scheme import Entry, Scheme, scheme
 from multidraft.verification import Outcome
 
 FORMS = (
@@ -72,7 +72,7 @@ def subject(verifier: object, law: str | Law | None, drafts: int | None, setting
         if isinstance(verifier, str):
             return scheme(verifier, 2 if drafts is None else drafts, **settings)
         if settings:
-            raise AdviceError(f"give {', '.join(settings)} to multidraft.scheme, or pass the scheme's name")
+            raise AdviceError(f"give {', '.join(settings)} to multidraft.catalogue, or pass the scheme's name")
         return verifier if drafts is None else verifier.at(drafts)
     if not callable(verifier):
         raise AdviceError(f"cannot audit {described(verifier)}; {FORMS}")

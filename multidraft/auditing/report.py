@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from multidraft.audit.exact import Case, Exact, examine
-from multidraft.audit.statistical import Sampled
-from multidraft.audit.subject import Sampler, Subject
-from multidraft.audit.walks import Walked
+from multidraft.auditing.exact import Case, Exact, examine
+from multidraft.auditing.statistical import Sampled
+from multidraft.auditing.subject import Sampler, Subject
+from multidraft.auditing.walks import Walked
 
 EXACT = 1e-12
 ROUNDING = 1e-5

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multidraft.catalogue import Scheme
 from multidraft.decoding import Plan
 from multidraft.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.errors import AdviceError
 from multidraft.generation import check_fits
 from multidraft.models.table import TableModel, random_table
-from multidraft.scheme import Scheme
 from multidraft.tree import Tree
 
 TREES = ("1x1x1", "2x1", "2x2")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.audit.audit import audit
-from multidraft.audit.report import Report
+from multidraft.auditing.audit import audit
+from multidraft.auditing.report import Report
 from multidraft.distributions import normalise
 from multidraft.drafting import Iid
 from multidraft.verification import lorenz, naive, recursive_rejection
