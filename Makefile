@@ -10,7 +10,8 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 setup: .venv/.checked
 
 demo: .venv/.runtime
-	$(BIN)/multidraft generate --compare --prompts multidraft/data/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	@echo "One thread: models as small as the embedded ones are fastest so, with drafts and without."
+	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --tree 2x1x1 --prompts multidraft/data/demo_prompts.jsonl --limit 4 --max-new-tokens 96
 
 test: setup
 	$(PYTEST)
