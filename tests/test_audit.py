@@ -285,7 +285,7 @@ def test_command_advises_on_one_line(arguments: list) -> None:
 def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> None:
     """`--all` on one scheme and two twins, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
-    twins, command = (importlib.import_module(f"multidraft.{name}") for name in ("audit.twins", "commands.audit"))
+    twins, command = (importlib.import_module(f"multidraft.{name}") for name in ("auditing.twins", "commands.audit"))
     innocent = twins.Twin("top", EXAMPLES["matching"])
     monkeypatch.setattr(command, "schemes", lambda: ["iid:naive"])
     monkeypatch.setattr(twins, "TWINS", {guilty: TWINS[guilty], "innocent": innocent})

@@ -270,12 +270,17 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")
+def heed_control_c() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and their children inherit it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_while_training_says_how_to_go_on(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text(synthetic(50_000))
     options = ["--corpus", text, "--out", out, *QUICK, "--target-steps", 1_000_000]
     command = [sys.executable, "-c", "from multidraft.cli import main; main()", "train", *map(str, options)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_control_c)
     limit = time.monotonic() + 120
     while not (out / "checkpoints" / "target.pt").exists() and time.monotonic() < limit:
         time.sleep(0.1)
