@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.auditing.audit import audit
+from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
 from multidraft.distributions import normalise
 from multidraft.drafting import Iid
