@@ -16,6 +16,7 @@ import multidraft as md
 from multidraft.catalogue import SCHEMES
 from multidraft.decoding import Plan
 from multidraft.drafting import Iid
+from multidraft.drafting.law import at_each
 from multidraft.enumeration import (
     Law,
     StepLaw,
@@ -33,7 +34,6 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
-from multidraft.verification.naive import at_each
 from multidraft.walk import ROUNDING, WALKS, Ending, Verdict, commit, deferred
 
 Table = Callable[[tuple[int, ...]], Tensor]

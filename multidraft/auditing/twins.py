@@ -12,8 +12,8 @@ from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
 from multidraft.distributions import normalise
 from multidraft.drafting import Iid
+from multidraft.drafting.law import at_each
 from multidraft.verification import lorenz, naive, recursive_rejection
-from multidraft.verification.naive import at_each
 from multidraft.walk import ROUNDING, WALKS, Coin, Ending, Walk
 
 Parts = tuple[Tensor, Tensor]

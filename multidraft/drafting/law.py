@@ -122,7 +122,14 @@ class Law(ABC):
 
 def at(values: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """values[token], and 0 where the token is empty."""
-    return values.gather(-1, token.clamp(min=0)[..., None])[..., 0] * (token >= 0)
+    return at_each(values, token[..., None])[..., 0]
+
+
+def at_each(
+    values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
+) -> Float[Tensor, "*batch some"]:
+    """values[token] for each token, and 0 where the token is empty."""
+    return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)
 
 
 def without(

@@ -6,10 +6,9 @@ from torch import Tensor
 
 from multidraft.distributions import most_likely
 from multidraft.drafting.anchored import Anchored
-from multidraft.drafting.law import Law, without
+from multidraft.drafting.law import Law, at_each, without
 from multidraft.verification.k_sequential import accepted as k_sequential
 from multidraft.verification.lorenz import schedule
-from multidraft.verification.naive import at_each
 
 __all__ = [
     "k_sequential",

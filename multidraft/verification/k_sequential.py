@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.drafting.law import Law
-from multidraft.verification.naive import at_each
+from multidraft.drafting.law import Law, at_each
 from multidraft.verification.outcome import Outcome
 
 TINY = torch.finfo(torch.float64).tiny

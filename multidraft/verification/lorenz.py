@@ -124,7 +124,6 @@ def verify_draws(
     draft_probability: float = 1.0,
 ) -> Verified:
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
-    w = target.sum(-1, dtype=torch.float64)
     if draws.shape[-1] == 1 or int(count.max()) <= 1:
         over, rejected, b = overlap(
             target.double(), draft_probability * draft.double(), draws[..., 0], draft_probability
@@ -139,7 +138,7 @@ def verify_draws(
         plan = schedule(target.gather(-1, index), draft.gather(-1, index), count, draft_probability)
         unclaimed = lambda: target.double().scatter(-1, index, plan.unclaimed())  # noqa: E731
         ranks = torch.where(draws >= 0, (index[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1), -1)
-    wanted = (w - plan.optimum).clamp(min=0)
+    wanted = (target.sum(-1, dtype=torch.float64) - plan.optimum).clamp(min=0)
     rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
     return Verified(accept_draws(plan, ranks), unclaimed, rejected, wanted / rejected)
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.drafting.law import Law, is_duplicate
+from multidraft.drafting.law import Law, at_each, is_duplicate
 from multidraft.verification.outcome import Outcome
 
 
@@ -24,10 +24,3 @@ def naive(
     index = drafted % (target.shape[-1] + 1)  # an empty position (-1) points behind the vocabulary
     residual = torch.nn.functional.pad(target, (0, 1)).scatter(-1, index, 0.0)[..., :-1]
     return Outcome(accept, residual, drafted)
-
-
-def at_each(
-    values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
-) -> Float[Tensor, "*batch some"]:
-    """values[token] for each token, and 0 where the token is empty."""
-    return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)
