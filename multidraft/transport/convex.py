@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from multidraft.transport.network import sets_of_draws
-from multidraft.transport.optional import solver
+from multidraft.optional import solver
 
 Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, "_"]]]  # sets of one size, and their coefficients
 
