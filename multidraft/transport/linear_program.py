@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.optional import solver
 from multidraft.transport.moved import Moved, trimmed, upper_bound
 from multidraft.transport.network import Network, merged
-from multidraft.optional import solver
 
 MOST_VARIABLES = 1_000_000  # about 1 kB each in HiGHS
 EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # HiGHS's smallest; 1e-7 if left

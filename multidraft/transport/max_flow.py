@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
+from multidraft.optional import solver
 from multidraft.transport.moved import Moved, upper_bound
 from multidraft.transport.network import Network
-from multidraft.optional import solver
 
 SCALE = 2**52  # capacities are floor(2^52 x): every limit is kept, and each is at most 2^-52 too low
 PARTS = ("outer", "inner")
