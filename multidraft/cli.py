@@ -1,4 +1,4 @@
-"""The command line: `multidraft generate | schemes | train`. Each command is a file in `multidraft/commands`."""
+"""The command line: `multidraft generate | schemes | study | ..`. Each command is a file in `multidraft/commands`."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from multidraft.commands.acceptance import acceptance, capture
 from multidraft.commands.audit import audit
 from multidraft.commands.generate import generate
 from multidraft.commands.schemes import schemes
+from multidraft.commands.study import study
 from multidraft.commands.train import train
 from multidraft.errors import AdviceError
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 for command in (acceptance, audit, capture, generate, schemes, train):
     app.command()(command)
+app.add_typer(study, name="study")
 
 
 def main() -> None:
