@@ -1,7 +1,8 @@
 """A scheme is a drafting law with a verification rule that is valid for it, written `law:rule`; the list of them."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,11 @@ from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
 from multidraft.transport import optimal_acceptance_rate
 from multidraft.verification import Outcome, anchored_lorenz, formulas, k_sequential, lorenz, naive, recursive_rejection
+from multidraft.verification.global_resolution import global_resolution
+from multidraft.verification.linear_program import linear_program
+from multidraft.verification.max_flow import max_flow, reduced_max_flow
 from multidraft.verification.maximal_coupling import maximal_coupling, spechub
+from multidraft.verification.solved import optimum
 
 Rule = Callable[[Tensor, Tensor, Tensor, Any], Outcome]  # target, draft, drafted, and the law they were drawn by
 
@@ -29,11 +34,13 @@ class Entry:
     cost: str
     formula: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
     exact: bool = True
+    small: bool = False  # for small vocabularies only: its work grows with the number of token sets
     known_as: str = ""  # the name it goes by with the deferred walk
 
 
 MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
+GLOBAL = "Global Resolution"
 OURS = "multidraft (docs/theory.md)"
 
 SCHEMES: dict[str, Entry] = {
@@ -58,7 +65,20 @@ SCHEMES: dict[str, Entry] = {
     "spechub:naive": Entry(naive, MCSD, "one look-up"),
     "distinct:recursive_rejection": Entry(recursive_rejection, "SpecInfer", "n passes", formulas.recursive_rejection),
     "distinct:naive": Entry(naive, MCSD, "one look-up", formulas.naive_distinct),
+    "iid:global_resolution": Entry(
+        global_resolution, f"{GLOBAL}, Section 6", "two convex problems; may fail", exact=False, small=True
+    ),
+    "iid:reduced_max_flow": Entry(
+        reduced_max_flow, f"{GLOBAL}, Section 5.3", "two flows over token sets", optimum, small=True
+    ),
 }
+for _law in LAWS:
+    SCHEMES[f"{_law}:max_flow"] = Entry(
+        max_flow, f"{GLOBAL}, Section 5.2", "a flow over token sets", optimum, small=True
+    )
+    SCHEMES[f"{_law}:linear_program"] = Entry(
+        linear_program, f"{OPTIMAL}, eq. 9", "a linear program over token sets", optimum, small=True
+    )
 
 
 @dataclass(frozen=True)
@@ -67,11 +87,19 @@ class Scheme:
 
     name: str
     law: Law
+    settings: tuple[tuple[str, Any], ...] = ()  # of the rule
 
     @property
     def entry(self) -> Entry:
-        """The scheme's line in the list."""
-        return SCHEMES[self.name]
+        """The scheme's line in the list, its rule with the settings asked for."""
+        entry = SCHEMES[self.name]
+        rule: Any = entry.rule  # a dataclass where there are settings
+        return replace(entry, rule=replace(rule, **dict(self.settings))) if self.settings else entry
+
+    @property
+    def within(self) -> float:
+        """The total variation from the target that the rule may have; 0 for an exact one."""
+        return getattr(self.entry.rule, "within", 0.0)
 
     @property
     def drafts(self) -> int:
@@ -206,25 +234,44 @@ class Scheme:
 
 
 def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
-    """The scheme `law:rule` with `drafts` drafts a node.
+    """The scheme `law:rule` with `drafts` drafts a node; `settings` are the law's and the rule's.
+
+    Settings may follow the name too: "anchored:lorenz,anchors=2".
 
     >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
     tensor(0.5000)
     """
+    name, *written = name.split(",")
+    settings = dict(map(setting, written)) | settings
     if name not in SCHEMES:
         raise AdviceError(unknown(name))
-    law = LAWS[name.split(":")[0]]
-    known = {field.name for field in fields(law)} - {"drafts"}
-    if extra := set(settings) - known:
+    law, rule = LAWS[name.split(":")[0]], SCHEMES[name].rule
+    of_law = {field.name for field in fields(law)} - {"drafts"}
+    of_rule: set[str] = {field.name for field in fields(rule)} if is_dataclass(rule) else set()
+    if extra := set(settings) - of_law - of_rule:
         raise AdviceError(
-            f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known)) or 'none'}"
+            f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(of_law | of_rule)) or 'none'}"
         )
     drafts = (2 if law.name == "spechub" else 4) if drafts is None else drafts
-    return Scheme(name, law(drafts, **settings))
+    made = law(drafts, **{key: settings[key] for key in settings if key in of_law})
+    found = Scheme(name, made, tuple((key, settings[key]) for key in settings if key in of_rule))
+    _ = found.entry  # raises where a setting of the rule makes no sense
+    return found
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A setting written `name=value`; the value is read as JSON where it is that, else as text."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise AdviceError(f"a scheme's setting {text!r} has no value; write it as in anchored:lorenz,anchors=2")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def schemes() -> list[dict[str, str | bool]]:
-    """Every scheme with its law, rule, source, whether it is exact, its cost, and the name it also goes by.
+    """Every scheme: its law, rule, source and cost, if it is exact, and if it is for small vocabularies only.
 
     The strongest published yardsticks are block verification (a chain) and traversal verification (a tree).
     """
@@ -235,6 +282,7 @@ def schemes() -> list[dict[str, str | bool]]:
             rule=name.split(":")[1],
             source=entry.source,
             exact=entry.exact,
+            small=entry.small,
             cost=entry.cost,
             known_as=entry.known_as,
         )

@@ -11,7 +11,7 @@ COLOURS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#edae49", "#6c4f9c", "#4a4e57", "#0
 def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 3.2) -> tuple[Any, Any]:
     """A figure and its axes, an array of shape (rows, columns)."""
     optional("matplotlib", "matplotlib", "plot")
-    from matplotlib import cycler
+    from cycler import cycler
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(columns * width, rows * height), layout="constrained", dpi=110)

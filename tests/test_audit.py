@@ -20,28 +20,60 @@ from multidraft.catalogue import SCHEMES
 from multidraft.cli import app
 from multidraft.drafting import Iid
 from multidraft.verification import recursive_rejection
+from multidraft.verification.global_resolution import GlobalResolution
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
+FAST = [name for name, entry in SCHEMES.items() if not entry.small]
+SMALL = [name for name, entry in SCHEMES.items() if entry.small]
 ONLY_EXACT = dict(vocabulary=())
 RULES = [name for name, twin in TWINS.items() if twin.rule is not None]
 
 
 @pytest.mark.parametrize("draft_probability", [1.0, 0.6])
-@pytest.mark.parametrize("name", list(SCHEMES))
+@pytest.mark.parametrize("name", FAST)
 def test_every_scheme_is_lossless(name: str, draft_probability: float) -> None:
-    settings = dict(CHEAP) if not name.startswith("distinct") else {**CHEAP, "trees": None}
-    report = md.audit(name, draft_probability=draft_probability, **settings)
+    assert_lossless(name, draft_probability=draft_probability, **CHEAP)
+
+
+@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
+@pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].exact])
+def test_every_solver_is_lossless_and_optimal(name: str, draft_probability: float) -> None:
+    report = assert_lossless(name, draft_probability=draft_probability, **CHEAP | dict(vocabulary=12))
+    assert report.exact.optimum is None or abs(report.exact.acceptance - report.exact.optimum) < 1e-9
+
+
+def assert_lossless(name: str, **settings):
+    report = md.audit(name, **settings if not name.startswith("distinct") else {**settings, "trees": None})
     assert report.verdict == "lossless", report.sentence
     assert report.deviation <= 1e-12
     assert report.exact.impossible <= 1e-12
     assert bool(report.walks) != name.startswith("distinct")
     if report.exact.optimum is not None:
         assert report.exact.acceptance <= report.exact.optimum + 1e-9
+    return report
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+def test_global_resolution_is_within_what_it_states_and_no_better(tolerance: float) -> None:
+    settings = dict(vocabulary=12, trials=4_000, trees=["2", "1x1"])
+    report = md.audit(f"iid:global_resolution,tolerance={tolerance},fallback=lorenz", 2, **settings)
+    assert report.verdict == "lossless within its stated deviation", report.sentence
+    assert report.within == 7.5 * tolerance
+
+    def rule(target, draft, drafted):
+        return GlobalResolution(tolerance, "lorenz")(target, draft, drafted, Iid(2))
+
+    assert md.audit(rule, 2, law="iid", within=tolerance / 100, **ONLY_EXACT).guilty() == ["exact"]
+
+
+def test_global_resolution_without_a_fallback_says_that_it_failed() -> None:
+    with pytest.raises(md.AdviceError, match=r"Global Resolution failed: .* fallback='k_sequential'"):
+        md.audit("iid:global_resolution,tolerance=1e-6", 2, **ONLY_EXACT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(SCHEMES))
+@pytest.mark.parametrize("name", [name for name in SCHEMES if SCHEMES[name].exact])
 def test_every_scheme_is_lossless_at_real_sizes(name: str) -> None:
     report = md.audit(name, walks=True)
     assert report.verdict == "lossless", report.sentence

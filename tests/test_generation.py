@@ -13,7 +13,7 @@ from multidraft.walk import WALKS
 SIZE = 5
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
 TREES = {"spechub": "2x2"}  # by law, where the usual one does not fit
-NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct"]
+NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct" and not scheme["small"]]
 
 
 def tables(batch: int = 3) -> tuple[TableModel, TableModel]:

@@ -42,7 +42,7 @@ BIASED = 1e-3  # a biased twin must be off by more
 PROMPT = [0]
 EXACT_LP = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
-EVERY = {scheme["name"]: md.scheme(scheme["name"]) for scheme in md.schemes() if scheme["exact"]}
+EVERY = {scheme["name"]: md.scheme(scheme["name"]) for scheme in md.schemes() if not scheme["small"]}
 for name in ("iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection"):
     EVERY[f"{name}, sometimes nothing"] = md.scheme(name, draft_probability=0.7)
 NAMES = [name for name in EVERY if not name.startswith("distinct:")]  # a tree's node has one draft distribution

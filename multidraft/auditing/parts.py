@@ -17,6 +17,7 @@ from multidraft.errors import AdviceError
 from multidraft.walk import WALKS
 
 TESTS = 2  # of each sample
+SIZES, SMALL_SIZES = (4096, 32_000), (32,)
 Job = Callable[[], Exact | Sampled | Walked]
 
 
@@ -25,7 +26,7 @@ def audit(
     drafts: int | None = None,
     *,
     law: str | Law | None = None,
-    vocabulary: int | Sequence[int] = (4096, 32_000),
+    vocabulary: int | Sequence[int] | None = None,
     trials: int = 50_000,
     pairs: Iterable[Sequence[Any]] | None = None,
     walks: bool = False,
@@ -47,20 +48,22 @@ def audit(
     are that law's (`draft_probability`, `anchors`, ...).
 
     Three parts: every tuple of small vocabularies (or of your own `pairs`); chi-square on `trials` tokens for a draft
-    near the target and one far from it, at each size in `vocabulary` (`()` for none; needs SciPy), with false alarms
-    at `odds` in all; with `walks`, every tree that a decode step can draw (`trees`: which).
+    near the target and one far from it, at each size in `vocabulary` (by default 4,096 and 32,000, or 32 for rules of
+    small vocabularies; `()` for none; needs SciPy), with false alarms at `odds` in all; with `walks`, every tree that
+    a decode step can draw (`trees`: which).
 
     A rule that also takes targets that sum to less than one (`sub_probability`) is audited with them, and with the
     deferred walk. A rule of yours sees empty positions (-1) only where its law always has some. A stated deviation
-    goes to `within`. `progress` wraps the jobs, as tqdm does.
+    (total variation, a node) goes to `within`; a scheme states its own. `progress` wraps the jobs, as tqdm does.
 
     >>> report = audit("iid:naive", drafts=2, vocabulary=())
     >>> report.verdict, report.exact.pairs
     ('lossless', 86)
     """
     audited = subject(verifier, law, drafts, settings)
-    sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
+    sizes = sizes_for(audited) if vocabulary is None else as_tuple(vocabulary)
     check(sizes, within, odds)
+    within = max(within, audited.within)
     whole = isinstance(audited, Foreign) and not sub_probability
     jobs: list[Job] = []
     if isinstance(audited, Scheme):
@@ -78,6 +81,16 @@ def audit(
     for job in progress(jobs):
         report.add(job())
     return report
+
+
+def sizes_for(audited: Subject) -> tuple[int, ...]:
+    """Sizes of real vocabularies, or what a rule that solves a program over token sets can do quickly."""
+    return SMALL_SIZES if isinstance(audited, Scheme) and audited.entry.small else SIZES
+
+
+def as_tuple(vocabulary: int | Sequence[int]) -> tuple[int, ...]:
+    """One size, or several."""
+    return (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
 
 
 def check(sizes: tuple[int, ...], within: float | int, odds: float | int) -> None:

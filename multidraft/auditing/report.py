@@ -20,7 +20,7 @@ class Report:
 
     subject: Subject
     odds: float  # of a false alarm anywhere in the statistical part
-    within: float  # the total variation that the verifier is stated to have
+    within: float  # the total variation that the verifier is stated to have at a node
     exact: Exact | None = None
     sampled: list[Sampled] = field(default_factory=list)
     walks: list[Walked] = field(default_factory=list)
@@ -66,7 +66,8 @@ class Report:
 
     def off(self, part: Exact | Walked) -> bool:
         """Whether an exact finding is beyond rounding and beyond what was stated."""
-        return part.deviation > EXACT and not part.total_variation <= self.within
+        allowed = self.within * (part.visits if isinstance(part, Walked) else 1)
+        return part.deviation > EXACT and not part.total_variation <= allowed
 
     @property
     def verdict(self) -> str:

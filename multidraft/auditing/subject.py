@@ -45,6 +45,8 @@ class Sampler:
     law: Law
     verify: Callable[..., Any]
 
+    within = 0.0  # it states no deviation
+
     @property
     def drafts(self) -> int:
         """Number of drafts a node."""
@@ -79,7 +81,7 @@ def subject(verifier: object, law: str | Law | None, drafts: int | None, setting
     if law is None:
         raise AdviceError(f'name the law that the drafts are drawn from: law="iid" or one of {", ".join(LAWS)}')
     name, made = str(getattr(verifier, "__name__", type(verifier).__name__)), make_law(law, drafts, settings)
-    return Sampler(name, made, verifier) if takes_generator(verifier) else Foreign(name, made, verifier)
+    return Sampler(name, made, verifier) if takes_generator(verifier) else Foreign(name, made, rule=verifier)
 
 
 def make_law(law: str | Law, drafts: int | None, settings: dict[str, Any]) -> Law:

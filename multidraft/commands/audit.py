@@ -16,7 +16,8 @@ LEGEND = (
     "TV: largest total variation from the target. rate, best: mean acceptance rate over the small pairs, and the "
     "largest that a lossless rule reaches."
 )
-SIZES, SIZES_OF_ALL = (4096, 32_000), (4096,)
+SIZE_OF_ALL = 4096
+FALLBACK = {"iid:global_resolution": ",fallback=k_sequential"}  # for the pairs on which it fails
 SOMETIMES = 0.6  # the draft_probability of the second group
 SCHEMES, RANDOMISED, TWIN = "scheme", "scheme, drafting with probability 0.6", "biased twin"
 COLUMNS = ["verdict", "TV", "rate", "best"]
@@ -30,7 +31,8 @@ def audit(
     drafts: Annotated[int, Option(min=1, help="Drafts at a node.")] = 2,
     draft_probability: Annotated[float, Option(help="Less than 1: randomised drafting.")] = 1.0,
     vocabulary: Annotated[
-        list[int] | None, Option(min=2, help="Sizes to draw tokens at; repeat it.", show_default="4096 and 32000")
+        list[int] | None,
+        Option(min=2, help="Sizes to draw tokens at; repeat it.", show_default="4096 and 32000, or 32"),
     ] = None,
     trials: Annotated[int, Option(min=100, help="Tokens to draw at each size.")] = 50_000,
     trees: Annotated[
@@ -45,8 +47,7 @@ def audit(
     """
     if (name is None) != every:
         raise AdviceError("give one scheme, as in `multidraft audit iid:lorenz`, or --all")
-    sizes = vocabulary or (SIZES_OF_ALL if every else SIZES)
-    settings: dict[str, Any] = dict(vocabulary=tuple(sizes), trials=trials, walks=True, trees=trees, seed=seed)
+    settings: dict[str, Any] = dict(vocabulary=vocabulary, trials=trials, walks=True, trees=trees, seed=seed)
     try:
         if every:
             ok = audit_all(drafts, settings, as_json)
@@ -89,10 +90,18 @@ def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
 
 
 def schemes() -> list[str]:
-    """Every scheme's name."""
+    """Every scheme's name, with the setting that it cannot do without."""
     import multidraft as md
 
-    return [str(entry["name"]) for entry in md.schemes()]
+    names = [str(entry["name"]) for entry in md.schemes()]
+    return [name + FALLBACK.get(name, "") for name in names]
+
+
+def size(name: str) -> int | None:
+    """One size instead of two where there are many audits; None leaves rules of small vocabularies their own."""
+    from multidraft.catalogue import scheme
+
+    return None if scheme(name).entry.small else SIZE_OF_ALL
 
 
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +110,7 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
     from multidraft.auditing.twins import TWINS, audit_twin
 
     expected: list[str] = []
+    settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == TWIN else size(name)))
     if group == TWIN:
         report, expected = audit_twin(name, drafts=2, **settings), TWINS[name].guilty
     else:

@@ -13,8 +13,22 @@ def schemes(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = Fal
     entries = md.schemes()
     if as_json:
         return terminal.print_json(entries)
-    rows = [[str(e["name"]), "yes" if e["exact"] else "no", str(e["cost"]), source(e)] for e in entries]
-    terminal.print_table(["scheme", "exact", "cost of the rule", "source"], rows)
+    laws = {entry["law"] for entry in entries}
+    for_all = {
+        rule for rule in {e["rule"] for e in entries} if laws == {e["law"] for e in entries if e["rule"] == rule}
+    }
+    rows = {
+        f"LAW:{e['rule']}" if e["rule"] in for_all and e["small"] else str(e["name"]): [
+            "yes" if e["exact"] else "no",
+            str(e["cost"]) + (" *" if e["small"] else ""),
+            source(e),
+        ]
+        for e in entries
+    }
+    terminal.print_table(
+        ["scheme", "exact", "cost of the rule", "source"], [[name, *rest] for name, rest in rows.items()]
+    )
+    terminal.note(f"LAW is any of {', '.join(sorted(map(str, laws)))}. * for small vocabularies only")
 
 
 def source(entry: dict[str, str | bool]) -> str:

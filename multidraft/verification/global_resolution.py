@@ -26,7 +26,7 @@ FALLBACKS = {
 NOISE = 1e-5  # what a target may lack to one by its rounding; a rule that is itself inexact must not fail for it
 
 
-class ResolutionFailure(RuntimeError):
+class ResolutionFailure(AdviceError):
     """Global Resolution failed on a pair of distributions, and no fallback was chosen."""
 
 
@@ -59,11 +59,11 @@ class Node:
 class GlobalResolution:
     """The rule with its settings.
 
-    `tolerance`: the law of the emitted token is off by at most 15 of it, the acceptance rate by at most 5 (10 as the
-    paper has it). `fallback`: a rule of FALLBACKS for the pairs on which the method fails, or None to raise. Whether it
-    fails depends on the pair alone, never on the drafted tuple: solving only the system that a tuple needs, as the
-    paper suggests, and falling back where the other one fails would bias the output. `limit`: largest truncation; None
-    for the limits of `transport.global_resolution`.
+    `tolerance`: the law of the emitted token is off by at most 15 of it (in the 1-norm), the acceptance rate by at most
+    5 (10 as the paper has it). `fallback`: a rule of FALLBACKS for the pairs on which the method fails, or None to
+    raise. Whether it fails depends on the pair alone, never on the drafted tuple: solving only the system that a tuple
+    needs, as the paper suggests, and falling back where the other one fails would bias the output. `limit`: largest
+    truncation; None for the limits of `transport.global_resolution`.
     """
 
     tolerance: float = 1e-3
@@ -74,13 +74,13 @@ class GlobalResolution:
     def __post_init__(self) -> None:
         if self.fallback is not None and self.fallback not in FALLBACKS:
             raise AdviceError(f"no fallback {self.fallback!r}; choose None or one of {', '.join(FALLBACKS)}")
-        if not 0 < self.tolerance < 1:
+        if not isinstance(self.tolerance, float | int) or not 0 < self.tolerance < 1:
             raise AdviceError(f"tolerance {self.tolerance} is out of range; use a number in (0, 1), such as 1e-3")
 
     @property
     def within(self) -> float:
-        """The 1-norm that the law of the emitted token may be off by where the method succeeds (Lemma 6.6)."""
-        return 15 * self.tolerance
+        """The total variation that the law of the emitted token may have: half of its 1-norm (Lemma 6.6)."""
+        return 7.5 * self.tolerance
 
     def __call__(
         self,
