@@ -1,7 +1,7 @@
 """What a result was measured on: hardware and versions."""
 
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -21,7 +21,15 @@ def cpu() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
-    packages = ("multidraft", "torch", "transformers", "tokenizers")
+def versions(*more: str) -> dict[str, str]:
+    """Versions of what decides a result; of `more` packages, those that are installed."""
+    packages = ["multidraft", "torch", "transformers", "tokenizers", *(name for name in more if installed(name))]
     return {"python": platform.python_version()} | {package: version(package) for package in packages}
+
+
+def installed(package: str) -> bool:
+    """Whether a package is there."""
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

@@ -53,19 +53,19 @@ class Resolution:
         """Acceptance below the optimum, at most: the deviation of the inner system, for the outer rows are exact."""
         return self.inner.deviation
 
-    def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
+    def accept(self, tokens: Int[np.ndarray, "*sets some"]) -> Float[np.ndarray, "*sets some"]:
         """Probability of emitting each of the distinct drafted tokens.
 
         With a token outside H* among them, a softmax over those outside; otherwise one with a slack of 1 (eq. 14, 17).
         """
         outside = ~self.split.inside[tokens]
-        slack = 0.0 if outside.any() else 1.0
-        score = np.where(outside, self.score[tokens], -np.inf) if outside.any() else self.score[tokens]
-        top = max(float(score.max()), 0.0) if slack else float(score.max())
-        if not np.isfinite(top):
-            return np.zeros(len(tokens))
+        leaves = outside.any(-1, keepdims=True)
+        score = np.where(leaves & ~outside, -np.inf, self.score[tokens])
+        top = np.maximum(score.max(-1, keepdims=True), np.where(leaves, -np.inf, 0.0))
+        top = np.where(np.isfinite(top), top, 0.0)  # nothing to share: every score is -inf
         share = np.exp(score - top)
-        return share / (share.sum() + slack * np.exp(-top))
+        total = share.sum(-1, keepdims=True) + np.where(leaves, 0.0, np.exp(-top))
+        return np.divide(share, total, out=np.zeros_like(share), where=total > 0)
 
 
 def global_resolution(

@@ -14,6 +14,12 @@ from multidraft.transport.network import Network, merged
 MOST_VARIABLES = 1_000_000  # about 1 kB each in HiGHS
 EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # HiGHS's smallest; 1e-7 if left
 
+OUT_OF_TIME = 1  # a status of linprog
+
+
+class OutOfTime(RuntimeError):
+    """The linear program was not solved in the time that was allowed."""
+
 
 def optimal_by_linear_program(
     target: Float[Tensor, " vocab"], tuples: Int[Tensor, "tuples drafts"], probability: Float[Tensor, " tuples"]
@@ -33,7 +39,7 @@ def optimal_by_linear_program(
     return float(-_solve(target.double().numpy(), network).fun) if len(network.token) else 0.0
 
 
-def linear_program(target: Float[np.ndarray, " vocab"], network: Network) -> Moved:
+def linear_program(target: Float[np.ndarray, " vocab"], network: Network, seconds: float | None = None) -> Moved:
     """Solve the relaxed problem: the mass moved from every drafted set to each of its tokens.
 
     With one variable `m[S, i]` for every token `i` of every drafted set `S`
@@ -43,7 +49,8 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network) -> Mov
     `target` may sum to less than one. HiGHS keeps the limits to 1e-10 only, so the solution is trimmed to keep them to
     rounding: what is lost is acceptance, not exactness, and the optimum is proven to `error` (measured: 1e-11 for
     small programs). `max_flow` solves the same problem 20 to 100 times faster, and `lorenz` solves it for i.i.d.
-    drafts without a network. Raises AdviceError above MOST_VARIABLES edges, ImportError without SciPy.
+    drafts without a network. Raises AdviceError above MOST_VARIABLES edges, OutOfTime after about so many `seconds`,
+    ImportError without SciPy.
 
     Global Resolution, eq. (2), with tuples merged into sets.
 
@@ -53,12 +60,12 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network) -> Mov
     """
     if len(network.token) == 0:
         return Moved(network, np.zeros(0), 0.0)
-    result = _solve(target, network)
+    result = _solve(target, network, seconds)
     inside = result.ineqlin.marginals[: len(target)] < -0.5  # the dual's vertices are 0 or -1
     return Moved(network, trimmed(result.x, target, network), upper_bound(target, network, inside))
 
 
-def _solve(target: np.ndarray, network: Network) -> Any:
+def _solve(target: np.ndarray, network: Network, seconds: float | None = None) -> Any:
     """The program with one variable for each edge."""
     refuse(network)
     optimize, sparse = solver("scipy.optimize", "SciPy"), solver("scipy.sparse", "SciPy")
@@ -66,9 +73,12 @@ def _solve(target: np.ndarray, network: Network) -> Any:
     by_token = sparse.coo_matrix((ones, (network.token, column)), (len(target), len(column)))
     by_set = sparse.coo_matrix((ones, (network.owner, column)), (len(network.probability), len(column)))
     limits = np.concatenate([target, network.probability]).clip(min=0)
+    options = EXACT if seconds is None else EXACT | {"time_limit": seconds}
     result = optimize.linprog(
-        -ones, A_ub=sparse.vstack([by_token, by_set]).tocsr(), b_ub=limits, method="highs", options=EXACT
+        -ones, A_ub=sparse.vstack([by_token, by_set]).tocsr(), b_ub=limits, method="highs", options=options
     )
+    if result.status == OUT_OF_TIME:
+        raise OutOfTime(f"HiGHS found no optimum in {seconds:g} seconds")
     if not result.success:
         raise RuntimeError(f"HiGHS found no optimum: {result.message}")
     return result

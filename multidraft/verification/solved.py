@@ -62,12 +62,23 @@ def by_solving(
     law: Law,
 ) -> Outcome:
     """The rule that follows from a solver of the relaxed problem."""
+    return planned(solver, target, draft, drafted, law)[0]
+
+
+def planned(
+    solver: Solver,
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+) -> tuple[Outcome, list[Plan | None]]:
+    """The same with the plan of every row."""
 
     def solve(p: Tensor, q: Tensor, count: int) -> Plan:
         moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
         return Plan(moved, leftover(p.numpy(), (p.numpy() - moved.received(len(p))).clip(min=0)))
 
-    return row_by_row(solve, target, draft, drafted, law)[0]
+    return row_by_row(solve, target, draft, drafted, law)
 
 
 def row_by_row(

@@ -2,4 +2,7 @@
 
 import typer
 
+from multidraft.commands.study.solve_time import solve_time
+
 study = typer.Typer(help="Measure what the docs report: one study a table or figure.", rich_markup_mode="markdown")
+study.command("solve-time")(solve_time)

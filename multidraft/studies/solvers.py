@@ -1,0 +1,146 @@
+"""Every solver of the optimal transport problem of i.i.d. drafts, with what can be said of its answer afterwards.
+
+A method does for one node what a decoder pays for: from the two distributions and one drafted tuple to the law of the
+emitted token. What it then says of itself (`Facts`) takes much longer and is asked for outside the clock.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.catalogue import Rule
+from multidraft.drafting import Iid
+from multidraft.transport import linear_program, max_flow
+from multidraft.transport.network import Network, edges_of, iid_network
+from multidraft.transport.outer_residuals import outer_residuals
+from multidraft.verification import Outcome, formulas, k_sequential, lorenz, naive, recursive_rejection
+from multidraft.verification.global_resolution import GlobalResolution, Node, ResolutionFailure
+from multidraft.verification.solved import Plan, Solver, planned, row_by_row
+
+MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over
+TOLERANCES = ("1e-2", "1e-3", "1e-4")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The acceptance rate over all tuples, the total variation of the emitted token from the target, and how known.
+
+    `by`: "enumeration" of all tuples or drafted sets, "mass moved" by the solution, which is exact too, "formula" (with
+    the deviation of zero that its theorem states), or "bound" (acceptance at least, deviation at most).
+    """
+
+    acceptance_rate: float
+    total_variation: float
+    by: str
+
+
+Answer = tuple[Outcome, Callable[[], Facts]]
+Method = Callable[[Tensor, Tensor, Tensor, Iid], Answer]  # target, draft, drafted, and the law they were drawn by
+Formula = Callable[[Tensor, Tensor, Iid], Tensor]
+
+
+def variation(law: Float[np.ndarray, " vocabulary"], target: Float[np.ndarray, " vocabulary"]) -> float:
+    """Total variation; what two sub-probabilities lack to one is one more outcome."""
+    difference = law - target
+    return float(np.abs(difference).sum() + abs(difference.sum())) / 2
+
+
+def closed(rule: Rule, rate: Formula) -> Method:
+    """A rule that needs no solution, with its formula."""
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        return rule(target, draft, drafted, law), lambda: closed_facts(rule, rate, target, draft, law)
+
+    return method
+
+
+def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: Iid) -> Facts:
+    """By summing over every ordered tuple where there are few."""
+    if len(draft) ** (law.drafts + 1) > MOST_NUMBERS:
+        return Facts(float(rate(target, draft, law)), 0.0, "formula")
+    accepted, emitted = 0.0, torch.zeros_like(target)
+    for drafted, weight in zip(*(part.split(20_000) for part in law.tuples(draft)), strict=True):
+        outcome = rule(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted, law)
+        accepted += float(weight @ outcome.acceptance())
+        emitted += weight @ outcome.law()
+    return Facts(accepted, variation(emitted.numpy(), target.numpy()), "enumeration")
+
+
+def by_network(solver: Solver) -> Method:
+    """A solver of the problem on drafted sets, whose moved mass says all."""
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        outcome, plans = planned(solver, target[None], draft[None], drafted[None], law)
+        return outcome, lambda: planned_facts(plans[0], target.numpy())
+
+    return method
+
+
+def planned_facts(plan: Plan | None, target: Float[np.ndarray, " vocabulary"]) -> Facts:
+    """From the mass that every token receives."""
+    assert plan is not None  # a tuple was drafted
+    received = plan.moved.received(len(target))
+    emitted = received + (1 - received.sum()) * plan.left
+    return Facts(plan.moved.value, variation(emitted, target), "mass moved")
+
+
+def resolution(tolerance: float) -> Method:
+    """Global Resolution without a fallback: raises ResolutionFailure."""
+    rule = GlobalResolution(tolerance)
+
+    def solve(p: Tensor, q: Tensor, count: int) -> Node:
+        node = rule.node(p.numpy(), q.numpy(), count)
+        if node.found.failure:
+            raise ResolutionFailure(node.found.failure)
+        return node
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        outcome, nodes = row_by_row(solve, target[None], draft[None], drafted[None], law)
+        return outcome, lambda: resolution_facts(nodes[0], target.numpy(), draft.numpy(), law.drafts)
+
+    return method
+
+
+def resolution_facts(
+    node: Node | None, target: Float[np.ndarray, " vocabulary"], draft: Float[np.ndarray, " vocabulary"], drafts: int
+) -> Facts:
+    """By summing over every drafted set where there are few, else the guarantee."""
+    assert node is not None  # a tuple was drafted
+    if edges_of(len(draft), drafts) > MOST_NUMBERS:
+        return Facts(node.found.split.optimum - node.found.loss, node.deviation / 2, "bound")
+    received = np.zeros(len(target))
+    for tokens, probability in sets(iid_network(draft, drafts)):
+        mass = probability[:, None] * node.found.accept(tokens)
+        received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(target))
+    emitted = received + (1 - received.sum()) * node.left
+    return Facts(float(received.sum()), variation(emitted, target), "enumeration")
+
+
+def sets(
+    network: Network,
+) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float[np.ndarray, " sets"]]]:
+    """The drafted sets of each size with their probabilities."""
+    for size in np.unique(network.size):
+        first, last = np.searchsorted(network.size, [size, size + 1])
+        tokens = network.token[network.start[first] : network.start[last]].reshape(last - first, size)
+        yield tokens, network.probability[first:last]
+
+
+def methods(seconds: float) -> dict[str, Method]:
+    """Every method by name; the linear program stops itself after so many seconds, the others cannot."""
+    return {
+        "lorenz": closed(lorenz, formulas.lorenz_iid),
+        "max_flow": by_network(lambda p, network, q, n: max_flow.max_flow(p, network)),
+        "reduced_max_flow": by_network(
+            lambda p, network, q, n: max_flow.reduced_max_flow(p, network, outer_residuals(p, q, n).inside)
+        ),
+        "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
+        **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
+        "k_sequential": closed(k_sequential, formulas.k_sequential),
+        "recursive_rejection": closed(recursive_rejection, formulas.recursive_rejection),
+        "naive": closed(naive, formulas.naive_iid),
+    }
