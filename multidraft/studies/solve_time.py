@@ -119,7 +119,8 @@ def measure(
 def one(task: Task, recording: Recording, method: Method, limit: float, seed: int) -> Result:
     """Time a method on a token and ask what its answer is worth."""
     position = int(torch.randperm(len(recording.target), generator=torch.Generator().manual_seed(seed))[task.token])
-    target, draft = top_k(*(distribution(x[position].double()) for x in (recording.target, recording.draft)), task.k)
+    whole = [distribution(x[position].double()) for x in (recording.target, recording.draft)]
+    target, draft = top_k(whole[0], whole[1], task.k)
     law, generator = Iid(task.n), torch.Generator().manual_seed(seed + task.token)
     drafted = law.draw(draft, uniform((task.n,), generator, draft.device))
     result = partial(Result, **asdict(task), optimum=float(optimal_iid(target, draft, task.n)))
