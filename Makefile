@@ -1,12 +1,13 @@
-# make demo | test | test-slow | check | setup
+# make demo | test | test-slow | test-oldest | check | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt
+CONSTRAINTS := constraints.txt
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-slow check setup
+.PHONY: demo test test-slow test-oldest check setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
@@ -18,6 +19,11 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m slow
+
+# The same suite with the oldest transformers that works.
+test-oldest:
+	$(MAKE) BIN=.venv-oldest/bin CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.tested
+	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
 check: setup
 	$(BIN)/ruff check .
@@ -38,4 +44,11 @@ check: setup
 .venv/.checked: .venv/.runtime
 	@echo "Installing what tests and checks need ..."
 	@$(PIP) -e '.[check]'
+	@touch $@
+
+.venv-oldest/.tested: pyproject.toml constraints.txt constraints-oldest.txt
+	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv-oldest with $(PYTHON) ..."; $(PYTHON) -m venv .venv-oldest; }
+	@awk -F== 'NR == FNR { older[$$1]; print; next } !($$1 in older)' constraints-oldest.txt constraints.txt > $(CONSTRAINTS)
+	@$(PIP) torch
+	@$(PIP) -e '.[test]'
 	@touch $@

@@ -268,6 +268,8 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     ends_with_advice(run("train", "--corpus", text, "--out", out, *QUICK, "--seed", 1), "another --out")
     pair = load_pair(out)
     assert pair.target.config.hidden_size == 32
+    written = json.loads((out / "target" / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert written == "PreTrainedTokenizerFast"  # the name that transformers 4.57 knows too
     assert generate(out, "--prompt", "the", "--max-new-tokens", 4, "--json").exit_code == 0
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding import Emitted
+from multidraft.metrics import Info
 from multidraft.models.table import TableModel, random_table
 from multidraft.walk import WALKS
 
@@ -24,7 +25,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]], md.generation.Info]:
+def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]], Info]:
     """Tokens of a run with table models, and the report."""
     settings = dict(tree="3x2x1", generator=generator(), max_new_tokens=20) | settings
     rows, info = md.generate(*tables(len(prompts)), prompts, **settings)

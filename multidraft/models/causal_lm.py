@@ -8,9 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.cache import TreeCache
-from multidraft.errors import AdviceError
-
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+from multidraft.models.support import check_supported
 
 
 class CausalLM:
@@ -88,25 +86,3 @@ def context(config: PretrainedConfig) -> int | None:
     if "longrope" in (rope.get("rope_type"), rope.get("type")):
         return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
     return getattr(config, "max_position_embeddings", None)
-
-
-def check_supported(model: PreTrainedModel) -> None:
-    """Raise AdviceError, which names the model and the reason, unless its trees can be trusted."""
-    name, config = model.config.model_type, model.config.get_text_config(decoder=True)
-    attention = config._attn_implementation
-    other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
-    if other_layers or getattr(model, "_is_stateful", False):
-        what = f"layers of type {', '.join(other_layers)}" if other_layers else "a recurrent state"
-        raise AdviceError(f"{name} has {what}, which cannot be rolled back to a path of a tree; use a model without")
-    if getattr(config, "is_encoder_decoder", False):
-        raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
-    if name == "gpt_neo":  # its local layers count slots, not positions, and would be wrong without a word
-        raise AdviceError("gpt_neo builds its own local mask, which ignores the tree; use another model")
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
-        raise AdviceError(f"{name} takes no explicit positions; use a model with rotary or learned positions")
-    if attention not in ("sdpa", "eager"):
-        raise AdviceError(f'{attention} takes no tree mask; load {name} with attn_implementation="sdpa" or "eager"')
-    if model.training:
-        raise AdviceError(
-            f"{name} is in training mode, where dropout changes its distribution; call model.eval() first"
-        )
