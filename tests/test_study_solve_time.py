@@ -56,7 +56,7 @@ def by_method(result) -> dict[tuple[str, int, int, str], dict]:
 
 def test_every_method_is_as_exact_as_it_says(recording) -> None:
     found = by_method(study(recording, "--size", "3,2", "--size", "5,3", "--json"))
-    assert len(found) == 2 * 2 * 10
+    assert len(found) == 2 * 2 * 11
     for (*_, method), line in found.items():
         assert line["tried"] == line["solved"] == 2
         assert line["milliseconds"] > 0
@@ -139,8 +139,8 @@ def test_a_killed_run_keeps_what_it_has(recording, monkeypatch) -> None:
     file = recording.parent / "run" / "results.jsonl"
     assert len(file.read_text().splitlines()) == 1 + 7
     file.write_text(file.read_text()[:-20])  # and the last line torn
-    assert len(by_method(study(recording, "--size", "3,2", "--json"))) == 20
-    assert len(calls) == 8 + (40 - 6)
+    assert len(by_method(study(recording, "--size", "3,2", "--json"))) == 22
+    assert len(calls) == 8 + (44 - 6)
 
 
 def test_control_c_prints_what_is_there(recording, monkeypatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from multidraft import pictures
 from multidraft.studies.solve_time_table import Line
 
-MARKERS = "osD^v<>Pph"
+MARKERS = "osD^v<>PXph"
 LOWEST = 0.85  # of the acceptance that is shown: naive is below it
 
 
