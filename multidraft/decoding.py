@@ -15,7 +15,7 @@ from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree, span
-from multidraft.walk import WALKS, Ending, drive
+from multidraft.walk import Ending, Walker, drive, walker
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Plan:
 
     scheme: Scheme
     tree: Tree
-    walk: str = "deferred"
+    walk: str | Walker = "deferred"
     sampling: Sampling = field(default_factory=Sampling)
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
 
@@ -121,7 +121,7 @@ def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> F
 
 def walk(state: State, plan: Plan, nodes: Nodes) -> list[Ending]:
     """Where the walk of every row ends."""
-    start = WALKS[plan.walk]
+    start = walker(plan.walk)
     walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(nodes.rows, state.random, strict=True)]
     return drive(walks, nodes.verdicts)
 

@@ -19,7 +19,7 @@ from multidraft.generation import select, start
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes
-from multidraft.walk import WALKS, Ending, Verdict, drive
+from multidraft.walk import Ending, Verdict, Walker, drive, walker
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
@@ -192,14 +192,14 @@ class Script:
         return answer
 
 
-def all_endings(nodes: Nodes, walk: str) -> Iterator[tuple[int, float, Ending]]:
+def all_endings(nodes: Nodes, walk: str | Walker) -> Iterator[tuple[int, float, Ending]]:
     """Where the walks over every row can end, with which probability: rows side by side, one script at a time."""
-    verdicts = Remembered(nodes)
+    start, verdicts = walker(walk), Remembered(nodes)
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in nodes.rows]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         pairs = zip(rows, coins, strict=True)
-        walks = [WALKS[walk](0, 1.0, nodes.rows[row].has_drafts, coin) for row, coin in pairs]
+        walks = [start(0, 1.0, nodes.rows[row].has_drafts, coin) for row, coin in pairs]
         verdicts.rows = rows
         for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
             scripts[row] += coin.others

@@ -17,7 +17,7 @@ from multidraft.models.causal_lm import CausalLM
 from multidraft.randomness import for_rows
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
-from multidraft.walk import WALKS
+from multidraft.walk import WALKS, Walker
 
 Model = PreTrainedModel | LanguageModel
 Stream = Callable[[int, Emitted], None]
@@ -32,7 +32,7 @@ def generate(
     *,
     scheme: str | Scheme = "anchored:lorenz",
     tree: str | Tree = "4x2x2x1",
-    walk: str = "deferred",
+    walk: str | Walker = "deferred",
     temperature: float | int = 1.0,
     top_k: int | None = None,
     top_p: float | int | None = None,
@@ -146,9 +146,11 @@ def reading(model: Model, prompts: list[list[int]], capacity: int) -> LanguageMo
     return reader
 
 
-def make_plan(scheme: str | Scheme, tree: str | Tree, walk: str, sampling: Sampling, measure: bool) -> Plan:
+def make_plan(
+    scheme: str | Scheme, tree: str | Tree, walk: str | Walker, sampling: Sampling, measure: bool
+) -> Plan:
     """Names made into objects."""
-    if walk not in WALKS:
+    if isinstance(walk, str) and walk not in WALKS:
         raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     tree = Tree.parse(tree) if isinstance(tree, str) else tree

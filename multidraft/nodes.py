@@ -13,7 +13,7 @@ from multidraft.catalogue import Scheme
 from multidraft.drafts import Drafts
 from multidraft.sampling import Sampling
 from multidraft.verification import Outcome
-from multidraft.walk import Verdict
+from multidraft.walk import Child, Verdict
 
 
 def residual_of(outcome: Outcome, row: int) -> Float[Tensor, " vocabulary"]:
@@ -71,8 +71,8 @@ class Nodes:
         scaled = target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
         outcome = scheme.verify(scaled, draft, tuples)
         index = tuples.clamp(min=0)
-        preference = target.gather(-1, index) / draft.gather(-1, index)
-        plain = torch.cat([outcome.accept, preference, outcome.rest[..., None]], -1).tolist()
+        ratio = target.gather(-1, index) / draft.gather(-1, index)
+        plain = torch.cat([outcome.accept, ratio, outcome.rest[..., None]], -1).tolist()
         return [
             (row, self.verdict(row, node, tokens, numbers, partial(residual_of, outcome, i)))
             for i, (row, node, tokens, numbers) in enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
@@ -81,16 +81,16 @@ class Nodes:
     def verdict(
         self, row: int, node: int, tokens: list[int], numbers: list[float], residual: Callable[[], Tensor]
     ) -> Verdict:
-        """The verdict at one node: duplicates added up, and the children that the draft most underrates first."""
+        """The verdict at one node: duplicates added up."""
         width = len(tokens)
         claims: dict[int, float] = defaultdict(float)
         for token, accept in zip(tokens, numbers[:width], strict=True):
             claims[token] += accept
-        preference = dict(zip(tokens, numbers[width : 2 * width], strict=True))
-        order = sorted((token for token in claims if claims[token] > 0), key=lambda token: -preference[token])
+        ratio = dict(zip(tokens, numbers[width : 2 * width], strict=True))
         if node == 0:
             self.acceptance += sum(claims.values())
-        children = tuple((self.rows[row].child[node, token], claims[token]) for token in order)
+        child = self.rows[row].child
+        children = tuple(Child(child[node, t], claims[t], ratio[t]) for t in claims if claims[t] > 0)
         return Verdict(children, residual, numbers[-1])
 
     def target(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:

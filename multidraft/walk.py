@@ -7,6 +7,7 @@ in a test. `coin(probability)` is its only source of randomness.
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,11 +16,19 @@ ROUNDING = 1e-12
 SMALLEST = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 
+class Child(NamedTuple):
+    """A drafted token below a node, duplicates added up."""
+
+    slot: int
+    accept: float  # what it may claim
+    ratio: float  # target / draft, how much the draft underrates it
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left."""
 
-    children: tuple[tuple[int, float], ...]  # (slot, accept), in the order in which they are tried
+    children: tuple[Child, ...]  # in the order in which they were first drawn
     residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
     rest: float  # its sum
 
@@ -36,26 +45,42 @@ class Ending:
 
 
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
+Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
+Order = Callable[[Child], float]  # the smallest first; may look at nothing that was drawn below
+
+ORDERS: dict[str, Order] = {
+    "largest ratio first": lambda child: -child.ratio,
+    "smallest ratio first": lambda child: child.ratio,
+    "largest claim first": lambda child: -child.accept,
+    "as drawn": lambda child: 0.0,
+}
+UNDERRATED = ORDERS["largest ratio first"]
 
 
 def deferred(
-    slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin, smallest: float = SMALLEST
+    slot: int,
+    weight: float,
+    has_drafts: Callable[[int], bool],
+    coin: Coin,
+    smallest: float = SMALLEST,
+    order: Order = UNDERRATED,
 ) -> Walk:
     """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
 
     Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
     to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024). A share below `smallest` is
-    first raised to it by a coin: as exact, and most of the nodes that could hardly matter are never looked at.
+    first raised to it by a coin: as exact, and most of the nodes that could hardly matter are never looked at. To set
+    it or the `order` of the children, pass `partial(deferred, smallest=0.0)` where a walk is asked for.
     """
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
     verdict, left = (yield slot, weight), 1.0
-    for child, accept in verdict.children:
+    for child, accept, _ in sorted(verdict.children, key=order):
         if left <= ROUNDING:
             return None
         share = min(accept / left, 1.0)
         if share >= smallest or coin(share / smallest):
-            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest)
+            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest, order)
             if ending is not None:
                 ending.path.insert(0, child)
                 return ending
@@ -68,7 +93,7 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
     if not has_drafts(slot):
         return Ending()
     verdict, left = (yield slot, 1.0), 1.0
-    for child, accept in verdict.children:
+    for child, accept, _ in verdict.children:
         if left > ROUNDING and coin(accept / left):
             ending = yield from commit(child, 1.0, has_drafts, coin)
             assert ending is not None  # committing never fails
@@ -79,7 +104,12 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
     return Ending(weights=verdict.residual if verdict.rest > ROUNDING else None)
 
 
-WALKS: dict[str, Callable[[int, float, Callable[[int], bool], Coin], Walk]] = {"deferred": deferred, "commit": commit}
+WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
+
+
+def walker(walk: str | Walker) -> Walker:
+    """A walk by its name, or one of yours."""
+    return WALKS[walk] if isinstance(walk, str) else walk
 
 
 def drive(walks: list[Walk], verdicts: Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]) -> list[Ending]:

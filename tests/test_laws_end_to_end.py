@@ -34,7 +34,7 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
-from multidraft.walk import ROUNDING, WALKS, Ending, Verdict, commit, deferred
+from multidraft.walk import ROUNDING, WALKS, Child, Ending, Verdict, commit, deferred
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12
@@ -208,7 +208,7 @@ def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
     walk = commit(0, 1.0, lambda slot: slot == 0, lambda probability: False)
     next(walk)
     with pytest.raises(StopIteration) as stop:
-        walk.send(Verdict(((1, 1 - 1e-7),), lambda: torch.zeros(2), 0.0))
+        walk.send(Verdict((Child(1, 1 - 1e-7, 1.0),), lambda: torch.zeros(2), 0.0))
     assert stop.value.value == Ending([], None)
 
 
@@ -300,7 +300,7 @@ def impatient(slot, weight, has_drafts, coin):
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
     verdict, left = (yield slot, weight), 1.0
-    for child, accept in verdict.children:
+    for child, accept, _ in verdict.children:
         if ending := (yield from impatient(child, accept, has_drafts, coin)):
             ending.path.insert(0, child)
             return ending

@@ -14,7 +14,7 @@ from multidraft.distributions import normalise
 from multidraft.drafting import Iid
 from multidraft.drafting.law import at_each
 from multidraft.verification import lorenz, naive, recursive_rejection
-from multidraft.walk import ROUNDING, WALKS, Coin, Ending, Walk
+from multidraft.walk import ROUNDING, WALKS, Coin, Ending, Walk, Walker
 
 Parts = tuple[Tensor, Tensor]
 
@@ -63,7 +63,7 @@ def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin:
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
     verdict, left = (yield slot, weight), 1.0
-    for child, accept in verdict.children:
+    for child, accept, _ in verdict.children:
         if ending := (yield from impatient(child, accept, has_drafts, coin)):
             ending.path.insert(0, child)
             return ending
@@ -77,7 +77,7 @@ class Twin:
 
     law: str
     rule: Callable[[Tensor, Tensor, Tensor], Parts] | None = None
-    walk: Callable[[int, float, Callable[[int], bool], Coin], Walk] | None = None
+    walk: Walker | None = None
 
     @property
     def guilty(self) -> list[str]:

@@ -1,0 +1,85 @@
+"""Whole trees: how many tokens a pass each walk emits beside the most that any lossless use of the tree could."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from multidraft.catalogue import Scheme, scheme
+from multidraft.decoding import Plan
+from multidraft.enumeration import Conditional, Forest, all_endings, all_trees, first_state
+from multidraft.errors import AdviceError
+from multidraft.generation import check_fits
+from multidraft.models.table import TableModel, random_table
+from multidraft.studies.tree_bound import realised_trees, tree_bound
+from multidraft.tree import Tree
+from multidraft.walk import ORDERS, Walker, commit, deferred
+
+SCHEMES = (
+    "iid:lorenz",
+    "anchored:lorenz",
+    "without_replacement:recursive_rejection",
+    "iid:recursive_rejection",
+    "greedy:maximal_coupling",
+)
+TREES = ("1x1", "1x1x1", "2x1", "3x1", "2x2")
+# With no coin for small claims: every node that could matter is looked at.
+WALKERS: dict[str, Walker] = {"commit": commit} | {
+    f"deferred, {name}": partial(deferred, smallest=0.0, order=order) for name, order in ORDERS.items()
+}
+MOST_TREES = 5_000
+PROMPT = (0,)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Tokens a target pass, averaged over random cases: each walk's, and a bound on everyone's."""
+
+    scheme: str
+    tree: str
+    vocabulary: int
+    cases: int
+    walks: dict[str, float]
+    bound: float
+    short: dict[str, float]  # how far each walk stays below the bound in its worst case
+
+
+def lines(schemes: list[str], trees: list[str], vocabulary: int, cases: int, seed: int) -> list[tuple[Scheme, str]]:
+    """What can be measured: every scheme with every tree that it can draw; raises where that is too much."""
+
+
+def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Line:
+    """One line of the table."""
+    plan = Plan(s, Tree.parse(tree))
+    results = [one_case(plan, vocabulary, seed + case) for case in range(cases)]
+    walks = {name: 1 + sum(accepted[name] for accepted, _ in results) / cases for name in WALKERS}
+    short = {name: max(bound - accepted[name] for accepted, bound in results) for name in WALKERS}
+    return Line(s.name, tree, vocabulary, cases, walks, 1 + sum(bound for _, bound in results) / cases, short)
+
+
+def one_case(plan: Plan, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
+    """Expected accepted tokens of every walk over one random case, and the bound."""
+    target, draft = random_pair(vocabulary, max(plan.tree.depths) + 1, seed)
+    models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
+    forest = all_trees(first_state(*models, list(PROMPT), plan), plan)
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        return target((*PROMPT, *tokens))
+
+    bound = tree_bound(realised_trees(forest), conditional, vocabulary)
+    return {name: accepted(forest, plan, walk) for name, walk in WALKERS.items()}, bound
+
+
+def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Conditional]:
+    """A target, and a draft that is half the target and half noise."""
+    target, noise = (random_table(vocabulary, depth, 2 * seed + model, 0.7) for model in (0, 1))
+    return target, lambda prefix: (target(prefix) + noise(prefix)) / 2
+
+
+def accepted(forest: Forest, plan: Plan, walk: Walker) -> float:
+    """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
+    nodes = forest.nodes(plan, torch.arange(len(forest.origin)))
+    probability = forest.probability.tolist()
+    return sum(probability[tree] * chance * len(ending.path) for tree, chance, ending in all_endings(nodes, walk))
