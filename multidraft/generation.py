@@ -146,9 +146,7 @@ def reading(model: Model, prompts: list[list[int]], capacity: int) -> LanguageMo
     return reader
 
 
-def make_plan(
-    scheme: str | Scheme, tree: str | Tree, walk: str | Walker, sampling: Sampling, measure: bool
-) -> Plan:
+def make_plan(scheme: str | Scheme, tree: str | Tree, walk: str | Walker, sampling: Sampling, measure: bool) -> Plan:
     """Names made into objects."""
     if isinstance(walk, str) and walk not in WALKS:
         raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")

@@ -49,12 +49,12 @@ Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
 Order = Callable[[Child], float]  # the smallest first; may look at nothing that was drawn below
 
 ORDERS: dict[str, Order] = {
-    "largest ratio first": lambda child: -child.ratio,
-    "smallest ratio first": lambda child: child.ratio,
-    "largest claim first": lambda child: -child.accept,
+    "largest ratio": lambda child: -child.ratio,
+    "smallest ratio": lambda child: child.ratio,
+    "largest claim": lambda child: -child.accept,
     "as drawn": lambda child: 0.0,
 }
-UNDERRATED = ORDERS["largest ratio first"]
+UNDERRATED = ORDERS["largest ratio"]
 
 
 def deferred(

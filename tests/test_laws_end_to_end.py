@@ -3,12 +3,10 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -34,13 +32,12 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
-from multidraft.walk import ROUNDING, WALKS, Child, Ending, Verdict, commit, deferred
+from multidraft.walk import ROUNDING, WALKS, Child, Ending, Verdict, commit
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12
 BIASED = 1e-3  # a biased twin must be off by more
 PROMPT = [0]
-EXACT_LP = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 EVERY = {scheme["name"]: md.scheme(scheme["name"]) for scheme in md.schemes() if not scheme["small"]}
 for name in ("iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection"):
@@ -161,46 +158,6 @@ def test_several_steps_have_the_target_law(name, tree, steps, walk):
 def test_deferred_accepts_at_least_as_many_tokens_as_commit(name, tree, vocabulary, setting):
     accepted = {walk: law_of(name, tree, walk, vocabulary, setting)[0].accepted for walk in WALKS}
     assert accepted["deferred"] >= accepted["commit"] - EXACT
-
-
-def most_accepted_on_a_chain(target: Table, draft: Table, vocabulary: int, depth: int) -> float:
-    """The largest expected number of accepted tokens over all lossless uses of one drafted chain, by linear program.
-
-    A variable x[chain, n, v] is the probability that the chain is drafted, its first n tokens are accepted and v comes
-    next. Chains keep their probabilities, and each prefix u goes on with c in P(c | u) of the cases that pass it.
-    """
-    chains = list(itertools.product(range(vocabulary), repeat=depth))
-    prefixes = [u for length in range(depth + 1) for u in itertools.product(range(vocabulary), repeat=length)]
-    row = {key: len(chains) + i for i, key in enumerate(itertools.product(prefixes, range(vocabulary)))}
-    variables = list(itertools.product(range(len(chains)), range(depth + 1), range(vocabulary)))
-    equal = np.zeros((len(chains) + len(row), len(variables)))
-    for column, (chain, length, last) in enumerate(variables):
-        equal[chain, column] = 1
-        tokens = (*chains[chain][:length], last)
-        for i, token in enumerate(tokens):
-            for c, probability in enumerate(target((*PROMPT, *tokens[:i])).tolist()):
-                equal[row[tokens[:i], c], column] += (c == token) - probability
-    drafted = [np.prod([float(draft((*PROMPT, *c[:i]))[c[i]]) for i in range(depth)]) for c in chains]
-    right = np.concatenate([drafted, np.zeros(len(row))])
-    return -linprog(
-        [-length for _, length, _ in variables], A_eq=equal, b_eq=right, method="highs", options=EXACT_LP
-    ).fun
-
-
-@pytest.mark.parametrize("kind", ["peaked", "flat", "zeros"])
-@pytest.mark.parametrize(("tree", "vocabulary"), [("1", 3), ("1x1", 3), ("1x1x1", 2)])
-def test_deferred_is_optimal_on_chains(tree, vocabulary, kind, monkeypatch):
-    """Optimal where it looks at every node; with the coin for small claims it loses a little, and never its law."""
-    target, draft = pair(kind, vocabulary)
-    plan = plan_of("iid:lorenz", tree, "deferred")
-
-    def accepted():
-        return step_law(TableModel(target, vocabulary), TableModel(draft, vocabulary), PROMPT, plan).accepted
-
-    bound = most_accepted_on_a_chain(target, draft, vocabulary, max(plan.tree.depths))
-    assert bound - 0.02 < accepted() < bound + 1e-9
-    monkeypatch.setitem(WALKS, "deferred", partial(deferred, smallest=0.0))
-    assert accepted() == pytest.approx(bound, abs=1e-9)
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():

@@ -1,5 +1,7 @@
 """The most tokens that any lossless use of a whole drafted tree can accept: a linear program, for tiny cases."""
 
+from functools import cache
+
 import numpy as np
 from jaxtyping import Float
 
@@ -11,7 +13,7 @@ from multidraft.transport.linear_program import EXACT
 
 Tokens = tuple[int, ...]
 Realised = frozenset[Tokens]  # the drafted prefixes below the root: with each one all that lead to it
-MOST_VARIABLES = 50_000  # HiGHS takes about a minute
+MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 
 
 def realised_trees(forest: Forest) -> dict[Realised, float]:
@@ -48,9 +50,7 @@ def tree_bound(trees: dict[Realised, float], conditional: Conditional, vocabular
     >>> round(tree_bound({frozenset({(0,)}): 0.5, frozenset({(1,)}): 0.5}, coin, 2), 9)
     0.75
     """
-    variables = [
-        (owner, emitted) for owner, tree in enumerate(trees) for emitted in sequences(tree, vocabulary)
-    ]
+    variables = [(owner, emitted) for owner, tree in enumerate(trees) for emitted in sequences(tree, vocabulary)]
     refuse(len(variables))
     return solve(variables, conditional, np.array(list(trees.values())))
 
@@ -76,17 +76,14 @@ def solve(
     optimize, sparse = solver("scipy.optimize", "SciPy"), solver("scipy.sparse", "SciPy")
     rows: dict[tuple[Tokens, int], int] = {}
     entries = [(owner, column, 1.0) for column, (owner, _) in enumerate(variables)]
-    known: dict[Tokens, list[float]] = {}
+    next_token = cache(lambda u: conditional(u).tolist())
     for column, (_, emitted) in enumerate(variables):
         for length, following in enumerate(emitted):
-            u = emitted[:length]
-            if u not in known:
-                known[u] = conditional(u).tolist()
-            for c, p in enumerate(known[u]):
-                row = rows.setdefault((u, c), len(probability) + len(rows))
+            for c, p in enumerate(next_token(emitted[:length])):
+                row = rows.setdefault((emitted[:length], c), len(probability) + len(rows))
                 entries.append((row, column, (c == following) - p))
-    row, column, value = zip(*entries, strict=True)
-    equal = sparse.csr_matrix((value, (row, column)))
+    row_of, column_of, value = zip(*entries, strict=True)
+    equal = sparse.csr_matrix((value, (row_of, column_of)))
     totals = np.concatenate([probability, np.zeros(len(rows))])
     gain = [len(emitted) - 1 for _, emitted in variables]
     result = optimize.linprog(np.negative(gain), A_eq=equal, b_eq=totals, method="highs", options=EXACT)

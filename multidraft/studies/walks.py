@@ -1,6 +1,6 @@
-"""Whole trees: how many tokens a pass each walk emits beside the most that any lossless use of the tree could."""
+"""Whole trees: how many tokens each walk accepts, beside the most that any lossless use of the tree could."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,17 +25,19 @@ SCHEMES = (
     "greedy:maximal_coupling",
 )
 TREES = ("1x1", "1x1x1", "2x1", "3x1", "2x2")
-# With no coin for small claims: every node that could matter is looked at.
-WALKERS: dict[str, Walker] = {"commit": commit} | {
-    f"deferred, {name}": partial(deferred, smallest=0.0, order=order) for name, order in ORDERS.items()
+# The last four flip no coin for small claims: every node that could matter is looked at.
+WALKERS: dict[str, Walker] = {
+    "commit": commit,
+    "deferred": deferred,
+    **{f"deferred, {name}": partial(deferred, smallest=0.0, order=order) for name, order in ORDERS.items()},
 }
-MOST_TREES = 5_000
+MOST_WAYS = 1_000  # a minute a case
 PROMPT = (0,)
 
 
 @dataclass(frozen=True)
 class Line:
-    """Tokens a target pass, averaged over random cases: each walk's, and a bound on everyone's."""
+    """Accepted tokens a target pass, averaged over random cases: each walk's, and a bound on everyone's."""
 
     scheme: str
     tree: str
@@ -43,20 +45,30 @@ class Line:
     cases: int
     walks: dict[str, float]
     bound: float
-    short: dict[str, float]  # how far each walk stays below the bound in its worst case
+    short: dict[str, float]  # how far each walk is below the bound in its worst case
 
 
-def lines(schemes: list[str], trees: list[str], vocabulary: int, cases: int, seed: int) -> list[tuple[Scheme, str]]:
-    """What can be measured: every scheme with every tree that it can draw; raises where that is too much."""
+def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[tuple[Scheme, str]]:
+    """Every scheme with every tree; raises where it cannot draw the tree, and where that is too much."""
+    pairs = [(scheme(name), tree) for tree in trees for name in schemes]
+    for s, tree in pairs:
+        check_fits(s, Tree.parse(tree))
+        drawn = sum(Tree.parse(tree).drafts)
+        if vocabulary**drawn > MOST_WAYS:
+            raise AdviceError(
+                f"tree {tree} can be drawn in up to {vocabulary}^{drawn} ways, and {MOST_WAYS:,} are the most that can "
+                "be summed up; take --vocabulary 2 or a smaller tree, such as 2x2"
+            )
+    return pairs
 
 
 def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Line:
     """One line of the table."""
     plan = Plan(s, Tree.parse(tree))
     results = [one_case(plan, vocabulary, seed + case) for case in range(cases)]
-    walks = {name: 1 + sum(accepted[name] for accepted, _ in results) / cases for name in WALKERS}
+    walks = {name: sum(accepted[name] for accepted, _ in results) / cases for name in WALKERS}
     short = {name: max(bound - accepted[name] for accepted, bound in results) for name in WALKERS}
-    return Line(s.name, tree, vocabulary, cases, walks, 1 + sum(bound for _, bound in results) / cases, short)
+    return Line(s.name, tree, vocabulary, cases, walks, sum(bound for _, bound in results) / cases, short)
 
 
 def one_case(plan: Plan, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
