@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.generation import generate
+from multidraft.models.causal_lm import home
+from multidraft.models.resized import resize
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ def capture(
     for index, prompt in enumerate(prompts):
         generator = torch.Generator().manual_seed(seed + index)
         tokens, _ = generate(target, None, [prompt], max_new_tokens=new_tokens, generator=generator, measure=False)
-        yield Recording(*(logits_at(model, prompt, tokens[0].tolist()) for model in (target, draft)))
+        ours, theirs = (logits_at(model, prompt, tokens[0].tolist()) for model in (target, draft))
+        yield Recording(ours, resize(theirs, ours.shape[-1]))
 
 
 def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
     """Logits that predict each of the `following` tokens, from one forward pass over the text."""
-    ids = torch.tensor([prompt + following[:-1]], device=model.device)
+    ids = torch.tensor([prompt + following[:-1]], device=home(model))
     with torch.inference_mode():
         return model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
 

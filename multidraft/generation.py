@@ -14,6 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.metrics import Info, Stopwatch
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import CausalLM
+from multidraft.models.resized import check_sizes, fitted
 from multidraft.randomness import for_rows
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
@@ -127,15 +128,16 @@ def start(
     with info.watch.part("target"):
         target = reading(target_model, prompts, capacity)
     with info.watch.part("draft"):
-        draft = reading(draft_model, prompts, capacity) if draft_model is not None else None
+        draft = reading(draft_model, prompts, capacity, target.vocabulary) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
     return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts))
 
 
-def reading(model: Model, prompts: list[list[int]], capacity: int) -> LanguageModel:
-    """The model as the loop needs it, with the prompts kept in its cache."""
+def reading(model: Model, prompts: list[list[int]], capacity: int, vocabulary: int | None = None) -> LanguageModel:
+    """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
     reader: LanguageModel = CausalLM(model, capacity) if isinstance(model, PreTrainedModel) else model
+    reader = fitted(reader, vocabulary or reader.vocabulary)
     tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
     for first in range(0, tokens.shape[1], CHUNK):
         chunk = tokens[:, first : first + CHUNK]
@@ -193,11 +195,7 @@ def lengths(prompts: list[list[int]], target_model: Model, draft_model: Model | 
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
     sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
-    if len(set(sizes)) > 1:
-        raise AdviceError(
-            f"the target has {sizes[0]} tokens and the draft {sizes[1]}; the two need one tokenizer, "
-            "so choose a draft model of the target's family"
-        )
+    check_sizes(sizes[0], sizes[-1])
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(

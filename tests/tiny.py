@@ -58,10 +58,10 @@ CASES = [case for case in CASES if case not in [(name, "sdpa") for name in EAGER
 
 
 @cache
-def tiny_model(name: str, attention: str = "sdpa") -> PreTrainedModel:
+def tiny_model(name: str, attention: str = "sdpa", **changes: int) -> PreTrainedModel:
     """A model of this family with weights N(0, 0.3), the same at every call."""
     kind, settings = CONFIGURATIONS[name]
-    config = getattr(transformers, kind)(**settings, **NO_IDS)
+    config = getattr(transformers, kind)(**{**settings, **changes}, **NO_IDS)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

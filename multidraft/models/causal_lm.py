@@ -22,16 +22,13 @@ class CausalLM:
         check_supported(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
+        self.device = home(model)
         self.vocabulary: int = config.vocab_size
         self.context = context(config)
         self.windows = windows(config)
         self.cache = TreeCache(config.num_hidden_layers, capacity)
         parameters = inspect.signature(model.forward).parameters
         self.without_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
     @torch.inference_mode()
     def forward(
@@ -41,6 +38,8 @@ class CausalLM:
         visible: Bool[Tensor, "batch new pending"],
         logits: bool = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
+        asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
+        tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
         self.cache.append(positions)
         output = self.model(
             input_ids=tokens,
@@ -50,7 +49,7 @@ class CausalLM:
             use_cache=True,
             **({} if logits else self.without_logits),
         )
-        return output.logits if logits else output.logits[:, :0]
+        return (output.logits if logits else output.logits[:, :0]).to(asked_from)
 
     def _mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
         """One mask where all layers are alike, which every model takes; else one for each type of layer."""
@@ -60,11 +59,20 @@ class CausalLM:
 
     @torch.inference_mode()
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        self.cache.keep(chosen)
+        self.cache.keep(chosen.to(self.device))
 
     @torch.inference_mode()
     def select(self, rows: Int[Tensor, " rows"]) -> None:
-        self.cache.select(rows)
+        self.cache.select(rows.to(self.device))
+
+
+def home(model: PreTrainedModel) -> torch.device:
+    """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "meta"))
 
 
 def windows(config: PretrainedConfig) -> dict[str, int | None]:

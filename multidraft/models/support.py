@@ -1,7 +1,9 @@
 """Which Hugging Face models can be trusted with trees: the others are refused by name, never wrong in silence."""
 
 import inspect
+import warnings
 
+import torch
 from transformers import PreTrainedModel
 
 from multidraft import adapters
@@ -34,6 +36,17 @@ def check_supported(model: PreTrainedModel) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
     check_call(model, name)
+    if any(scales_by_pass(module) for module in model.modules()):
+        warnings.warn(
+            f"{name} is quantised with scales of whole passes: a token's probabilities then depend a little on what is "
+            "read beside it, and no decoding has exactly one law; quantise weights only where that matters",
+            stacklevel=3,
+        )
+
+
+def scales_by_pass(module: torch.nn.Module) -> bool:
+    """Whether a layer rounds all its inputs together (dynamic int8 of PyTorch)."""
+    return isinstance(module, torch.ao.nn.quantized.dynamic.Linear) and module._packed_params.dtype == torch.qint8
 
 
 def check_call(model: PreTrainedModel, name: str) -> None:

@@ -1,0 +1,120 @@
+"""Models that are quantised, offloaded, or spread over several devices by accelerate."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from test_cache import TOLERANCE, Session, error, forest
+from tiny import tiny_model
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import multidraft as md
+from multidraft.models.causal_lm import CausalLM
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8]]
+PARTS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def worst_error(model: PreTrainedModel, plain: PreTrainedModel) -> float:
+    """Trees read by one model against paths read alone by another, over two rounds."""
+    run = Session(plain, CausalLM(model, 48), [list(prompt) for prompt in PROMPTS], torch.Generator().manual_seed(1))
+    run.prefill()
+    worst = 0.0
+    for _ in range(2):
+        trees = forest(len(PROMPTS), 6, run.generator)
+        worst = max(worst, error(run.read(trees), run.expected(trees)))
+        run.accept(trees)
+    return worst
+
+
+def greedy(target: PreTrainedModel, draft: PreTrainedModel | None) -> list[list[int]]:
+    return [row.tolist() for row in md.generate(target, draft, PROMPTS, temperature=0, max_new_tokens=8)[0]]
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    tiny_model("llama").save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def spread(saved: Path, *devices: str | int) -> PreTrainedModel:
+    """The tiny Llama over these devices in turn."""
+    places = {part: devices[i % len(devices)] for i, part in enumerate(PARTS)}
+    return AutoModelForCausalLM.from_pretrained(saved, device_map=places, offload_folder=saved / "offload").eval()
+
+
+def all_on_the_cpu(saved: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(saved, device_map={"": "cpu"}).eval()
+
+
+def partly_on_disk(saved: Path) -> PreTrainedModel:
+    return spread(saved, "disk", "cpu")
+
+
+def offloaded(saved: Path) -> PreTrainedModel:
+    from accelerate import cpu_offload
+
+    return cpu_offload(AutoModelForCausalLM.from_pretrained(saved).eval(), execution_device="cpu")
+
+
+@pytest.mark.parametrize("load", [all_on_the_cpu, partly_on_disk, offloaded])
+def test_accelerate_places_the_target(saved: Path, load: Callable[[Path], PreTrainedModel]):
+    pytest.importorskip("accelerate")
+    model = load(saved)
+    assert worst_error(model, tiny_model("llama")) < TOLERANCE
+    assert greedy(model, tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
+
+
+@needs_gpu
+def test_the_draft_model_may_be_on_another_device(saved: Path):
+    model = AutoModelForCausalLM.from_pretrained(saved).eval().cuda()
+    assert greedy(model, tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
+    assert greedy(tiny_model("qwen2"), model) == greedy(tiny_model("qwen2"), None)
+
+
+@needs_gpu
+def test_a_target_half_on_the_gpu(saved: Path):
+    pytest.importorskip("accelerate")
+    assert greedy(spread(saved, 0, "cpu"), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
+
+
+@needs_two
+def test_a_target_on_two_gpus(saved: Path):
+    pytest.importorskip("accelerate")
+    assert greedy(spread(saved, 0, 1), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
+
+
+def quantised(dtype: torch.dtype) -> PreTrainedModel:
+    copied = deepcopy(tiny_model("llama"))
+    return torch.ao.quantization.quantize_dynamic(copied, {torch.nn.Linear}, dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
+def test_a_target_with_quantised_weights():
+    model = quantised(torch.float16)
+    assert worst_error(model, model) < TOLERANCE
+    assert worst_error(model, tiny_model("llama")) > TOLERANCE  # it is not the same model
+    assert greedy(model, tiny_model("qwen2")) == greedy(model, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
+def test_a_target_that_rounds_whole_passes_gets_a_warning():
+    model = quantised(torch.qint8)
+    with pytest.warns(UserWarning, match="llama is quantised with scales of whole passes.*quantise weights only"):
+        rows = greedy(model, tiny_model("qwen2"))
+    assert [len(row) for row in rows] == [8] * 3
+
+
+def test_a_target_loaded_with_int8_weights(saved: Path):
+    torchao = pytest.importorskip("torchao.quantization")
+    from transformers import TorchAoConfig
+
+    config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    model = AutoModelForCausalLM.from_pretrained(saved, quantization_config=config).eval()
+    assert worst_error(model, model) < TOLERANCE
+    assert worst_error(model, tiny_model("llama")) > TOLERANCE
+    assert greedy(model, tiny_model("qwen2")) == greedy(model, None)
