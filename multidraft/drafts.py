@@ -30,7 +30,8 @@ class Drafts:
     @classmethod
     def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law) -> "Drafts":
         """A tree in which only the root's token is known."""
-        batch, size, device, repeats = len(root), len(tree), root.device, not law.distinct
+        batch, size, device = len(root), len(tree), root.device
+        repeats = not law.distinct and max(tree.drafts) > 1
         tokens = torch.full((batch, size), -1, device=device)
         tokens[:, 0] = root
         alias = torch.arange(size, device=device).expand(batch, -1)

@@ -49,15 +49,28 @@ class Anchored(Law):
     settings = ("anchors", "top_up")
 
     @property
+    def has_anchors(self) -> bool:
+        """Whether there can be any: a single draft is simply drawn, unless `anchors` says otherwise."""
+        return self.drafts > 1 if self.anchors is None else self.anchors > 0
+
+    @property
     def width(self) -> int:
         """n positions for anchors, n for draws, n - 1 for top-ups."""
         return 3 * self.drafts - 1 if self.top_up else 2 * self.drafts
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
+        if not self.has_anchors:
+            return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
         top = most_likely(draft, self.drafts)
         count = count_of(draft, top)[..., None] if self.anchors is None else self.anchors
         return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
+
+    def others(
+        self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """q': the draft distribution without the anchors."""
+        return without(draft, anchors) if self.has_anchors else draft
 
     def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
         """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
@@ -75,7 +88,7 @@ class Anchored(Law):
             return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
         if draws.shape[-1] < self.drafts:
             wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return without(draft, anchors) * wanted
+            return self.others(draft, anchors) * wanted
         wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * wanted
 
@@ -85,10 +98,11 @@ class Anchored(Law):
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
         n, anchors = self.drafts, self.anchor_tokens(draft)
         free = (anchors < 0).sum(-1, keepdim=True)
-        draws = pick(without(draft, anchors), uniform[..., n : 2 * n])
-        draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
+        draws = pick(self.others(draft, anchors), uniform[..., n : 2 * n])
+        if self.has_anchors:
+            draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
         drafted = torch.cat([anchors, draws], -1)
-        can_repeat = self.top_up and bool((free > 1).any())
+        can_repeat = self.top_up and n > 1 and bool((free > 1).any())
         for j in range(2 * n, 2 * n + (int(is_duplicate(draws).sum(-1).max()) if can_repeat else 0)):
             drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
         return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)

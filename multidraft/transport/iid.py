@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.distributions import descending
 from multidraft.errors import AdviceError
 
 
@@ -34,7 +35,7 @@ def optimal_iid(
     if target.shape != draft.shape:
         raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
     p, q = target.double(), draft.double()
-    order = torch.where(q > 0, p / q, -1.0).argsort(dim=-1, descending=True)  # never drafted: last, and not counted
+    _, order = descending(torch.where(q > 0, p / q, -1.0))  # never drafted: last, and not counted
     P = torch.where(q > 0, p, 0.0).gather(-1, order).cumsum(-1)
     Q = q.gather(-1, order).cumsum(-1)
     missed = 1 - (Q / Q[..., -1:].clamp(min=torch.finfo(Q.dtype).tiny)).clamp(max=1)

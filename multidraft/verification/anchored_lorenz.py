@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
-from multidraft.drafting.law import at_each, without
+from multidraft.drafting.law import at_each
 from multidraft.verification.coupling import couple
 from multidraft.verification.lorenz import verify_draws
 from multidraft.verification.naive import naive
@@ -26,7 +26,7 @@ def anchored_lorenz(
     """
     anchors, draws, top_ups = law.parts(drafted)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
-    verified = verify_draws(target, without(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
+    verified = verify_draws(target, law.others(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
     alive, left = (1 - verified.accept.sum(-1)).clamp(min=0), None
     of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)
     for j in range(most_filled(top_ups)):

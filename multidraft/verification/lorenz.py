@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.distributions import descending
 from multidraft.drafting.law import Law
 from multidraft.verification.coupling import overlap
 from multidraft.verification.outcome import Outcome
@@ -78,7 +79,7 @@ def schedule(
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=TINY)
     drawable = p * (q > SUPPORT)
-    ratio, order = (drawable / q.clamp(min=SUPPORT)).sort(-1, descending=True)
+    ratio, order = descending(drawable / q.clamp(min=SUPPORT))
     Q = q.gather(-1, order).cumsum(-1).clamp_(max=1)
     P = drawable.gather(-1, order).cumsum(-1)
     count = torch.where(total[..., 0] > 0, count, 0)
