@@ -13,7 +13,7 @@ LOWEST = 0.85  # of the acceptance that is shown: naive is below it
 def draw(table: list[Line], path: Path) -> None:
     """A column for each source: times above, acceptance over the optimum below; hollow where some tokens failed."""
     sources = list(dict.fromkeys(line.source for line in table))
-    figure, axes = pictures.figure(columns=len(sources), rows=2, width=6.0, height=3.4)
+    figure, axes = pictures.figure(columns=len(sources), rows=2, width=5.4, height=3.0)
     for column, source in enumerate(sources):
         own = [line for line in table if line.source == source]
         panel(axes[0, column], own, "milliseconds")
