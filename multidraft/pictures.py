@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from multidraft.errors import AdviceError
 from multidraft.optional import optional
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#edae49", "#6c4f9c", "#4a4e57", "#00a0a0", "#b5651d")
+KINDS = (".svg", ".png", ".pdf")
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 3.2) -> tuple[Any, Any]:
@@ -23,7 +25,18 @@ def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 
     return drawn, axes
 
 
+def check(path: Path) -> None:
+    """Raise, before anything is computed, where no picture could be written to `path`."""
+    optional("matplotlib", "matplotlib", "plot")
+    if path.suffix not in KINDS:
+        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(KINDS)}")
+
+
 def save(drawn: Any, path: Path) -> None:
-    """Write a figure; the ending of `path` (.png, .svg, .pdf) says how."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.savefig(path)
+    """Write a figure; the ending of `path` says how."""
+    check(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(path)
+    except OSError as error:
+        raise AdviceError(f"cannot write the picture {str(path)!r} ({error.strerror}); choose another path") from None

@@ -1,0 +1,68 @@
+"""`multidraft study curves`: the picture of the Lorenz rule at a real position."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from multidraft import pictures, terminal
+from multidraft.commands.acceptance import DEMO
+from multidraft.commands.pair import load
+from multidraft.commands.prompts import encode, read_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from multidraft.studies.curves import Case
+
+
+def curves(
+    out: Annotated[Path, Option(help="The picture to write: .svg, .png or .pdf.")],
+    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.")] = DEMO,
+    new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
+    drafts: Annotated[int, Option(min=1, help="Drafts at a node.")] = 4,
+    top_k: Annotated[int, Option(min=1, help="The draft is cut to its K most likely tokens.")] = 12,
+    seed: Annotated[int, Option(min=0)] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print the numbers of the picture as JSON.")] = False,
+) -> None:
+    """Draw the Lorenz curve beside F, and the schedule that the rule makes of them, at a recorded position.
+
+    It is the first position of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8.
+    """
+    from multidraft.capture import capture
+    from multidraft.commands.generate import context
+    from multidraft.studies.curves import draw, first_case
+
+    pictures.check(out)
+    prompt = read_prompts(None, prompts, 1)
+    pair = load(target, draft)
+    encode(prompt, pair.tokenizer, context(pair))
+    [recording] = capture(pair.target, pair.draft, [prompt[0].tokens], new_tokens, seed)
+    case = first_case(recording, drafts, top_k)
+    names = [piece(pair.tokenizer, token) for token in case.tokens]
+    draw(case, names, out)
+    if as_json:
+        return terminal.print_json(as_data(case, names, out))
+    terminal.note(f"wrote {out}: position {case.position} of prompt {prompt[0].id}, optimum {case.plan.optimum:.3f}")
+
+
+def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
+    """A token that can be read in a legend, where a dollar sign would begin a formula."""
+    text = str(tokenizer.decode([token]))
+    return text.replace(" ", "␣").replace("\n", "↵").replace("$", r"\$")
+
+
+def as_data(case: "Case", names: list[str], out: Path) -> dict[str, object]:
+    """All that the picture shows."""
+    columns = {"target": case.target, "draft": case.draft, "phase_ends": case.ends, "draft_mass": case.plan.Q}
+    return {
+        "file": str(out),
+        "position": case.position,
+        "drafts": case.drafts,
+        "optimal_acceptance_rate": float(case.plan.optimum),
+        "tokens": names,
+        "resets": case.resets,
+        **{name: values[: case.size].tolist() for name, values in columns.items()},
+    }

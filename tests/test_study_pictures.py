@@ -1,0 +1,121 @@
+"""The pictures of the theory page: what they show is what the rule computes, and files come out."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.capture import Recording
+from multidraft.cli import app
+from multidraft.studies.curves import HIGH, LOW, Case, first_case
+from multidraft.studies.toys import figures
+from multidraft.transport.toys import bernoulli_optimum, uniform_optimum
+from multidraft.verification.lorenz import shifted
+
+EXACT = 1e-12
+PICTURES = ["--new-tokens", 16]
+
+
+def recording(seed: int, spread: float = 1.5) -> Recording:
+    """Random logits at 40 positions, where the draft is a noisy copy."""
+    generator = torch.Generator().manual_seed(seed)
+    target = spread * torch.randn(40, 30, generator=generator)
+    return Recording(target, target + spread * torch.randn(40, 30, generator=generator))
+
+
+def study(*arguments: object):
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+@pytest.fixture(params=[(1, 12), (2, 5), (4, 12), (4, 30)], ids=str)
+def case(request) -> Case:
+    drafts, top_k = request.param
+    return first_case(recording(drafts), drafts, top_k)
+
+
+def test_shares_of_the_machine_add_up_to_what_the_rule_accepts(case):
+    shares, ends = case.shares(), case.ends
+    assert torch.allclose(shares.sum(1), torch.ones(case.size, dtype=torch.float64), atol=EXACT)
+    widths = ends - shifted(ends)
+    assert (shares.T @ widths <= case.draft + EXACT).all()
+    work = case.some_draft_within(ends) - case.some_draft_within(shifted(ends))
+    unclaimed = case.plan.unclaimed()[case.tokens]
+    assert torch.allclose(shares.T @ work, case.target - unclaimed, atol=EXACT)
+    assert float((shares.T @ work).sum()) == pytest.approx(float(case.plan.optimum), abs=EXACT)
+
+
+def test_resets_use_up_their_tokens_and_leave_work_over(case):
+    unclaimed = case.plan.unclaimed()[case.tokens]
+    last = max(case.resets, default=-1)
+    assert (unclaimed[last + 1 :] <= EXACT).all()
+    time = case.shares().T @ (case.ends - shifted(case.ends))
+    assert torch.allclose(time[: last + 1], case.draft[: last + 1], atol=EXACT)
+
+
+def test_some_cases_have_resets():
+    assert any(first_case(recording(seed), 4, 12).resets for seed in range(5))
+
+
+def test_the_position_is_the_first_whose_optimum_is_telling(case):
+    pairs = recording(case.drafts)
+    target = pairs.target.double().softmax(-1)
+    scheme = md.scheme("iid:lorenz", drafts=case.drafts)
+    cut = torch.zeros(len(target), target.shape[1], dtype=torch.float64)
+    cut = cut.scatter(-1, (top := pairs.draft.double().topk(case.size)).indices, top.values.softmax(-1))
+    rates = scheme.optimal_acceptance_rate(target, cut)
+    assert LOW <= rates[case.position] <= HIGH
+    assert not ((rates[: case.position] >= LOW) & (rates[: case.position] <= HIGH)).any()
+    assert rates[case.position].item() == pytest.approx(float(case.plan.optimum), abs=EXACT)
+
+
+def test_without_a_telling_position_there_is_advice():
+    same = recording(0).target
+    with pytest.raises(md.AdviceError, match="at none of 40 positions; record more"):
+        first_case(Recording(same, same), 4, 30)
+
+
+def test_toy_curves_are_the_closed_forms():
+    four, five, six = figures().values()
+    for n in range(1, 11):
+        assert four["optimal, Ber(0.75)"][n - 1] == pytest.approx(bernoulli_optimum(0.75, 0.25, n), abs=EXACT)
+        assert five["U(30)"][n - 1] == pytest.approx(uniform_optimum(4.0, n), abs=EXACT)
+        assert six["recursive_rejection, Ber(0.75)"][n - 1] <= six["optimal, Ber(0.75)"][n - 1] + EXACT
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_toys_writes_its_picture(tmp_path, ending):
+    file = tmp_path / "new" / f"toys.{ending}"
+    data = json.loads(study("toys", "--out", file, "--json").stdout)
+    assert file.stat().st_size > 10_000
+    assert data == {"file": str(file), "figures": figures()}
+
+
+def test_curves_writes_its_picture_of_the_embedded_pair(tmp_path):
+    file = tmp_path / "lorenz.svg"
+    result = study("curves", "--out", file, *PICTURES, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert LOW <= data["optimal_acceptance_rate"] <= HIGH
+    assert len(data["tokens"]) == len(data["phase_ends"]) == 12
+    assert 10_000 < file.stat().st_size < 200_000
+    assert "wrote" in study("curves", "--out", file, *PICTURES).stderr
+
+
+@pytest.mark.parametrize("name", ["toys", "curves"])
+def test_what_stands_in_the_way_of_a_picture_is_said_at_once(name, tmp_path, monkeypatch):
+    for path, advice in ((tmp_path / "x.doc", "end its name in .svg"), (Path(__file__) / "x.svg", "another path")):
+        if name == "toys" or advice.startswith("end"):
+            refused(study(name, "--out", path), advice)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused(study(name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
+
+
+def refused(result, advice: str) -> None:
+    """Exit code 2 and one line."""
+    assert result.exit_code == 2, result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert advice in result.stderr
