@@ -92,6 +92,26 @@ class TreeCache:
         """The number of pending slots, the same for every row."""
         return self.positions.shape[1]
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether every layer has buffers of its own, as after a first forward pass."""
+        return all(layer.buffers for layer in self.layers)
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the buffers."""
+        return self.layers[0].capacity
+
+    def new_slots(self, new: int) -> Int[Tensor, " new"]:
+        """The slots of the `new` tokens that were appended last, for a forward pass that writes them by itself."""
+        end = self.base + self.pending
+        return torch.arange(end - new, end, device=self.layers[0].device)
+
+    def advance(self, new: int) -> None:
+        """Note that a forward pass has written them."""
+        for layer in self.layers:
+            layer.end += new
+
     def append(self, positions: Int[Tensor, "batch new"]) -> None:
         """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
         if not self.lengths and not self.layers[0].is_initialized:

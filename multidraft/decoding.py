@@ -27,6 +27,7 @@ class Plan:
     walk: str | Walker = "deferred"
     sampling: Sampling = field(default_factory=Sampling)
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
+    compile_draft: bool = False
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """The public way in: continue prompts with a pair of models, a scheme and a tree."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -14,6 +15,7 @@ from multidraft.errors import AdviceError
 from multidraft.metrics import Info, Stopwatch
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import CausalLM
+from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.resized import check_sizes, fitted
 from multidraft.randomness import for_rows
 from multidraft.sampling import Sampling
@@ -43,6 +45,7 @@ def generate(
     stream: Stream | None = None,
     measure: bool = True,
     synchronise: bool = False,
+    compile_draft: bool = False,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
@@ -50,7 +53,8 @@ def generate(
     a list of lists. Without a draft model the same loop decodes plainly. `temperature=0` decodes greedily. With one
     `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its neighbours.
     `eos_token_id` defaults to the target's own; pass an empty list to go on beyond it. `stream(row, emitted)` is called
-    after every step. `measure=False` leaves the optimal acceptance rate out of the report.
+    after every step. `measure=False` leaves the optimal acceptance rate out of the report. `compile_draft` compiles the
+    draft model's steps: some seconds for each size of step that comes up, once for a model; it pays in long runs.
 
     Returns the new tokens of every row, and an `Info` on how it went. Raises `AdviceError` on bad input.
     """
@@ -58,6 +62,9 @@ def generate(
     plan = make_plan(
         scheme, tree if draft_model is not None else NO_DRAFTS, walk, Sampling(temperature, top_k, top_p), measure
     )
+    if compile_draft:
+        check_compiles(draft_model)
+        plan = replace(plan, compile_draft=True)
     limits = lengths(prompts, target_model, draft_model, max_new_tokens)
     ends = (
         ends_of(target_model)
@@ -128,15 +135,22 @@ def start(
     with info.watch.part("target"):
         target = reading(target_model, prompts, capacity)
     with info.watch.part("draft"):
-        draft = reading(draft_model, prompts, capacity, target.vocabulary) if draft_model is not None else None
+        kind = CompiledCausalLM if plan.compile_draft else CausalLM
+        draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
     return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts))
 
 
-def reading(model: Model, prompts: list[list[int]], capacity: int, vocabulary: int | None = None) -> LanguageModel:
+def reading(
+    model: Model,
+    prompts: list[list[int]],
+    capacity: int,
+    vocabulary: int | None = None,
+    kind: type[CausalLM] = CausalLM,
+) -> LanguageModel:
     """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
-    reader: LanguageModel = CausalLM(model, capacity) if isinstance(model, PreTrainedModel) else model
+    reader: LanguageModel = kind(model, capacity) if isinstance(model, PreTrainedModel) else model
     reader = fitted(reader, vocabulary or reader.vocabulary)
     tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
     for first in range(0, tokens.shape[1], CHUNK):
@@ -156,6 +170,12 @@ def make_plan(scheme: str | Scheme, tree: str | Tree, walk: str | Walker, sampli
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
     check_fits(scheme, tree)
     return Plan(scheme, tree, walk, sampling, measure)
+
+
+def check_compiles(draft_model: Model | None) -> None:
+    """Raise unless there is something to compile."""
+    if not isinstance(draft_model, PreTrainedModel):
+        raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
 
 
 def check_fits(scheme: Scheme, tree: Tree) -> None:

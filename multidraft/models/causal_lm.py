@@ -41,17 +41,30 @@ class CausalLM:
         asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
         tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
         self.cache.append(positions)
+        if self.context is not None:
+            positions = positions.clamp(max=self.context - 1)
+        scores = self.read(tokens, positions, visible, {} if logits else self.without_logits)
+        return (scores if logits else scores[:, :0]).to(asked_from)
+
+    def read(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        visible: Bool[Tensor, "batch new pending"],
+        settings: dict[str, int],
+    ) -> Float[Tensor, "batch scored vocabulary"]:
+        """The model's forward pass over tokens that the cache has made room for."""
         output = self.model(
             input_ids=tokens,
-            position_ids=positions if self.context is None else positions.clamp(max=self.context - 1),
-            attention_mask=self._mask(visible),
+            position_ids=positions,
+            attention_mask=self.mask(visible),
             past_key_values=self.cache.cache,
             use_cache=True,
-            **({} if logits else self.without_logits),
+            **settings,
         )
-        return (output.logits if logits else output.logits[:, :0]).to(asked_from)
+        return output.logits
 
-    def _mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
+    def mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
         """One mask where all layers are alike, which every model takes; else one for each type of layer."""
         full = self.cache.mask(visible, self.model.dtype)
         masks = {kind: self.cache.windowed(full, window) if window else full for kind, window in self.windows.items()}
