@@ -25,7 +25,7 @@ class Drafts:
     alias: Int[Tensor, "batch slots"]
     sees: Bool[Tensor, "batch slots slots"]  # a slot sees its ancestors' nodes and its own
     drafted: Int[Tensor, "batch slots width"]
-    draft: dict[int, Float[Tensor, "batch vocabulary"]] = field(default_factory=dict)  # by drawing slot
+    draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
 
     @classmethod
     def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law) -> "Drafts":
@@ -41,13 +41,19 @@ class Drafts:
             tree, repeats, tokens, alias.clone() if repeats else alias, sees.clone() if repeats else sees, drafted
         )
 
-    def learn(self, slots: list[int], draft: Float[Tensor, "batch group vocabulary"]) -> None:
-        """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding."""
+    def learn(self, slots: list[int], draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
+        """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding.
+
+        Where there are several drafters, a slot's children come from them by turns.
+        """
         if self.repeats:
             alias = self.alias[:, span(slots)]
             first = (alias[:, :, None] == alias[:, None, :]).to(torch.uint8).argmax(-1)
             draft = draft[torch.arange(len(alias), device=alias.device)[:, None], first]
-        self.draft |= dict(zip(slots, draft.unbind(1), strict=True))
+        for slot, distribution in zip(slots, draft.unbind(1), strict=True):
+            several = distribution.ndim == 3
+            turns = [j % distribution.shape[1] for j in range(self.tree.drafts[slot] * several)]
+            self.draft[slot] = distribution[:, turns] if several else distribution
 
     def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
         """Draw at `slots`, which all have as many children as the scheme has drafts."""

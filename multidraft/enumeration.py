@@ -159,10 +159,10 @@ def all_draws(
 def tuples_at(scheme: Scheme, drafts: Drafts, slot: int) -> list[tuple[Tensor, Tensor]]:
     """For each row the tuples that can be drawn at a slot, with probabilities; only the empty one if it is empty."""
     nothing = torch.full((1, scheme.law.width), -1), torch.ones(1, dtype=torch.float64)
-    known: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
+    known: dict[bytes, tuple[Tensor, Tensor]] = {}
     result = []
     for token, distribution in zip(drafts.tokens[:, slot].tolist(), drafts.draft[slot], strict=True):
-        key = tuple(distribution.tolist())
+        key = distribution.numpy().tobytes()
         if token >= 0 and key not in known:
             known[key] = scheme.law.tuples(distribution)
         result.append(known[key] if token >= 0 else nothing)

@@ -17,6 +17,7 @@ from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.resized import check_sizes, fitted
+from multidraft.models.several import Several
 from multidraft.randomness import for_rows
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
@@ -30,7 +31,7 @@ NO_DRAFTS = Tree.paths([])
 
 def generate(
     target_model: Model,
-    draft_model: Model | None,
+    draft_model: Model | Sequence[Model] | None,
     inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]],
     *,
     scheme: str | Scheme = "anchored:lorenz",
@@ -50,7 +51,8 @@ def generate(
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
     `inputs` are token ids: a tensor (batch, length), a tokenizer's output (padding is read off its attention mask), or
-    a list of lists. Without a draft model the same loop decodes plainly. `temperature=0` decodes greedily. With one
+    a list of lists. Several draft models in a list need a scheme of the law `distinct`: a node's children come from
+    them by turns. Without a draft model the same loop decodes plainly. `temperature=0` decodes greedily. With one
     `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its neighbours.
     `eos_token_id` defaults to the target's own; pass an empty list to go on beyond it. `stream(row, emitted)` is called
     after every step. `measure=False` leaves the optimal acceptance rate out of the report. `compile_draft` compiles the
@@ -59,12 +61,15 @@ def generate(
     Returns the new tokens of every row, and an `Info` on how it went. Raises `AdviceError` on bad input.
     """
     prompts = as_lists(inputs)
+    draft_model = Several(draft_model) if isinstance(draft_model, Sequence) else draft_model
     plan = make_plan(
         scheme, tree if draft_model is not None else NO_DRAFTS, walk, Sampling(temperature, top_k, top_p), measure
     )
     if compile_draft:
         check_compiles(draft_model)
         plan = replace(plan, compile_draft=True)
+    if draft_model is not None:
+        check_drafters(plan.scheme, draft_model)
     limits = lengths(prompts, target_model, draft_model, max_new_tokens)
     ends = (
         ends_of(target_model)
@@ -150,7 +155,7 @@ def reading(
     kind: type[CausalLM] = CausalLM,
 ) -> LanguageModel:
     """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
-    reader: LanguageModel = kind(model, capacity) if isinstance(model, PreTrainedModel) else model
+    reader = kind(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
     reader = fitted(reader, vocabulary or reader.vocabulary)
     tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
     for first in range(0, tokens.shape[1], CHUNK):
@@ -182,14 +187,23 @@ def check_fits(scheme: Scheme, tree: Tree) -> None:
     """Raise unless the scheme's law can draw at every node of the tree."""
     for count in set(tree.drafts) - {0}:
         scheme.at(count)  # raises where the law takes only certain numbers of drafts
-    if scheme.law.name == "distinct":
-        raise AdviceError("distinct drafts need several draft models, and a tree has one; use iid, for example")
     branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
     if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
         raise AdviceError(
             f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
             "use a chain, or a law without duplicates such as anchored"
         )
+
+
+def check_drafters(scheme: Scheme, drafter: Model) -> None:
+    """Raise unless there are several drafters for the law `distinct`, and one for any other."""
+    several = isinstance(drafter, Several)
+    if several and scheme.law.name != "distinct":
+        raise AdviceError(
+            f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
+        )
+    if not several and scheme.law.name == "distinct":
+        raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
 
 
 def as_lists(inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]) -> list[list[int]]:

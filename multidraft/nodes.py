@@ -71,7 +71,7 @@ class Nodes:
         scaled = target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
         outcome = scheme.verify(scaled, draft, tuples)
         index = tuples.clamp(min=0)
-        ratio = target.gather(-1, index) / draft.gather(-1, index)
+        ratio = target.gather(-1, index) / scheme.law.overall(draft).gather(-1, index)
         plain = torch.cat([outcome.accept, ratio, outcome.rest[..., None]], -1).tolist()
         return [
             (row, self.verdict(row, node, tokens, numbers, partial(residual_of, outcome, i)))
@@ -98,9 +98,10 @@ class Nodes:
         places = [self.place[row][node] for row, node in zip(rows, nodes, strict=True)]
         return self.sampling.target(self.logits[rows, places])
 
-    def draft(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
-        """The draft distributions that the nodes' tuples were drawn from."""
-        slots = [(row, self.rows[row].drawing[node][0]) for row, node in zip(rows, nodes, strict=True)]
+    def draft(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked *drafts vocabulary"]:
+        """The draft distributions that the nodes' tuples were drawn from: of a node's slots, the one that drew most."""
+        count = self.drafts.tree.drafts.__getitem__
+        slots = [(row, max(self.rows[row].drawing[node], key=count)) for row, node in zip(rows, nodes, strict=True)]
         return torch.stack([self.drafts.draft[slot][row] for row, slot in slots])
 
     def drafted(self, row: int, node: int, width: int) -> Int[Tensor, " width"]:

@@ -10,6 +10,8 @@ from multidraft.decoding import Plan
 from multidraft.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.errors import AdviceError
 from multidraft.generation import check_fits
+from multidraft.models import LanguageModel
+from multidraft.models.several import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.tree import Tree
 
@@ -44,9 +46,11 @@ class Walked:
 def follow_walk(scheme: Scheme, walk: str, tree: str, kind: str, seed: int) -> Walked:
     """Sum over every tuple at every node, every answer to every coin, and every last token."""
     shape, vocabulary = Tree.parse(tree), vocabulary_for(tree)
-    target, draft = (random_table(vocabulary, 3, 2 * seed + model, KINDS[kind]) for model in (0, 1))
-    models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
-    step = step_law(models[0], models[1], list(PROMPT), Plan(scheme, shape, walk))
+    target, draft, other = (random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3))
+    drafter: LanguageModel = TableModel(draft, vocabulary)
+    if scheme.law.name == "distinct":
+        drafter = Several([drafter, TableModel(other, vocabulary)])
+    step = step_law(TableModel(target, vocabulary), drafter, list(PROMPT), Plan(scheme, shape, walk))
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target((*PROMPT, *tokens))

@@ -29,5 +29,9 @@ class Distinct(Law):
     def conditional(
         self, draft: Float[Tensor, "*batch drafts vocabulary"], drafted: Int[Tensor, "*batch past"]
     ) -> Float[Tensor, "*batch vocabulary"]:
-        """q_j, whatever came before."""
-        return draft[..., drafted.shape[-1], :]
+        """q_j, whatever came before; a node of a tree that was drawn again begins again with the first."""
+        return draft[..., drafted.shape[-1] % self.drafts, :]
+
+    def overall(self, draft: Float[Tensor, "*batch drafts vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
+        """The distribution of one draft taken at random."""
+        return draft.mean(-2)

@@ -24,6 +24,10 @@ class LanguageModel(Protocol):
         """Where tokens are expected and logits are returned."""
         ...
 
+    def fresh(self, capacity: int) -> "LanguageModel":
+        """The same model with nothing read, for sequences of up to `capacity` tokens with their trees."""
+        ...
+
     def forward(
         self,
         tokens: Int[Tensor, "batch new"],

@@ -8,7 +8,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.cache import TreeCache
+from multidraft.models import LanguageModel
 from multidraft.models.support import check_supported
+
+
+def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
+    """The model as the decoding loop needs it."""
+    return CausalLM(model) if isinstance(model, PreTrainedModel) else model
 
 
 class CausalLM:
@@ -29,6 +35,9 @@ class CausalLM:
         self.cache = TreeCache(config.num_hidden_layers, capacity)
         parameters = inspect.signature(model.forward).parameters
         self.without_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+
+    def fresh(self, capacity: int) -> "CausalLM":
+        return type(self)(self.model, capacity)
 
     @torch.inference_mode()
     def forward(

@@ -10,9 +10,14 @@ from multidraft.models import LanguageModel
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 
 
+def are_close(size: int, other: int) -> bool:
+    """Whether two sizes differ at most as paddings do."""
+    return abs(size - other) <= min(MOST, SHARE * max(size, other))
+
+
 def check_sizes(target: int, draft: int) -> None:
     """Raise unless the two sizes differ at most as paddings do; that the tokenizers agree, sizes cannot tell."""
-    if abs(target - draft) > min(MOST, SHARE * max(target, draft)):
+    if not are_close(target, draft):
         raise AdviceError(
             f"the target has {target} tokens and the draft {draft}; the two need one tokenizer, "
             "so choose a draft model of the target's family"
@@ -35,6 +40,9 @@ class Resized:
 
     def __init__(self, model: LanguageModel, vocabulary: int):
         self.model, self.vocabulary, self.context = model, vocabulary, model.context
+
+    def fresh(self, capacity: int) -> "Resized":
+        return Resized(self.model.fresh(capacity), self.vocabulary)
 
     @property
     def device(self) -> torch.device:

@@ -5,49 +5,31 @@ from functools import cache
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.models.prefix import Prefix, PrefixModel
 
-class TableModel:
+
+class TableModel(PrefixModel):
     """A language model given by a function from a prefix (a tuple of tokens) to the next token's probabilities.
 
-    Logits are float64 logarithms, -inf for zero. A new token's prefix is its row's kept tokens and the pending ones
-    that it sees, in slot order; positions are not needed.
+    Logits are float64.
     """
 
-    context: int | None = None
-    device = torch.device("cpu")
+    dtype = torch.float64
 
-    def __init__(self, conditional: Callable[[tuple[int, ...]], Tensor], vocabulary: int, batch: int = 1):
+    def __init__(self, conditional: Callable[[Prefix], Tensor], vocabulary: int, batch: int = 1):
+        super().__init__(vocabulary)
         self.conditional = conditional
-        self.vocabulary = vocabulary
-        self.kept: list[tuple[int, ...]] = [()] * batch
+        self.kept = [()] * batch
         self.pending = torch.empty(batch, 0, dtype=torch.int64)
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        self.pending = torch.cat([self.pending, tokens], 1)
-        if not logits:
-            return torch.empty(len(tokens), 0, self.vocabulary)
-        rows = zip(self.kept, self.pending, visible, strict=True)
-        prefixes = [kept + tuple(slots[seen].tolist()) for kept, slots, new in rows for seen in new]
-        probabilities = torch.stack([self.conditional(prefix) for prefix in prefixes]).double()
-        return probabilities.log().unflatten(0, tokens.shape)
+    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
+        return self.conditional(prefix)
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        rows = zip(self.kept, self.pending, chosen, strict=True)
-        self.kept = [kept + tuple(slots[path[path >= 0]].tolist()) for kept, slots, path in rows]
-        self.pending = self.pending[:, :0]
-
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        self.kept = [self.kept[row] for row in rows.tolist()]
-        self.pending = self.pending[rows]
+    def fresh(self, capacity: int) -> "TableModel":
+        return TableModel(self.conditional, self.vocabulary, 0)
 
 
 def random_table(
