@@ -69,7 +69,7 @@ def generate(
         check_compiles(draft_model)
         plan = replace(plan, compile_draft=True)
     if draft_model is not None:
-        check_drafters(plan.scheme, draft_model)
+        check_drafters(plan.scheme, isinstance(draft_model, Several))
     limits = lengths(prompts, target_model, draft_model, max_new_tokens)
     ends = (
         ends_of(target_model)
@@ -195,9 +195,8 @@ def check_fits(scheme: Scheme, tree: Tree) -> None:
         )
 
 
-def check_drafters(scheme: Scheme, drafter: Model) -> None:
+def check_drafters(scheme: Scheme, several: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    several = isinstance(drafter, Several)
     if several and scheme.law.name != "distinct":
         raise AdviceError(
             f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"

@@ -105,6 +105,33 @@ def test_greedy_text_equals_plain_greedy_text(pair, prompts):
         assert record["text"] == record["plain_text"]
 
 
+@pytest.mark.parametrize(
+    ("draft", "scheme"),
+    [
+        ("ngram:4", "anchored:lorenz"),
+        ("lookup", "top:naive"),
+        ("layers:1", "iid:lorenz"),
+        ("embedded+ngram", "anchored:lorenz"),
+        ("embedded+ngram,lookup,layers:2", "distinct:recursive_rejection"),
+    ],
+)
+def test_drafters_of_the_embedded_target(prompts, draft, scheme):
+    settings = ("--temperature", 0, "--max-new-tokens", 12, "--tree", "2x1", "--compare", "--json", "--limit", 1)
+    result = run("generate", "--prompts", prompts, "--draft", draft, "--scheme", scheme, *settings)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["records"][0]["text"] == report["records"][0]["plain_text"]
+    assert report["settings"]["draft"] == draft
+
+
+def test_drafters_of_another_target(pair, prompts):
+    draft = f"{pair / 'draft'},ngram"
+    settings = ("--scheme", "distinct:naive", "--max-new-tokens", 12, "--json", "--batch", 3)
+    result = run("generate", "--prompts", prompts, "--target", pair / "target", "--draft", draft, *settings)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["block_efficiency"] > 1
+
+
 def test_a_seed_repeats_itself_and_another_does_not(pair, prompts):
     def texts(*arguments: object) -> list[str]:
         result = generate(pair, "--prompts", prompts, "--max-new-tokens", 24, "--json", *arguments)
@@ -173,6 +200,17 @@ def wrong(folder: Path, pair: Path) -> dict[str, tuple[list[object], str]]:
     return {
         "missing folder": ([*hi, "--target", folder / "none", "--draft", pair / "draft"], "no folder"),
         "folder without a model": ([*hi, "--target", folder / "hollow", "--draft", pair / "draft"], "config.json"),
+        "draft without a name": ([*hi, "--draft", "ngram+"], "does not parse"),
+        "layers without a number": ([*hi, "--draft", "layers"], "does not parse"),
+        "too many layers": ([*hi, "--draft", "layers:3"], "use 1 to 2"),
+        "no order": ([*hi, "--draft", "ngram:0"], "use at least 1"),
+        "draft model alone": ([*hi, "--draft", pair / "draft"], "--draft comes without --target"),
+        "embedded draft, other target": (
+            [*hi, "--target", pair / "target", "--draft", "embedded"],
+            "leave out --target",
+        ),
+        "a list without distinct": ([*hi, "--draft", "ngram,lookup"], "use distinct:recursive_rejection"),
+        "distinct without a list": ([*hi, "--draft", "ngram", "--scheme", "distinct:naive"], "pass a list"),
         "target alone": ([*hi, "--target", pair / "target"], "--draft"),
         "two tokenizers": ([*hi, "--target", pair / "target", "--draft", pair / "stranger"], "choose a draft"),
         "unknown scheme": ([*ours, *hi, "--scheme", "iid:magic"], "schemes are"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft import terminal
-from multidraft.commands.pair import load
+from multidraft.commands.drafters import HELP, Models, load, parse
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live, Screen
@@ -17,7 +17,6 @@ from multidraft.commands.screens import Bar, Live, Screen
 if TYPE_CHECKING:
     from multidraft.decoding import Emitted
     from multidraft.metrics import Info
-    from multidraft.zoo import Pair
 
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 SEEDS_APART = 1_000_003
@@ -39,18 +38,19 @@ class Job:
     compare: bool
     settings: dict[str, Any]
 
-    def check(self) -> None:
+    def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation import make_plan
+        from multidraft.generation import check_drafters, make_plan
         from multidraft.sampling import Sampling
 
         s = self.settings
-        make_plan(s["scheme"], s["tree"], s["walk"], Sampling(s["temperature"], s["top_k"], s["top_p"]), False)
+        plan = make_plan(s["scheme"], s["tree"], s["walk"], Sampling(s["temperature"], s["top_k"], s["top_p"]), False)
+        check_drafters(plan.scheme, drafters > 1)
 
 
 def generate(
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help=HELP)] = None,
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
@@ -71,7 +71,7 @@ def generate(
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p)
     job = Job(batch, seed, compare, settings)
     chosen = read_prompts(prompt, prompts, limit)
-    job.check()
+    job.check(len(parse(draft)))
     pair = load(target, draft)
     encode(chosen, pair.tokenizer, context(pair))
     names = {"target": target or "embedded", "draft": draft or "embedded"}
@@ -82,14 +82,14 @@ def generate(
         raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
 
 
-def context(pair: "Pair") -> int | None:
+def context(pair: Models) -> int | None:
     """The longest sequence that both models can read."""
     from multidraft.generation import context_of
 
     return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
 
 
-def run(pair: "Pair", job: Job, prompts: list[Prompt], report: Report, as_json: bool) -> None:
+def run(pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
     batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
     warm_up(pair, job, batches[0])
@@ -105,7 +105,7 @@ def run(pair: "Pair", job: Job, prompts: list[Prompt], report: Report, as_json: 
         screen.close()
 
 
-def warm_up(pair: "Pair", job: Job, rows: list[Prompt]) -> None:
+def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
     """Decode a few tokens on each side and throw them away."""
     short = Job(job.batch, job.seed, job.compare, job.settings | {"max_new_tokens": WARM_UP})
     decode(pair, short, rows)
@@ -114,7 +114,7 @@ def warm_up(pair: "Pair", job: Job, rows: list[Prompt]) -> None:
 
 
 def decode(
-    pair: "Pair", job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
+    pair: Models, job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
 ) -> tuple[list[str], "Info"]:
     """One batch's texts and its report; the time that showing text takes is not counted as decoding."""
     import torch
@@ -143,7 +143,7 @@ def decode(
 class Texts:
     """The text of every row of a batch, passed on to a screen as it grows."""
 
-    def __init__(self, pair: "Pair", rows: list[Prompt], screen: Screen):
+    def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
         self.readers = [terminal.Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
         self.screen, self.seconds = screen, 0.0

@@ -1,5 +1,6 @@
 """The two models that a command decodes with, by folder or hub name, checked to share one vocabulary."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,32 +8,47 @@ from multidraft.errors import AdviceError
 from multidraft.zoo.pair import Pair, load_pair
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "embedded"
 
 
 def load(target: str | None, draft: str | None) -> Pair:
     """The named pair, or the embedded one where both names are left out; on the GPU where there is one."""
-    import torch
-
-    silence()
     if (target is None) != (draft is None):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
         raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
-    pair = load_pair() if target is None or draft is None else load_named(target, draft)
+    model, drafts, tokenizer = load_models(target, [draft or EMBEDDED])
+    return Pair(model, drafts[0], tokenizer)
+
+
+def load_models(
+    target: str | None, drafts: Sequence[str]
+) -> "tuple[PreTrainedModel, list[PreTrainedModel], PreTrainedTokenizerBase]":
+    """A target, draft models and their tokenizer, on the GPU where there is one; without a target's name, embedded."""
+    import torch
+
+    silence()
+    if target is None:
+        pair = load_pair()
+        models, tokenizer = [pair.target, *[pair.draft] * len(drafts)], pair.tokenizer
+    else:
+        models, tokenizer = load_named(target, drafts)
     if torch.cuda.is_available():
-        for model in (pair.target, pair.draft):
+        for model in models:
             model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
-    return pair
+    return models[0], models[1:], tokenizer
 
 
-def load_named(target: str, draft: str) -> Pair:
-    """Two models from folders or the hub; tokenizers first, because they are small and often wrong."""
+def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[PreTrainedModel], PreTrainedTokenizerBase]":
+    """Models from folders or the hub; tokenizers first, because they are small and often wrong."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, other = (pretrained(AutoTokenizer, name, "tokenizer") for name in (target, draft))
-    check_vocabularies(target, tokenizer, draft, other)
-    models = [pretrained(AutoModelForCausalLM, name, "model", dtype="auto").eval() for name in (target, draft)]
-    return Pair(models[0], models[1], tokenizer)
+    names = [target, *drafts]
+    tokenizers = [pretrained(AutoTokenizer, name, "tokenizer") for name in names]
+    for draft, tokenizer in zip(drafts, tokenizers[1:], strict=True):
+        check_vocabularies(target, tokenizers[0], draft, tokenizer)
+    return [pretrained(AutoModelForCausalLM, name, "model", dtype="auto").eval() for name in names], tokenizers[0]
 
 
 def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
