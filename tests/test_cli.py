@@ -111,7 +111,7 @@ def test_greedy_text_equals_plain_greedy_text(pair, prompts):
         ("ngram:4", "anchored:lorenz"),
         ("lookup", "top:naive"),
         ("layers:1", "iid:lorenz"),
-        ("embedded+ngram", "anchored:lorenz"),
+        ("0.9*embedded+0.1*ngram", "anchored:lorenz"),
         ("embedded+ngram,lookup,layers:2", "distinct:recursive_rejection"),
     ],
 )
@@ -201,6 +201,8 @@ def wrong(folder: Path, pair: Path) -> dict[str, tuple[list[object], str]]:
         "missing folder": ([*hi, "--target", folder / "none", "--draft", pair / "draft"], "no folder"),
         "folder without a model": ([*hi, "--target", folder / "hollow", "--draft", pair / "draft"], "config.json"),
         "draft without a name": ([*hi, "--draft", "ngram+"], "does not parse"),
+        "weights": ([*hi, "--draft", "0.5*ngram+0.6*lookup"], "summing to 1"),
+        "half the weights": ([*hi, "--draft", "0.5*ngram+lookup"], "as many"),
         "layers without a number": ([*hi, "--draft", "layers"], "does not parse"),
         "too many layers": ([*hi, "--draft", "layers:3"], "use 1 to 2"),
         "no order": ([*hi, "--draft", "ngram:0"], "use at least 1"),

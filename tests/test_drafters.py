@@ -244,7 +244,7 @@ def test_a_drafter_starts_afresh_in_every_generation():
 # The target's own first layers
 
 
-LAYERED = [name for name in CONFIGURATIONS if name not in ("gpt2", "opt")]
+LAYERED = [name for name in CONFIGURATIONS if name.split()[0] not in ("gpt2", "gptj", "opt", "falcon")]
 
 
 @pytest.mark.parametrize("name", LAYERED)

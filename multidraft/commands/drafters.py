@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     Drafter = PreTrainedModel | LanguageModel
 
-HELP = "Draft model: folder, hub name, ngram[:3], lookup[:3], layers:2; a+b mixes, a,b is a list. Default: embedded."
+HELP = "Folder, hub name, ngram[:3], lookup[:3] or layers:2; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
 OWN = re.compile(r"(ngram|lookup|layers)(?::(\d+))?")  # drafters that need no model of their own
+WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
+Member = tuple[str, float | None]  # a name, and its weight in a mixture where one is given
 
 
 class Models(NamedTuple):
@@ -26,29 +28,36 @@ class Models(NamedTuple):
     tokenizer: "PreTrainedTokenizerBase"
 
 
-def parse(text: str | None) -> list[list[str]]:
-    """The drafters that a text lists, each by the names of those that it mixes.
+def parse(text: str | None) -> list[list[Member]]:
+    """The drafters that a text lists, each by the members that it mixes.
 
-    >>> parse("embedded+ngram:4,lookup")
-    [['embedded', 'ngram:4'], ['lookup']]
+    >>> parse("0.9*embedded+0.1*ngram:4,lookup")
+    [[('embedded', 0.9), ('ngram:4', 0.1)], [('lookup', None)]]
     """
     if text is None or Path(text).expanduser().is_dir():
-        return [[text or EMBEDDED]]
-    listed = [[name.strip() for name in mixture.split("+")] for mixture in text.split(",")]
-    names = [name for mixture in listed for name in mixture]
-    if "" in names or "layers" in names:
-        raise AdviceError(f"--draft {text!r} does not parse; write names as in ngram, layers:2, ngram+lookup or a,b")
-    return listed
+        return [[(text or EMBEDDED, None)]]
+    return [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
+
+
+def member(name: str, text: str) -> Member:
+    """One name, with its weight in front of a star."""
+    match = WEIGHTED.fullmatch(name)
+    if match is None or match[2] == "layers":
+        raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
+    return match[2], float(match[1]) if match[1] else None
 
 
 def load(target: str | None, draft: str | None) -> Models:
     """The named target with the named drafters, or the embedded ones where names are left out."""
     listed = parse(draft)
-    names = list(dict.fromkeys(name for mixture in listed for name in mixture if not OWN.fullmatch(name)))
+    names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not OWN.fullmatch(name)))
     check(target, draft, names)
     model, loaded, tokenizer = load_models(target, names)
     models = dict(zip(names, loaded, strict=True))
-    drafters = [mixed([models.get(name) or own(name, model) for name in mixture]) for mixture in listed]
+    drafters = [
+        mixed([models.get(name) or own(name, model) for name, _ in mixture], [weight for _, weight in mixture])
+        for mixture in listed
+    ]
     return Models(model, together(drafters), tokenizer)
 
 
@@ -76,11 +85,14 @@ def own(name: str, target: "PreTrainedModel") -> "Drafter":
     return (NGram if kind == "ngram" else Lookup)(vocabulary_of(target), int(number))
 
 
-def mixed(members: "list[Drafter]") -> "Drafter":
-    """One drafter of them all, in equal parts."""
+def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
+    """One drafter of them all, in equal parts where no weight is given."""
     from multidraft.models.several import Mixture
 
-    return Mixture(members) if len(members) > 1 else members[0]
+    if len(members) == 1:
+        return members[0]
+    given = [weight for weight in weights if weight is not None]
+    return Mixture(members, given or None)
 
 
 def together(drafters: "list[Drafter]") -> "Drafter":

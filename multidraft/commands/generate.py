@@ -17,6 +17,7 @@ from multidraft.commands.screens import Bar, Live, Screen
 if TYPE_CHECKING:
     from multidraft.decoding import Emitted
     from multidraft.metrics import Info
+    from multidraft.zoo import Pair
 
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 SEEDS_APART = 1_000_003
@@ -82,7 +83,7 @@ def generate(
         raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
 
 
-def context(pair: Models) -> int | None:
+def context(pair: "Models | Pair") -> int | None:
     """The longest sequence that both models can read."""
     from multidraft.generation import context_of
 
