@@ -281,6 +281,13 @@ def test_first_layers_advise(model, count, advice):
         first_layers(tiny_model(model), count)
 
 
+def test_first_layers_of_a_model_spread_over_devices_are_refused():
+    model = copy.deepcopy(tiny_model("llama"))
+    model.base_model.forward = model.base_model.forward  # as accelerate leaves it: bound to this very module
+    with pytest.raises(md.AdviceError, match="load it on one"):
+        first_layers(model, 1)
+
+
 # Whole generations
 
 
@@ -290,6 +297,7 @@ WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
     "look-up": ("iid:lorenz", lambda: Lookup(61)),
     "first layer": ("anchored:lorenz", lambda: first_layers(tiny_model("llama"), 1)),
     "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
+    "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
     "distinct": (DISTINCT[0], lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
 }
 

@@ -24,7 +24,9 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
             f"the layers of {config.model_type} cannot be cut; use a family such as llama, or a draft model"
         )
     if "forward" in vars(model) or "forward" in vars(body):  # accelerate's, which would call the whole model
-        raise AdviceError(f"this {config.model_type} is spread over devices; load it on one to draft by its first layers")
+        raise AdviceError(
+            f"this {config.model_type} is spread over devices; load it on one to draft by its first layers"
+        )
     if not 1 <= count < len(layers):
         raise AdviceError(f"{count} of {len(layers)} layers make no drafter; use 1 to {len(layers) - 1}")
     shallow: Any = shared(model)
