@@ -1,8 +1,10 @@
 """Drafters beyond one model: exact by enumeration through the real step, and each what it says it is."""
 
 import copy
+import doctest
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -228,6 +230,12 @@ def test_mixture_is_the_weighted_sum():
     assert torch.allclose(say(Mixture(members, weights.tolist()), PROMPT), weights @ laws, rtol=0, atol=EXACT)
     by_prefix = confident(laws.log())
     assert torch.allclose(say(Mixture(members, confident), PROMPT), by_prefix @ laws, rtol=0, atol=EXACT)
+
+
+def test_the_documented_drafter_works():
+    page = Path(__file__).parents[1] / "docs" / "drafters.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False)
+    assert (failed, tried) == (0, 8)
 
 
 def test_a_drafter_starts_afresh_in_every_generation():

@@ -1,0 +1,68 @@
+"""Tokens per target pass with the drafters that `multidraft generate --draft` names, for the embedded target.
+
+    python benchmarks/drafters.py [--temperature 1.0] [--seeds 2] [--new-tokens 128] [--prompts FILE] [--json]
+
+Every drafter takes its turn on every prompt; the error is the standard error over prompts and seeds.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from decode import PROMPTS, Info, decode, hardware, summary
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from multidraft.commands.drafters import load
+
+ONE, LIST = ("anchored:lorenz", "4x2x2x1", "deferred"), ("distinct:recursive_rejection", "4x2x2x1", "deferred")
+DRAFTERS = [
+    ("embedded", ONE),
+    ("ngram", ONE),
+    ("lookup", ("top:naive", "1x1x1x1", "deferred")),
+    ("0.9*embedded+0.1*ngram", ONE),
+    ("embedded+ngram", ONE),
+    ("layers:1", ONE),
+    ("layers:2", ONE),
+    ("embedded", ("iid:recursive_rejection", "4x2x2x1", "deferred")),
+    ("embedded,ngram", LIST),
+    ("embedded,layers:1", LIST),
+]
+
+
+def main() -> None:
+    """Decode everything and print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    models = [load(None, draft) for draft, _ in DRAFTERS]
+    texts = [json.loads(line)["prompt"] for line in options.prompts.read_text().splitlines()]
+    prompts = [models[0].tokenizer(text)["input_ids"] for text in texts]
+    infos: list[list[Info]] = [[] for _ in DRAFTERS]
+    for seed in tqdm(range(options.seeds), desc="seed"):
+        for prompt in tqdm(prompts, desc="prompt", leave=False):
+            for (_, case), pair, found in zip(DRAFTERS, models, infos, strict=True):
+                found.append(decode(pair, case, prompt, seed, options))
+    results = [
+        {"draft": draft} | summary(case, found, found) for (draft, case), found in zip(DRAFTERS, infos, strict=True)
+    ]
+    if options.json:
+        print(json.dumps(dict(hardware=hardware(), temperature=options.temperature, results=results)))
+        return
+    table = Table("draft", "scheme", "tree", "tokens a pass", "accepted / optimum")
+    for r in results:
+        rates = f"{r['acceptance_rate']:.3f} / {r['optimal_acceptance_rate']:.3f}"
+        passes = f"{r['block_efficiency']:.2f} ± {r['standard_error']:.2f}"
+        table.add_row(r["draft"], r["scheme"], r["tree"], passes, rates)
+    console = Console(width=130)
+    console.print(f"temperature {options.temperature}, {hardware()}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
