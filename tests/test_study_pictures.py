@@ -14,7 +14,7 @@ from multidraft.cli import app
 from multidraft.studies.curves import HIGH, LOW, Case, first_case
 from multidraft.studies.toys import figures
 from multidraft.transport.toys import bernoulli_optimum, uniform_optimum
-from multidraft.verification.lorenz import shifted
+from multidraft.verification.lorenz import schedule, shifted
 
 EXACT = 1e-12
 PICTURES = ["--new-tokens", 16]
@@ -54,6 +54,18 @@ def test_resets_use_up_their_tokens_and_leave_work_over(case):
     assert (unclaimed[last + 1 :] <= EXACT).all()
     time = case.shares().T @ (case.ends - shifted(case.ends))
     assert torch.allclose(time[: last + 1], case.draft[: last + 1], atol=EXACT)
+
+
+def test_a_group_that_will_run_out_of_time_is_not_joined():
+    """At time 0.279 the first token's work per time has dipped below the second's 1.5; it still runs to its end."""
+    target, draft = (torch.tensor(x, dtype=torch.float64) for x in ([0.7605, 0.15, 0.0895], [0.3, 0.1, 0.6]))
+    case = Case(0, 4, schedule(target, draft, torch.tensor(4)))
+    t = torch.tensor(0.279, dtype=torch.float64)
+    assert (target[0] - case.some_draft_within(t)) / (draft[0] - t) < target[1] / draft[1]
+    assert case.resets == [0, 1]
+    assert case.shares()[0].tolist() == [1, 0, 0]
+    assert float(case.ends[0]) == pytest.approx(0.3, abs=EXACT)
+    assert float(case.plan.optimum) == pytest.approx(1 + float(case.some_draft_within(case.plan.Q[1])) - 0.9105)
 
 
 def test_some_cases_have_resets():

@@ -1,20 +1,7 @@
 """The best token set when every draft has a distribution of its own: a search over as many numbers as there are drafts.
 
-The cost of a set `H` is `f(H) = p(H) - a_1 .. a_n` with its draft masses `a_j = q_j(H)`. Flipping one token must not
-lower it, so for a best set
-
-    i in H:      p_i <= a_1 .. a_n - (a_1 - q_1i) .. (a_n - q_ni)
-    i not in H:  p_i >= (a_1 + q_1i) .. (a_n + q_ni) - a_1 .. a_n
-
-Both right-hand sides grow with every `a_j`, and `sum_j g_j q_ji` with `g_j = prod_{k != j} a_k` lies between them: a
-best set is decided by its own `n` masses, for it holds just the tokens with `p_i < sum_j g_j q_ji`. So the search runs
-over boxes `low <= a <= high`. In a box the two lines decide most tokens, which narrows the box, which decides more; a
-token that is decided both ways empties it. Around the center `c` (with `g` taken there, half widths `u`) the product is
-linear but for at most `R = prod (c + u) - prod c - sum_j g_j u_j`, so that no set in the box costs less than
-
-    sum_j g_j c_j - prod c - R - sum over tokens that are decided to be in H, or undecided and gain, of (g . q_i - p_i)
-
-and a box that cannot beat the best set so far is dropped. Any other is halved.
+A set is decided by its draft masses `a_j`, so the search runs over boxes `low <= a <= high`; the proof is in
+docs/theory.md, section 8, and the names below are those of that page.
 """
 
 from dataclasses import dataclass, replace
@@ -50,7 +37,7 @@ def best_set(
     `best_set_by_cut` finds it by the minimum cut of Global Resolution's Appendix D, with an edge for every pair of
     tokens. Raises RuntimeError if the search needs more than MOST_BOXES boxes (never seen).
 
-    docs/theory.md; that the cost is submodular (Global Resolution, Appendix C) is not needed.
+    docs/theory.md, section 8; that the cost is submodular (Global Resolution, Appendix C) is not needed.
 
     >>> best_set(np.array([0.9, 0.1]), np.array([[0.5, 0.5], [0.5, 0.5]]))
     array([False,  True])
@@ -92,7 +79,7 @@ def narrowed(box: Box, target: Float[np.ndarray, " vocab"], draft: Float[np.ndar
 
 
 def lower_bound(box: Box, target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray, "drafts vocab"]) -> float:
-    """A cost that no set of the box falls below (see the file's docstring)."""
+    """A cost that no set of the box falls below: linear around its center, with the remainder at its largest."""
     center, half = (box.low + box.high) / 2, (box.high - box.low) / 2
     g = slope(center)
     curved = added(center, half[:, None])[0] - g @ half

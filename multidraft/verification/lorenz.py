@@ -2,9 +2,10 @@
 
 Every draft draw gets a random time in [0, 1] and the earliest one is emitted. Token i is a job with q_i of machine time
 and p_i of work on a machine whose speed F'(t) falls, where F(t) is the probability that some draft falls into draft
-mass t. The optimal schedule always runs the jobs with the largest remaining work per remaining time and shares the
-machine among ties in proportion to remaining time, so that the running jobs are a prefix of the tokens sorted by p/q.
-The proof is in docs/theory.md; the names below are those of that page.
+mass t. The optimal schedule runs the jobs with the largest remaining work per remaining time and shares the machine
+among ties in proportion to remaining time, so that the running jobs are a prefix of the tokens sorted by p/q; jobs
+whose work would outlast their time are run out before the next one joins. The proof is in docs/theory.md; the names
+below are those of that page.
 """
 
 from collections.abc import Callable
