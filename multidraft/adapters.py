@@ -1,10 +1,23 @@
-"""What differs between the versions of transformers that we work with, 4.57 to the newest, in one place."""
+"""What differs between versions of transformers, 4.57 to the newest, and what is private there, in one place."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import torch
 from packaging.version import Version
-from transformers import PreTrainedTokenizerFast, __version__
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    __version__,
+)
+from transformers.generation import GenerationMixin
+
+from multidraft.errors import AdviceError
 
 BEFORE_5 = Version(__version__) < Version("5")
 
@@ -26,3 +39,33 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+class Builder(GenerationMixin):
+    """Stands in for a model where transformers turns a configuration into processors; any target will do."""
+
+    def __init__(self, vocabulary: int):
+        self.config: Any = SimpleNamespace(is_encoder_decoder=False, vocab_size=vocabulary)
+        self.config.get_text_config = lambda **_: self.config
+
+
+def logits_processors(
+    config: GenerationConfig,
+    prompt: Sequence[int],
+    vocabulary: int,
+    extra: Sequence[LogitsProcessor],
+    device: torch.device,
+) -> LogitsProcessorList:
+    """What `generate` would run for one prompt, in its order; `config` has all end-of-text tokens as a list."""
+    ends, builder = config.eos_token_id, cast(Any, Builder(vocabulary))
+    config._eos_token_tensor = torch.tensor(ends, device=device) if ends else None
+    try:
+        return builder._get_logits_processor(
+            config,
+            input_ids_seq_length=len(prompt),
+            encoder_input_ids=torch.tensor([prompt], device=device),
+            logits_processor=LogitsProcessorList(extra),
+            device=device,
+        )
+    except (ValueError, TypeError) as error:
+        raise AdviceError(str(error)) from None

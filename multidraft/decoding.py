@@ -9,11 +9,12 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.distributions import pick
 from multidraft.drafts import Drafts
+from multidraft.logprobs import Logprob, look_up
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
-from multidraft.sampling import Sampling
+from multidraft.sampling import Prefix, Sampling
 from multidraft.tree import Tree, span
 from multidraft.walk import Ending, Walker, drive, walker
 
@@ -28,6 +29,7 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
     compile_draft: bool = False
+    logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
 
 
 @dataclass
@@ -40,6 +42,7 @@ class State:
     root: Int[Tensor, " batch"]  # known, but in neither cache
     position: Int[Tensor, " batch"]  # of the root in its sequence
     missing: list[int]  # the token before it where the draft model has not seen that either, else -1
+    prefixes: list[Prefix] | None = None  # all tokens up to the root, if a processor looks at them
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Emitted:
 
     tokens: list[int]
     kinds: list[str]
+    logprobs: list[Logprob] = field(default_factory=list)  # if asked for
+
+    def first(self, count: int) -> "Emitted":
+        """The first tokens."""
+        return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
 
 
 def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
@@ -66,7 +74,11 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     if plan.measure:
         with info.watch.part("measuring"):
             info.measure(plan.scheme, nodes)
-    return state, [emit(nodes.rows[row].token, ending, last[row]) for row, ending in enumerate(endings)]
+    emitted = [emit(nodes.rows[row].token, ending, last[row]) for row, ending in enumerate(endings)]
+    if plan.logprobs is not None:
+        for row, (new, ending) in enumerate(zip(emitted, endings, strict=True)):
+            new.logprobs.extend(look_up(nodes, row, ending, last[row], plan.logprobs))
+    return state, emitted
 
 
 def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
@@ -84,7 +96,8 @@ def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
 def bare_root(state: State, plan: Plan) -> Drafts:
     """The tree before anything is drawn."""
     widest = max(plan.tree.drafts)
-    return Drafts.at_root(state.root, plan.tree, plan.scheme.at(widest).law if widest else plan.scheme.law)
+    law = plan.scheme.at(widest).law if widest else plan.scheme.law
+    return Drafts.at_root(state.root, plan.tree, law, state.prefixes)
 
 
 def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], depth: int) -> None:
@@ -92,7 +105,8 @@ def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], 
     slots = [slot for _, group in plan.tree.drawing[depth][1] for slot in group]
     forwarded += slots
     logits = forward_draft(state, drafts, slots, forwarded, depth)
-    drafts.learn(slots, plan.sampling.draft(logits, max(plan.tree.drafts)))
+    prefixes = drafts.prefixes((row, slot) for row in range(len(state.root)) for slot in slots)
+    drafts.learn(slots, plan.sampling.draft(logits, max(plan.tree.drafts), prefixes))
 
 
 def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
@@ -137,7 +151,7 @@ def last_weights(nodes: Nodes, row: int, ending: Ending) -> Float[Tensor, " voca
     """What it is drawn from: the residual where the walk stopped, or for a bonus the target at the leaf."""
     if ending.weights is not None:
         return ending.weights()
-    return nodes.target([row], (ending.path[-1] if ending.path else 0,))[0]
+    return nodes.target([row], (ending.leaf,))[0]
 
 
 def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:
@@ -156,9 +170,11 @@ def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending]
                 missing[row] = nodes.rows[row].token[ending.path[-1]]
         state.draft.keep(padded(chosen, device))
     moved = torch.tensor([1 + len(ending.path) for ending in endings], device=device)
-    return State(
-        state.target, state.draft, state.random, torch.tensor(last, device=device), state.position + moved, missing
-    )
+    position, root, prefixes = state.position + moved, torch.tensor(last, device=device), None
+    if state.prefixes is not None:
+        leaves = nodes.drafts.prefixes((row, ending.leaf) for row, ending in enumerate(endings))
+        prefixes = [leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]
+    return State(state.target, state.draft, state.random, root, position, missing, prefixes)
 
 
 def emit(token: list[int], ending: Ending, last: int) -> Emitted:

@@ -1,5 +1,6 @@
 """One step's tree, filled in: the tokens that were drawn, from which distributions, and which of them coincide."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
+from multidraft.sampling import Prefix
 from multidraft.tree import Tree, span
 
 
@@ -26,9 +28,10 @@ class Drafts:
     sees: Bool[Tensor, "batch slots slots"]  # a slot sees its ancestors' nodes and its own
     drafted: Int[Tensor, "batch slots width"]
     draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
+    roots: list[Prefix] | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
-    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law) -> "Drafts":
+    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: list[Prefix] | None = None) -> "Drafts":
         """A tree in which only the root's token is known."""
         batch, size, device = len(root), len(tree), root.device
         repeats = not law.distinct and max(tree.drafts) > 1
@@ -37,9 +40,15 @@ class Drafts:
         alias = torch.arange(size, device=device).expand(batch, -1)
         sees = tree.sees.to(device).expand(batch, -1, -1)
         drafted = torch.full((batch, size, law.width), -1, device=device)
-        return cls(
-            tree, repeats, tokens, alias.clone() if repeats else alias, sees.clone() if repeats else sees, drafted
-        )
+        if repeats:
+            alias, sees = alias.clone(), sees.clone()
+        return cls(tree, repeats, tokens, alias, sees, drafted, roots=roots)
+
+    def prefixes(self, places: Iterable[tuple[int, int]]) -> list[Prefix] | None:
+        """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""
+        if self.roots is None:
+            return None
+        return [self.roots[row].then(self.tokens[row, self.tree.path(slot)]) for row, slot in places]
 
     def learn(self, slots: list[int], draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
         """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding.
@@ -81,9 +90,9 @@ class Drafts:
     def select(self, rows: Int[Tensor, " rows"]) -> "Drafts":
         """The trees of these rows, which may repeat."""
         draft = {slot: distribution[rows] for slot, distribution in self.draft.items()}
-        return Drafts(
-            self.tree, self.repeats, self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows], draft
-        )
+        roots = None if self.roots is None else [self.roots[row] for row in rows.tolist()]
+        tokens, alias, sees, drafted = self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows]
+        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, roots)
 
     def packed(self) -> Int[Tensor, "batch nodes"]:
         """The slots that are nodes of their own, first in every row; shorter rows are filled up with other slots."""

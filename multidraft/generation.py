@@ -1,13 +1,18 @@
 """The public way in: continue prompts with a pair of models, a scheme and a tree."""
 
+import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, overload
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
+from transformers.modeling_outputs import ModelOutput
 
+from multidraft import adapters, settings
 from multidraft.catalogue import Scheme
 from multidraft.catalogue import scheme as scheme_named
 from multidraft.decoding import Emitted, Plan, State, padded, step
@@ -18,102 +23,210 @@ from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.resized import check_sizes, fitted
 from multidraft.models.several import Several
+from multidraft.options import Options
+from multidraft.processors import check_known, check_pure, for_row, is_bound, sampling_from
 from multidraft.randomness import for_rows
-from multidraft.sampling import Sampling
+from multidraft.sampling import Prefix, Sampling
+from multidraft.stopping import Stopping, stop_strings
+from multidraft.streams import Stream, Streamer, as_stream
 from multidraft.tree import Tree
 from multidraft.walk import WALKS, Walker
 
 Model = PreTrainedModel | LanguageModel
-Stream = Callable[[int, Emitted], None]
+Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention mask
 NO_DRAFTS = Tree.paths([])
 
 
+@overload
+def generate(
+    target_model: Model, draft_model: Model | Sequence[Model] | None, inputs: Prompts, /, **settings: Any
+) -> tuple[list[Int[Tensor, " new"]], Info]: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel, input_ids: Int[Tensor, "batch length"], /, **settings: Any
+) -> Int[Tensor, "batch longer"] | ModelOutput: ...
+
+
 def generate(
     target_model: Model,
-    draft_model: Model | Sequence[Model] | None,
-    inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]],
+    draft_or_prompts: Any,
+    inputs: Prompts | None = None,
+    /,
     *,
+    draft_model: Model | Sequence[Model] | None = None,
     scheme: str | Scheme = "anchored:lorenz",
     tree: str | Tree = "4x2x2x1",
     walk: str | Walker = "deferred",
-    temperature: float | int = 1.0,
-    top_k: int | None = None,
-    top_p: float | int | None = None,
-    max_new_tokens: int = 128,
-    eos_token_id: int | Sequence[int] | None = None,
+    draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
+    draft_top_p: float | int | None = None,
+    presence_penalty: float | int = 0,
+    frequency_penalty: float | int = 0,
+    logit_bias: Mapping[int, float | int] | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_tokenizer: Any = None,
+    logprobs: bool | int = False,
     generator: torch.Generator | list[torch.Generator] | None = None,
-    stream: Stream | None = None,
+    stream: Stream | Streamer | None = None,
     measure: bool = True,
     synchronise: bool = False,
     compile_draft: bool = False,
-) -> tuple[list[Int[Tensor, " new"]], Info]:
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
+    **others: Any,
+) -> Any:
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
-    `inputs` are token ids: a tensor (batch, length), a tokenizer's output (padding is read off its attention mask), or
-    a list of lists. Several draft models in a list need a scheme of the law `distinct`: a node's children come from
-    them by turns. Without a draft model the same loop decodes plainly. `temperature=0` decodes greedily. With one
-    `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its neighbours.
-    `eos_token_id` defaults to the target's own; pass an empty list to go on beyond it. `stream(row, emitted)` is called
-    after every step. `measure=False` leaves the optimal acceptance rate out of the report. `compile_draft` compiles the
+    Two ways to call it (docs/generate.md explains every setting):
+
+        tokens, info = generate(target, draft, inputs, temperature=0.7, max_new_tokens=64)
+        sequences = model.generate(**inputs, custom_generate=generate, draft_model=draft, max_new_tokens=64)
+
+    The first returns the new tokens of every row and an `Info` on how it went. `inputs` are token ids: a tensor (batch,
+    length), a tokenizer's output (padding is read off its attention mask), or a list of lists. Several draft models in
+    a list need a scheme of the law `distinct`: a node's children come from them by turns. Without a draft model (None)
+    the same loop decodes plainly. The second returns what `model.generate` returns.
+
+    Settings by name are those of transformers' `GenerationConfig` (`temperature=1.0`, `top_k`, `min_p`,
+    `repetition_penalty`, `max_new_tokens=128`, `eos_token_id`, ...), over `generation_config` if there is one; those
+    that cannot be honoured are refused by name. `temperature=0` decodes greedily. `eos_token_id` defaults to the
+    target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
+    `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
+
+    With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
+    neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
+    `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
+    `info.logprobs`. `measure=False` leaves the optimal acceptance rate out of the report. `compile_draft` compiles the
     draft model's steps: some seconds for each size of step that comes up, once for a model; it pays in long runs.
 
-    Returns the new tokens of every row, and an `Info` on how it went. Raises `AdviceError` on bad input.
+    Raises `AdviceError` on bad input.
     """
-    prompts = as_lists(inputs)
-    draft_model = Several(draft_model) if isinstance(draft_model, Sequence) else draft_model
-    plan = make_plan(
-        scheme, tree if draft_model is not None else NO_DRAFTS, walk, Sampling(temperature, top_k, top_p), measure
-    )
+    draft = draft_model if inputs is None else draft_or_prompts
+    draft = Several(draft) if isinstance(draft, Sequence) else draft
+    plan = make_plan(scheme, tree if draft is not None else NO_DRAFTS, walk, Sampling(), measure, top_count(logprobs))
+    if draft is not None:
+        check_drafters(plan.scheme, isinstance(draft, Several))
     if compile_draft:
-        check_compiles(draft_model)
-        plan = replace(plan, compile_draft=True)
-    if draft_model is not None:
-        check_drafters(plan.scheme, isinstance(draft_model, Several))
-    limits = lengths(prompts, target_model, draft_model, max_new_tokens)
-    ends = (
-        ends_of(target_model)
-        if eos_token_id is None
-        else set([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
+        check_compiles(draft)
+    options = Options(
+        replace(plan, compile_draft=compile_draft),
+        *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, dict(logit_bias or {})),
+        *(stop, stop_tokenizer, generator, stream, synchronise),
     )
-    info = Info(watch=Stopwatch(synchronise=synchronise))
-    with torch.inference_mode(), info.watch.whole():
-        state = start(prompts, target_model, draft_model, plan, max(limits), generator, info)
-        tokens = loop(
-            state, plan, [limit - len(p) for limit, p in zip(limits, prompts, strict=True)], ends, stream, info
-        )
+    prepared = generation_config, list(logits_processor or ()), list(stopping_criteria or ())
+    if inputs is None:
+        from multidraft.hugging_face import generate_sequences
+
+        return generate_sequences(target_model, draft, draft_or_prompts, options, *prepared, others)
+    if draft_model is not None:
+        raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
+    return generate_rows(target_model, draft, inputs, options, *prepared, others)
+
+
+def generate_rows(
+    target: Model,
+    draft: Model | None,
+    inputs: Prompts,
+    options: Options,
+    config: GenerationConfig | None,
+    processors: list[LogitsProcessor],
+    criteria: list[StoppingCriteria],
+    changes: dict[str, Any],
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
+    ends = settings.ends_of(getattr(target, "generation_config", None), set())
+    config = settings.configuration(config, changes, ends)
+    prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
+    limits = lengths(prompts, target, draft, [settings.new_tokens(config, len(prompt)) for prompt in prompts])
+    lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, target.device)
+    check_pure(lists[0], torch.tensor(prompts[0], device=target.device), vocabulary_of(target))
+    plan = options.plan_with(sampling_from(lists, not config.do_sample))
+    stopping = Stopping(
+        [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)],
+        set(config.eos_token_id or ()),
+        [*criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
+        prompts,
+        time.time() + config.max_time if config.max_time else float("inf"),
+        target.device,
+    )
+    return run(target, draft, prompts, prompts, plan, options, stopping)
+
+
+def row_processors(
+    config: GenerationConfig,
+    prompts: list[list[int]],
+    limits: list[int],
+    vocabulary: int,
+    options: Options,
+    extra: list[LogitsProcessor],
+    device: torch.device,
+) -> list[LogitsProcessorList]:
+    """The processors of each prompt; prompts for which they are the same share them."""
+    made: dict[tuple, LogitsProcessorList] = {}
+    by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
+    differ, result = bool(by_prompt) or any(map(is_bound, extra)), []
+    for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        key = (len(prompt), limit, row if differ else None)
+        if key not in made:
+            own = copy.copy(config)
+            own.max_length = limit
+            mine = [*for_row(extra, row), *options.processors(len(prompt))]
+            built = adapters.logits_processors(own, prompt, vocabulary, mine, device)
+            check_known(built)
+            made[key] = for_row(built, 0)
+        result.append(made[key])
+    return result
+
+
+def run(
+    target: Model,
+    draft: Model | None,
+    prompts: list[list[int]],
+    seen: list[list[int]],
+    plan: Plan,
+    options: Options,
+    stopping: Stopping,
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Decode; processors see `seen` in place of the prompts, which is the same but for padding."""
+    info = Info(watch=Stopwatch(synchronise=options.synchronise))
+    longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
+    with torch.inference_mode(), info.watch.whole(), as_stream(options.stream, seen) as stream:
+        state = start(prompts, target, draft, plan, longest, options.generator, info, seen)
+        tokens = loop(state, plan, stopping, stream, info)
     return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
 
 
 def loop(
-    state: State, plan: Plan, budgets: list[int], ends: set[int], stream: Stream | None, info: Info
+    state: State, plan: Plan, stopping: Stopping, stream: Callable[[int, Emitted], None], info: Info
 ) -> list[list[int]]:
-    """Step until every row has met its budget or an end-of-text token; rows that have leave the batch."""
-    done: list[list[int]] = [[] for _ in budgets]
-    running = [row for row, budget in enumerate(budgets) if budget > 0]
-    if len(running) < len(budgets):
+    """Step until every row has come to its end; rows that have leave the batch."""
+    done: list[list[int]] = [[] for _ in stopping.budgets]
+    if plan.logprobs is not None:
+        info.logprobs = [[] for _ in stopping.budgets]
+    running = [row for row, budget in enumerate(stopping.budgets) if budget > 0]
+    if len(running) < len(done):
         state = select(state, running)
-    while running:
+    while running and not stopping.time_is_up():
         state, emitted = step(state, plan, info)
         info.count(emitted)
-        for row, new in zip(running, emitted, strict=True):
-            new = cut(new, budgets[row] - len(done[row]), ends)
+        going = []
+        for index, (row, new) in enumerate(zip(running, emitted, strict=True)):
+            new, goes_on = stopping.cut(row, done[row], new)
             done[row] += new.tokens
             info.tokens += len(new.tokens)
-            if stream is not None:
-                stream(row, new)
-        going = [i for i, row in enumerate(running) if len(done[row]) < budgets[row] and done[row][-1] not in ends]
+            if plan.logprobs is not None:
+                info.logprobs[row] += new.logprobs
+            stream(row, new)
+            if goes_on:
+                going.append(index)
         if len(going) < len(running):
-            running = [running[i] for i in going]
+            running = [running[index] for index in going]
             state = select(state, going)
     return done
-
-
-def cut(new: Emitted, budget: int, ends: set[int]) -> Emitted:
-    """At most `budget` tokens, none after an end of text."""
-    stop = next((i + 1 for i, token in enumerate(new.tokens) if token in ends), len(new.tokens))
-    stop = min(stop, budget)
-    return Emitted(new.tokens[:stop], new.kinds[:stop])
 
 
 def select(state: State, going: list[int]) -> State:
@@ -122,8 +235,9 @@ def select(state: State, going: list[int]) -> State:
     for model in (state.target, state.draft):
         if model is not None and going:
             model.select(rows)
-    keep = [state.random[i] for i in going], [state.missing[i] for i in going]
-    return State(state.target, state.draft, keep[0], state.root[rows], state.position[rows], keep[1])
+    random, missing = [state.random[i] for i in going], [state.missing[i] for i in going]
+    prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
+    return State(state.target, state.draft, random, state.root[rows], state.position[rows], missing, prefixes)
 
 
 def start(
@@ -134,8 +248,12 @@ def start(
     longest: int,
     generator: torch.Generator | list[torch.Generator] | None,
     info: Info,
+    seen: list[list[int]] | None = None,
 ) -> State:
-    """Both models read all of each prompt but its last token, which is the root of the first tree."""
+    """Both models read all of each prompt but its last token, which is the root of the first tree.
+
+    Processors, where they look back, see `seen` in place of the prompts.
+    """
     capacity = longest + 2 * len(plan.tree) + 2
     with info.watch.part("target"):
         target = reading(target_model, prompts, capacity)
@@ -144,7 +262,10 @@ def start(
         draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
-    return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts))
+    prefixes = None
+    if plan.sampling.looks_back:
+        prefixes = [Prefix(row, torch.tensor(p, device=root.device)) for row, p in enumerate(seen or prompts)]
+    return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts), prefixes)
 
 
 def reading(
@@ -167,14 +288,30 @@ def reading(
     return reader
 
 
-def make_plan(scheme: str | Scheme, tree: str | Tree, walk: str | Walker, sampling: Sampling, measure: bool) -> Plan:
+def make_plan(
+    scheme: str | Scheme,
+    tree: str | Tree,
+    walk: str | Walker,
+    sampling: Sampling,
+    measure: bool,
+    logprobs: int | None = None,
+) -> Plan:
     """Names made into objects."""
     if isinstance(walk, str) and walk not in WALKS:
         raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
     check_fits(scheme, tree)
-    return Plan(scheme, tree, walk, sampling, measure)
+    return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
+
+
+def top_count(logprobs: bool | int) -> int | None:
+    """None: no log-probabilities; otherwise the number of alternatives beside the emitted token."""
+    if isinstance(logprobs, bool):
+        return 0 if logprobs else None
+    if logprobs < 0:
+        raise AdviceError(f"logprobs is {logprobs}; use True, or the number of alternatives")
+    return logprobs
 
 
 def check_compiles(draft_model: Model | None) -> None:
@@ -221,10 +358,10 @@ def as_lists(inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]) ->
     return prompts
 
 
-def lengths(prompts: list[list[int]], target_model: Model, draft_model: Model | None, max_new_tokens: int) -> list[int]:
-    """How long each sequence may become: the prompt and `max_new_tokens`, but not beyond the models' context."""
-    if max_new_tokens < 1:
-        raise AdviceError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
+def lengths(
+    prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
+) -> list[int]:
+    """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
     sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
@@ -238,7 +375,8 @@ def lengths(prompts: list[list[int]], target_model: Model, draft_model: Model | 
             raise AdviceError(
                 f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
             )
-    return [min(len(p) + max_new_tokens, context or len(p) + max_new_tokens) for p in prompts]
+    wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
+    return [min(length, context or length) for length in wanted]
 
 
 def context_of(model: Model) -> int | None:
@@ -251,10 +389,3 @@ def context_of(model: Model) -> int | None:
 def vocabulary_of(model: Model) -> int:
     """The number of tokens that the model gives logits for."""
     return model.config.get_text_config().vocab_size if isinstance(model, PreTrainedModel) else model.vocabulary
-
-
-def ends_of(model: Model) -> set[int]:
-    """The target's own end-of-text tokens."""
-    config = getattr(model, "generation_config", None)
-    found = getattr(config, "eos_token_id", None)
-    return set() if found is None else {found} if isinstance(found, int) else set(found)

@@ -13,6 +13,7 @@ from multidraft.transport import optimal_acceptance_rate
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme
     from multidraft.decoding import Emitted
+    from multidraft.logprobs import Logprob
     from multidraft.nodes import Nodes
 
 PARTS = ("draft", "target", "rule", "cache", "rest")
@@ -72,6 +73,7 @@ class Info:
     nodes: int = 0  # drafted nodes that the target scored
     acceptance: float = 0.0  # summed over row passes: the rule's exact acceptance probability at the root
     optimal_acceptance: float = 0.0
+    logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def count(self, emitted: "list[Emitted]") -> None:

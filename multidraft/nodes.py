@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.catalogue import Scheme
 from multidraft.drafts import Drafts
-from multidraft.sampling import Sampling
+from multidraft.sampling import Prefix, Sampling
 from multidraft.verification import Outcome
 from multidraft.walk import Child, Verdict
 
@@ -95,8 +95,14 @@ class Nodes:
 
     def target(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
         """The target's distribution at one node of each of the rows."""
+        return self.sampling.target(*self.scored(rows, nodes))
+
+    def scored(
+        self, rows: list[int], nodes: tuple[int, ...]
+    ) -> tuple[Float[Tensor, "asked vocabulary"], list[Prefix] | None]:
+        """The target's logits at one node of each of the rows, and the sequences that lead there."""
         places = [self.place[row][node] for row, node in zip(rows, nodes, strict=True)]
-        return self.sampling.target(self.logits[rows, places])
+        return self.logits[rows, places], self.drafts.prefixes(zip(rows, nodes, strict=True))
 
     def draft(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked *drafts vocabulary"]:
         """The draft distributions that the nodes' tuples were drawn from: of a node's slots, the one that drew most."""

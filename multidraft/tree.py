@@ -109,6 +109,14 @@ class Tree:
             sees[slot] |= sees[parent]
         return sees
 
+    def path(self, slot: int) -> list[int]:
+        """The slots that lead to one below the root, itself included; none lead to the root."""
+        path: list[int] = []
+        while slot:
+            path.insert(0, slot)
+            slot = self.parents[slot]
+        return path
+
     def children(self, slots: Sequence[int]) -> list[int]:
         """The slots of all children of `slots`."""
         return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]

@@ -43,6 +43,11 @@ class Ending:
     path: list[int] = field(default_factory=list)
     weights: Callable[[], Tensor] | None = None
 
+    @property
+    def leaf(self) -> int:
+        """The last accepted slot, or the root."""
+        return self.path[-1] if self.path else 0
+
 
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]

@@ -132,6 +132,23 @@ def test_drafters_of_another_target(pair, prompts):
     assert json.loads(result.stdout)["block_efficiency"] > 1
 
 
+def test_penalties_truncation_and_stop_strings(pair, prompts):
+    def texts(*arguments: object) -> list[str]:
+        common = ("--prompts", prompts, "--temperature", 0, "--max-new-tokens", 24, "--json", "--draft-temperature", 1)
+        return [record["text"] for record in json.loads(generate(pair, *common, *arguments).stdout)["records"]]
+
+    free, penalised = texts(), texts("--repetition-penalty", 1.8, "--min-p", 0.1)
+    assert free != penalised
+    letter = free[0][len(free[0]) // 2]
+    for text, whole in zip(texts("--stop", letter, "--stop", "nowhere"), free, strict=True):
+        assert whole.startswith(text)
+        assert letter not in whole or letter in text[-4:]
+    for option in ("--min-p", "--repetition-penalty", "--draft-temperature"):
+        result = run("generate", "--target", "nowhere", "--prompt", "the", option, -3)
+        assert result.exit_code != 0
+        assert "-3" in f"{result.output} {result.exception}"
+
+
 def test_a_seed_repeats_itself_and_another_does_not(pair, prompts):
     def texts(*arguments: object) -> list[str]:
         result = generate(pair, "--prompts", prompts, "--max-new-tokens", 24, "--json", *arguments)

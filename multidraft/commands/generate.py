@@ -43,10 +43,13 @@ class Job:
         """Raise on settings that cannot work, before anything is loaded."""
         from multidraft.generation import check_drafters, make_plan
         from multidraft.sampling import Sampling
+        from multidraft.settings import check_settings
 
-        s = self.settings
-        plan = make_plan(s["scheme"], s["tree"], s["walk"], Sampling(s["temperature"], s["top_k"], s["top_p"]), False)
+        s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        draft = s["draft_temperature"]
+        plan = make_plan(s["scheme"], s["tree"], s["walk"], Sampling(1.0 if draft is None else draft), False)
         check_drafters(plan.scheme, drafters > 1)
+        check_settings({name: s[name] for name in names})
 
 
 def generate(
@@ -61,6 +64,10 @@ def generate(
     temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
     top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
     top_p: Annotated[float | None, Option(help="Sample from the smallest set that holds p.")] = None,
+    min_p: Annotated[float | None, Option(help="Sample from tokens at least p times as likely as the best.")] = None,
+    repetition_penalty: Annotated[float | None, Option(help="Above 1, tokens seen before become less likely.")] = None,
+    draft_temperature: Annotated[float | None, Option(help="Default: the temperature.")] = None,
+    stop: Annotated[list[str] | None, Option(help="Text that ends a row; may be repeated.")] = None,
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
@@ -69,7 +76,8 @@ def generate(
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
     settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk.value, max_new_tokens=max_new_tokens)
-    settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     job = Job(batch, seed, compare, settings)
     chosen = read_prompts(prompt, prompts, limit)
     job.check(len(parse(draft)))
@@ -132,6 +140,7 @@ def decode(
         [prompt.tokens for prompt in rows],
         generator=generators,
         stream=texts,
+        stop_tokenizer=pair.tokenizer,
         synchronise=pair.target.device.type == "cuda",
         **job.settings,
     )

@@ -1,0 +1,21 @@
+"""Multi-draft speculative decoding for any decoder-only model: the output has exactly the model's own distribution."""
+
+import multidraft
+
+
+def generate(model, **arguments):
+    """`model.generate`, decoded with drafts of `draft_model` (or `assistant_model`).
+
+    What transformers would drop on the way to a callable arrives here, and goes on under a name that is kept.
+    """
+    names = {
+        "assistant_model": "draft_model",
+        "streamer": "stream",
+        "stop_strings": "stop",
+        "tokenizer": "stop_tokenizer",
+    }
+    for theirs, ours in names.items():
+        value = arguments.pop(theirs, None)
+        if value is not None:
+            arguments.setdefault(ours, value)
+    return model.generate(custom_generate=multidraft.generate, **arguments)

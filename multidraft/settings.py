@@ -1,0 +1,125 @@
+"""Every field of transformers' GenerationConfig: honoured, without meaning for sampling and greedy search, or refused.
+
+A field that is in none of the lists, because transformers is newer than this file, is refused as soon as it is set.
+"""
+
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from multidraft import adapters, distributions
+from multidraft.errors import AdviceError
+
+HONOURED = set(
+    "max_length max_new_tokens min_length min_new_tokens max_time stop_strings do_sample temperature top_k top_p min_p "
+    "top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids sequence_bias renormalize_logits forced_bos_token_id "
+    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "watermarking_config num_return_sequences return_dict_in_generate eos_token_id pad_token_id".split()
+)
+MEANINGLESS = set(  # what only beams, encoders, assistants or other caches read; and notes of where a file came from
+    "early_stopping length_penalty decoder_start_token_id bos_token_id num_assistant_tokens "
+    "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind "
+    "target_lookbehind cache_config max_cache_len prefill_chunk_size compile_config disable_compile "
+    "return_legacy_cache transformers_version".split()
+)
+REFUSED = {  # what may be set all the same, because it is the default or changes nothing
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "constraints": (),
+    "force_words_ids": (),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "low_memory": (False,),
+    "guidance_scale": (1.0,),
+    "token_healing": (False,),
+    "use_cache": (True,),
+    "cache_implementation": ("dynamic", "hybrid"),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "use_mtp": (False,),
+    "is_assistant": (False,),
+    "prompt_lookup_num_tokens": (),
+    "assistant_early_exit": (),
+    "assistant_ensemble_weight": (),
+    "speculation_type": (),
+    "continuous_batching_config": (),
+}
+INSTEAD = {
+    "output_scores": "ask for logprobs=True",
+    "output_logits": "ask for logprobs=True",
+    "prompt_lookup_num_tokens": "pass a draft model",
+    "assistant_ensemble_weight": "it biases the output; leave it out",
+    "cache_implementation": "trees have a cache of their own; leave it out",
+    "use_cache": "trees have a cache of their own; leave it out",
+}
+KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
+
+
+def fields() -> dict[str, Any]:
+    """All fields of the installed version, with their defaults."""
+    return {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
+
+
+def check(config: GenerationConfig) -> None:
+    """Raise AdviceError on the first field that is set to what cannot be honoured."""
+    for name, default in fields().items():
+        value = getattr(config, name, None)
+        allowed = REFUSED.get(name, (default,))
+        if name in HONOURED | MEANINGLESS or value is None or any(value == other for other in allowed):
+            continue
+        advice = INSTEAD.get(name, "leave it out, or use plain generate")
+        raise AdviceError(f"{name}={value!r} is not supported by multi-draft decoding; {advice}")
+
+
+def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], ends: set[int]) -> GenerationConfig:
+    """A configuration from settings by name, over another one if there is one.
+
+    Without one, everything is off: temperature 1, no truncation; `temperature=0` decodes greedily.
+    """
+    known = fields()
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, "stop_tokenizer", "stream", "draft_model"], 1)
+            raise AdviceError(f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    given = settings.get("temperature"), settings.get("top_k"), settings.get("top_p")
+    distributions.check_sampling(1.0 if given[0] is None else given[0], *given[1:])
+    if config.temperature == 0:
+        config.do_sample, config.temperature = False, 1.0
+    config.eos_token_id = sorted(ends_of(config, ends))
+    check(config)
+    return config
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise on settings that cannot work with any model."""
+    adapters.logits_processors(configuration(None, settings, set()), [0], 1, [], torch.device("cpu"))
+
+
+def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:
+    """The end-of-text tokens that a configuration names, or the default where it leaves them open."""
+    ends = getattr(config, "eos_token_id", None)
+    return default if ends is None else {ends} if isinstance(ends, int) else set(ends)
+
+
+def new_tokens(config: GenerationConfig, prompt: int, default: int = 128) -> int:
+    """How many new tokens a configuration asks for after a prompt of this length."""
+    if config.max_new_tokens is not None:
+        if config.max_new_tokens < 1:
+            raise AdviceError(f"max_new_tokens is {config.max_new_tokens}; ask for at least 1")
+        return config.max_new_tokens
+    if config.max_length is None or config.max_length == fields()["max_length"]:
+        return default
+    if config.max_length <= prompt:
+        raise AdviceError(f"max_length {config.max_length} leaves nothing after a prompt of {prompt}; raise it")
+    return config.max_length - prompt
