@@ -10,7 +10,12 @@ def hardware() -> dict[str, str | int | None]:
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": cpu(), "threads": torch.get_num_threads(), "gpu": gpu}
+    return {
+        "cpu": cpu(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
 
 
 def cpu() -> str:
