@@ -11,7 +11,7 @@ from multidraft.catalogue import Scheme, scheme
 from multidraft.decoding import Plan
 from multidraft.enumeration import Conditional, Forest, all_endings, all_trees, first_state
 from multidraft.errors import AdviceError
-from multidraft.generation import check_fits
+from multidraft.generation import check_drafters, check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.studies.tree_bound import realised_trees, tree_bound
 from multidraft.tree import Tree
@@ -52,6 +52,7 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
     """Every scheme with every tree; raises where it cannot draw the tree, and where that is too much."""
     pairs = [(scheme(name), tree) for tree in trees for name in schemes]
     for s, tree in pairs:
+        check_drafters(s, several=False)
         check_fits(s, Tree.parse(tree))
         drawn = sum(Tree.parse(tree).drafts)
         if vocabulary**drawn > MOST_WAYS:
