@@ -16,6 +16,7 @@ from transformers import (
     StoppingCriteria,
     TextIteratorStreamer,
     TextStreamer,
+    WatermarkingConfig,
 )
 from transformers.generation import GenerationMixin
 
@@ -65,7 +66,7 @@ GREEDY = {
     "repetition": dict(repetition_penalty=1.5),
     "no repeated n-grams": dict(no_repeat_ngram_size=2),
     "bad words": dict(bad_words_ids=[[34], [35, 52]]),
-    "sequence bias": dict(sequence_bias=[[[4], 9.0], [[4, 5], 40.0]]),
+    "sequence bias": dict(sequence_bias={(4,): 9.0, (4, 5): 40.0}),
     "several ends": dict(eos_token_id=[34, 30, 10]),
     "minimum": dict(min_length=11, eos_token_id=list(range(30))),
     "minimum of new tokens": dict(min_new_tokens=5, eos_token_id=list(range(30))),
@@ -75,7 +76,7 @@ GREEDY = {
     "suppressed at first": dict(begin_suppress_tokens=list(range(30))),
     "prompt repeated": dict(encoder_repetition_penalty=2.5),
     "no n-grams of the prompt": dict(encoder_no_repeat_ngram_size=1),
-    "watermark": dict(watermarking_config=dict(bias=6.0)),
+    "watermark": dict(watermarking_config=WatermarkingConfig(bias=6.0)),
     "allowed by row": dict(prefix_allowed_tokens_fn=lambda row, ids: [t for t in range(60) if t % 2 == row]),
     "maximum": dict(max_length=9, max_new_tokens=None),
     "a user's own": dict(logits_processor=[Zigzag()]),

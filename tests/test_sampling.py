@@ -28,7 +28,7 @@ from multidraft.enumeration import (
 from multidraft.metrics import Info
 from multidraft.models.several import Several
 from multidraft.models.table import TableModel, random_table
-from multidraft.processors import CountPenalty, LogitBias, check_pure, sampling_from
+from multidraft.processors import CountPenalty, LogitBias, check_pure, for_row, sampling_from
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 
@@ -77,7 +77,7 @@ LOOKING_BACK = {
     "repetition": dict(repetition_penalty=1.7, temperature=0.8, top_k=3),
     "no repeated 2-grams": dict(no_repeat_ngram_size=2),
     "bad words": dict(bad_words_ids=[[2], [1, 3]]),
-    "sequence bias": dict(sequence_bias=[[[1], 1.0], [[0, 3], 2.0]]),
+    "sequence bias": dict(sequence_bias={(1,): 1.0, (0, 3): 2.0}),
     "minimum": dict(min_new_tokens=2, eos_token_id=[3]),
     "forced end": dict(forced_eos_token_id=2, max_length=5),
     "growing end": dict(exponential_decay_length_penalty=(0, 1.4), eos_token_id=[1, 2]),
@@ -102,7 +102,7 @@ def processors(kind: str) -> LogitsProcessorList:
 
 
 def sampling(kind: str) -> Sampling:
-    return sampling_from([processors(kind)], greedy=False)
+    return sampling_from([for_row(processors(kind), 0)], greedy=False)
 
 
 def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
