@@ -48,9 +48,10 @@ class BufferLayer(DynamicLayer):
     def _grow(self, used: int) -> None:
         while self.capacity < self.end:
             self.capacity *= 2
-        old, self.buffers = self.buffers, tuple(self._allocate(buffer) for buffer in self.buffers)
-        for new, buffer in zip(self.buffers, old, strict=True):
+        larger = tuple(self._allocate(buffer) for buffer in self.buffers)
+        for new, buffer in zip(larger, self.buffers, strict=True):
             new[:, :, :used] = buffer[:, :, :used]
+        self.buffers = larger  # last, so that an interruption loses nothing
 
     def get_seq_length(self) -> int:
         return self.end
@@ -68,6 +69,20 @@ class BufferLayer(DynamicLayer):
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Go on with these rows only."""
         self.buffers = tuple(buffer[rows.to(buffer.device)] for buffer in self.buffers)
+
+    def join(self, other: "BufferLayer", rows: int, others: int) -> None:
+        """Put the other layer's rows below this one's; either may have been written nothing yet."""
+        if not (self.is_initialized or other.is_initialized):
+            return
+        self.capacity = max(self.capacity, other.capacity)
+        written = [(layer, first) for layer, first in ((self, 0), (other, rows)) if layer.is_initialized]
+        like = written[0][0].buffers
+        joined = tuple(b.new_zeros(rows + others, b.shape[1], self.capacity, b.shape[3]) for b in like)
+        for layer, first in written:
+            for new, buffer in zip(joined, layer.buffers, strict=True):
+                new[first : first + len(buffer), :, : layer.end] = buffer[:, :, : layer.end]
+        self.dtype, self.device = like[0].dtype, like[0].device
+        self.buffers, self.is_initialized = joined, True
 
 
 class TreeCache:
@@ -118,7 +133,8 @@ class TreeCache:
             self.lengths, self.positions = [0] * len(positions), positions[:, :0]
         if len(positions) != len(self.lengths):
             raise AdviceError(
-                f"{len(positions)} rows for a cache of {len(self.lengths)}; rows may leave, by select(rows), not come"
+                f"{len(positions)} rows for a cache of {len(self.lengths)}; rows leave by select(rows) and come by "
+                "join(other)"
             )
         self.positions = torch.cat([self.positions, positions], 1)
 
@@ -209,3 +225,13 @@ class TreeCache:
             self._mark_holes(rows.device)
         else:
             self._settle(rows.device)
+
+    def join(self, other: "TreeCache") -> None:
+        """Put the other cache's rows below this one's; nothing may be pending in either."""
+        if self.pending or other.pending:
+            raise AdviceError("tokens are pending; keep some, or none, before rows join")
+        rows, others = len(self.lengths), len(other.lengths)
+        for layer, joining in zip(self.layers, other.layers, strict=True):
+            layer.join(joining, rows, others)
+        self.lengths, self.positions = self.lengths + other.lengths, torch.cat([self.positions, other.positions])
+        self._settle(self.positions.device)

@@ -9,6 +9,7 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.distributions import pick
 from multidraft.drafts import Drafts
+from multidraft.errors import AdviceError
 from multidraft.logprobs import Logprob, look_up
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
@@ -43,6 +44,7 @@ class State:
     position: Int[Tensor, " batch"]  # of the root in its sequence
     missing: list[int]  # the token before it where the draft model has not seen that either, else -1
     prefixes: list[Prefix] | None = None  # all tokens up to the root, if a processor looks at them
+    used: bool = False  # the models have moved on from it
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,17 @@ class Emitted:
 
 
 def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
-    """Draft, score, walk, keep: one target pass, and at least one new token for every row."""
-    with info.watch.part("draft"):
-        drafts, forwarded = grow(state, plan)
-    with info.watch.part("target"):
-        packed = drafts.packed()
-        logits = score(state, drafts, packed)
-    with info.watch.part("rule"):
-        nodes = Nodes(plan.scheme, plan.sampling, drafts, packed, logits)
-        endings = walk(state, plan, nodes)
-        last = [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
+    """Draft, score, walk, keep: one target pass, and at least one new token for every row.
+
+    Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
+    not: an interruption while the caches are written leaves them of two minds.
+    """
+    claim(state)
+    try:
+        nodes, forwarded, endings, last = find(state, plan, info)
+    except BaseException:
+        release(state)
+        raise
     with info.watch.part("cache"):
         state = keep(state, nodes, forwarded, endings, last)
     if plan.measure:
@@ -79,6 +82,38 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
         for row, (new, ending) in enumerate(zip(emitted, endings, strict=True)):
             new.logprobs.extend(look_up(nodes, row, ending, last[row], plan.logprobs))
     return state, emitted
+
+
+def claim(state: State) -> None:
+    """Mark a state as used, because its models are about to move on; raise if they already have."""
+    if state.used:
+        raise AdviceError(
+            "this state has been used, or was interrupted while its caches were written; go on from the newest one, "
+            "or start again from the tokens so far"
+        )
+    state.used = True
+
+
+def release(state: State) -> None:
+    """Undo an interrupted step of which nothing has been kept: what is pending is dropped."""
+    for model in (state.target, state.draft):
+        if model is not None:
+            model.keep(torch.full((len(state.root), 0), -1, device=state.root.device))
+    state.used = False
+
+
+def find(state: State, plan: Plan, info: Info) -> tuple[Nodes, list[int], list[Ending], list[int]]:
+    """The scored tree, the slots that the draft model has read, where each row's walk ends, and its last token."""
+    with info.watch.part("draft"):
+        drafts, forwarded = grow(state, plan)
+    with info.watch.part("target"):
+        packed = drafts.packed()
+        logits = score(state, drafts, packed)
+    with info.watch.part("rule"):
+        nodes = Nodes(plan.scheme, plan.sampling, drafts, packed, logits)
+        endings = walk(state, plan, nodes)
+        last = [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
+    return nodes, forwarded, endings, last
 
 
 def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import ModelOutput
 from multidraft import adapters, settings
 from multidraft.catalogue import Scheme
 from multidraft.catalogue import scheme as scheme_named
-from multidraft.decoding import Emitted, Plan, State, padded, step
+from multidraft.decoding import Emitted, Plan, State, claim, padded, step
 from multidraft.errors import AdviceError
 from multidraft.metrics import Info, Stopwatch
 from multidraft.models import LanguageModel
@@ -230,7 +230,8 @@ def loop(
 
 
 def select(state: State, going: list[int]) -> State:
-    """The state of the rows that go on."""
+    """The state of the rows that go on; the one before cannot be used any more."""
+    claim(state)
     rows = torch.tensor(going, dtype=torch.int64, device=state.root.device)
     for model in (state.target, state.draft):
         if model is not None and going:
@@ -279,7 +280,7 @@ def reading(
     reader = kind(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
     reader = fitted(reader, vocabulary or reader.vocabulary)
     tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
-    for first in range(0, tokens.shape[1], CHUNK):
+    for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
         chunk = tokens[:, first : first + CHUNK]
         position = torch.arange(first, first + chunk.shape[1], device=reader.device)
         causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()

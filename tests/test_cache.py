@@ -330,7 +330,7 @@ def test_misuse_gets_advice():
         TreeCache(2, 0)
     run = session("llama")
     trees = forest(len(PROMPTS), 3, run.generator)
-    with pytest.raises(AdviceError, match=r"2 rows for a cache of 3; rows may leave, by select\(rows\)"):
+    with pytest.raises(AdviceError, match=r"2 rows for a cache of 3; rows leave by select\(rows\) and come by join"):
         run.model.forward(trees.tokens[:2], trees.depths[:2], trees.visible[:2])
     run.read(trees)
     with pytest.raises(AdviceError, match=r"visible has shape \(3, 3, 3\); it must be \(3, new, 6\)"):

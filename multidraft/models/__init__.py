@@ -5,7 +5,7 @@ A model holds, for each row of a batch, *kept* tokens (the row's sequence so far
 token is visible to all that come after.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,7 +40,8 @@ class LanguageModel(Protocol):
         `positions` are depths in the sequence: the row's first token is at 0, so kept token number j is at j. One
         beyond the model's context counts as the last. `visible[b, i, j]` says whether new token i of row b sees pending
         slot j; `pending` counts all slots, the new ones included (they come last), and a token sees itself. With
-        `logits=False` (reading a prompt) none is scored.
+        `logits=False` (reading a prompt) none is scored. The first call settles the number of rows, and may bring no
+        tokens.
         """
         ...
 
@@ -53,4 +54,8 @@ class LanguageModel(Protocol):
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Go on with these rows of the batch only, in this order (a row that has finished leaves)."""
+        ...
+
+    def join(self, other: Any) -> None:
+        """Put the rows of `other`, the same model at other texts, below this one's; nothing is pending in either."""
         ...

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.cache import TreeCache
+from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
 from multidraft.models.support import check_supported
 
@@ -50,6 +51,8 @@ class CausalLM:
         asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
         tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
         self.cache.append(positions)
+        if not tokens.shape[1]:
+            return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.model.dtype, device=asked_from)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         scores = self.read(tokens, positions, visible, {} if logits else self.without_logits)
@@ -86,6 +89,12 @@ class CausalLM:
     @torch.inference_mode()
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         self.cache.select(rows.to(self.device))
+
+    @torch.inference_mode()
+    def join(self, other: "CausalLM") -> None:
+        if other.model is not self.model:
+            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        self.cache.join(other.cache)
 
 
 def home(model: PreTrainedModel) -> torch.device:

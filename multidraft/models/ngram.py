@@ -69,6 +69,11 @@ class Reader(PrefixModel):
             for i, row in enumerate(order)
         ]
 
+    def join(self, other: PrefixModel) -> None:
+        super().join(other)
+        assert isinstance(other, Reader)
+        self.histories = self.histories + other.histories
+
     def runs(self, prefix: Prefix) -> Iterator[Prefix]:
         """The last tokens of a prefix, the longest run first, the empty one last."""
         for start in range(max(len(prefix) - self.longest, 0), len(prefix) + 1):

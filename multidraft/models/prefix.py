@@ -66,3 +66,6 @@ class PrefixModel(ABC):
         if self.kept:
             self.kept = [self.kept[row] for row in rows.tolist()]
             self.pending = self.pending[rows.cpu()]
+
+    def join(self, other: "PrefixModel") -> None:
+        self.kept, self.pending = self.kept + other.kept, torch.cat([self.pending, other.pending])

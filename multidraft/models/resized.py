@@ -64,6 +64,9 @@ class Resized:
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         self.model.select(rows)
 
+    def join(self, other: "Resized") -> None:
+        self.model.join(other.model)
+
 
 def fitted(model: LanguageModel, vocabulary: int) -> LanguageModel:
     """The model over this vocabulary."""

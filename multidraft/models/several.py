@@ -52,6 +52,10 @@ class Together:
         for drafter in self.drafters:
             drafter.select(rows)
 
+    def join(self, other: "Together") -> None:
+        for drafter, joining in zip(self.drafters, other.drafters, strict=True):
+            drafter.join(joining)
+
 
 class Several(Together):
     """Drafters side by side: logits have a dimension for them, and the drafting law `distinct` draws by turns."""
