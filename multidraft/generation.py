@@ -19,7 +19,7 @@ from multidraft.decoding import Emitted, Plan, State, claim, padded, step
 from multidraft.errors import AdviceError
 from multidraft.metrics import Info, Stopwatch
 from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import CausalLM
+from multidraft.models.causal_lm import CausalLM, home
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.resized import check_sizes, fitted
 from multidraft.models.several import Several
@@ -142,8 +142,9 @@ def generate_rows(
     config = settings.configuration(config, changes, ends)
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
     limits = lengths(prompts, target, draft, [settings.new_tokens(config, len(prompt)) for prompt in prompts])
-    lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, target.device)
-    check_pure(lists[0], torch.tensor(prompts[0], device=target.device), vocabulary_of(target))
+    device = home(target) if isinstance(target, PreTrainedModel) else target.device
+    lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, device)
+    check_pure(lists[0], torch.tensor(prompts[0], device=device), vocabulary_of(target))
     plan = options.plan_with(sampling_from(lists, not config.do_sample))
     stopping = Stopping(
         [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)],
@@ -151,7 +152,7 @@ def generate_rows(
         [*criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
         prompts,
         time.time() + config.max_time if config.max_time else float("inf"),
-        target.device,
+        device,
     )
     return run(target, draft, prompts, prompts, plan, options, stopping)
 

@@ -3,11 +3,12 @@
 import gc
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
-from tiny import NO_IDS, ROTARY, tiny_model
+from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,6 +19,7 @@ from multidraft.decoding import Emitted, Plan, State, step
 from multidraft.generation import select, start
 from multidraft.metrics import Info
 from multidraft.models.causal_lm import CausalLM
+from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
@@ -44,6 +46,10 @@ def padded_tiny(batch: int) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 def without_draft(batch: int) -> tuple[PreTrainedModel, None]:
     return tiny_model("llama"), None
+
+
+def with_ngrams(batch: int) -> tuple[PreTrainedModel, NGram]:
+    return tiny_model("llama"), NGram(VOCABULARY)
 
 
 def generator(seed: int) -> torch.Generator:
@@ -100,7 +106,7 @@ def alone(models: Callable, plan: Plan, row: int) -> list[int]:
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("scheme", ["anchored:lorenz", "iid:lorenz", "top:naive"])
-@pytest.mark.parametrize("models", [tables, tiny, padded_tiny, without_draft])
+@pytest.mark.parametrize("models", [tables, tiny, padded_tiny, with_ngrams, without_draft])
 def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
     """In float32 too: products of other batch sizes round otherwise, and move a draw once in a million tokens."""
     plan = plan_of(models, scheme, walk)
@@ -131,6 +137,9 @@ def test_misuse_gets_advice():
         join(newer, begin(padded_tiny, PROMPTS[:1], plan, [2]))
     with pytest.raises(md.AdviceError, match="start both with the same models"):
         join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
+    looking_back = replace(begin(tiny, PROMPTS[:1], plan, [2]), prefixes=[])
+    with pytest.raises(md.AdviceError, match=r"a row whose settings look back .* cannot join others; run it by itself"):
+        join(looking_back, begin(tiny, PROMPTS[:1], plan, [2]))
     cache = TreeCache(1, 4)
     cache.append(torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(md.AdviceError, match="tokens are pending; keep some, or none, before rows join"):
