@@ -107,6 +107,7 @@ def test_a_target_that_rounds_whole_passes_gets_a_warning():
     with pytest.warns(UserWarning, match="llama is quantised with scales of whole passes.*quantise weights only"):
         rows = greedy(model, tiny_model("qwen2"))
     assert [len(row) for row in rows] == [8] * 3
+    assert worst_error(model, model) > 100 * TOLERANCE
 
 
 def test_a_target_loaded_with_int8_weights(saved: Path):
