@@ -7,15 +7,21 @@ Every drafter takes its turn on every prompt; the error is the standard error ov
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 
-from decode import PROMPTS, Info, decode, hardware, summary
+import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.commands.drafters import load
+import multidraft as md
+from multidraft.commands.drafters import Models, load
+from multidraft.commands.machine import hardware
+from multidraft.metrics import Info
 
+PROMPTS = Path(md.__file__).parent / "data" / "demo_prompts.jsonl"
+Case = tuple[str, str, str]
 ONE, LIST = ("anchored:lorenz", "4x2x2x1", "deferred"), ("distinct:recursive_rejection", "4x2x2x1", "deferred")
 DRAFTERS = [
     ("embedded", ONE),
@@ -29,6 +35,32 @@ DRAFTERS = [
     ("embedded,ngram", LIST),
     ("embedded,layers:1", LIST),
 ]
+
+
+def decode(models: Models, case: Case, prompt: list[int], seed: int, options: argparse.Namespace) -> Info:
+    """One prompt by one drafter."""
+    scheme, tree, walk = case
+    settings = dict(max_new_tokens=options.new_tokens, temperature=options.temperature, eos_token_id=[])
+    generator = torch.Generator().manual_seed(seed)
+    return md.generate(
+        models.target, models.draft, [prompt], scheme=scheme, tree=tree, walk=walk, generator=generator, **settings
+    )[1]
+
+
+def summary(draft: str, case: Case, infos: list[Info]) -> dict[str, object]:
+    """One line of the table."""
+    whole = sum(infos[1:], infos[0])
+    each = [info.block_efficiency for info in infos]
+    return dict(
+        draft=draft,
+        scheme=case[0],
+        tree=case[1],
+        walk=case[2],
+        block_efficiency=whole.block_efficiency,
+        standard_error=statistics.stdev(each) / len(each) ** 0.5,
+        acceptance_rate=whole.acceptance_rate,
+        optimal_acceptance_rate=whole.optimal_acceptance_rate,
+    )
 
 
 def main() -> None:
@@ -48,9 +80,7 @@ def main() -> None:
         for prompt in tqdm(prompts, desc="prompt", leave=False):
             for (_, case), pair, found in zip(DRAFTERS, models, infos, strict=True):
                 found.append(decode(pair, case, prompt, seed, options))
-    results = [
-        {"draft": draft} | summary(case, found, found) for (draft, case), found in zip(DRAFTERS, infos, strict=True)
-    ]
+    results = [summary(draft, case, found) for (draft, case), found in zip(DRAFTERS, infos, strict=True)]
     if options.json:
         print(json.dumps(dict(hardware=hardware(), temperature=options.temperature, results=results)))
         return
