@@ -1,8 +1,6 @@
 """Where rules meet trees: the verdict at any node of any row, computed when a walk asks for it."""
 
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -14,11 +12,6 @@ from multidraft.drafts import Drafts
 from multidraft.sampling import Prefix, Sampling
 from multidraft.verification import Outcome
 from multidraft.walk import Child, Verdict
-
-
-def residual_of(outcome: Outcome, row: int) -> Float[Tensor, " vocabulary"]:
-    """One row's residual, computed when it is asked for."""
-    return outcome.residual[row]
 
 
 class Row:
@@ -72,26 +65,26 @@ class Nodes:
         outcome = scheme.verify(scaled, draft, tuples)
         index = tuples.clamp(min=0)
         ratio = target.gather(-1, index) / scheme.law.overall(draft).gather(-1, index)
-        plain = torch.cat([outcome.accept, ratio, outcome.rest[..., None]], -1).tolist()
+        plain = torch.cat([outcome.accept, ratio], -1).tolist()
+        asking = enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
         return [
-            (row, self.verdict(row, node, tokens, numbers, partial(residual_of, outcome, i)))
-            for i, (row, node, tokens, numbers) in enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
+            (row, self.verdict(row, node, tokens, numbers, outcome, i)) for i, (row, node, tokens, numbers) in asking
         ]
 
     def verdict(
-        self, row: int, node: int, tokens: list[int], numbers: list[float], residual: Callable[[], Tensor]
+        self, row: int, node: int, tokens: list[int], numbers: list[float], outcome: Outcome, index: int
     ) -> Verdict:
         """The verdict at one node: duplicates added up."""
         width = len(tokens)
         claims: dict[int, float] = defaultdict(float)
         for token, accept in zip(tokens, numbers[:width], strict=True):
             claims[token] += accept
-        ratio = dict(zip(tokens, numbers[width : 2 * width], strict=True))
+        ratio = dict(zip(tokens, numbers[width:], strict=True))
         if node == 0:
             self.acceptance += sum(claims.values())
         child = self.rows[row].child
         children = tuple(Child(child[node, t], claims[t], ratio[t]) for t in claims if claims[t] > 0)
-        return Verdict(children, residual, numbers[-1])
+        return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.rest[index]))
 
     def target(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
         """The target's distribution at one node of each of the rows."""

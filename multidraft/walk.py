@@ -30,7 +30,12 @@ class Verdict:
 
     children: tuple[Child, ...]  # in the order in which they were first drawn
     residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
-    rest: float  # its sum
+    remaining: Callable[[], float]  # its sum, computed when no child was accepted
+
+    @property
+    def rest(self) -> float:
+        """The sum of the residual."""
+        return self.remaining()
 
 
 @dataclass

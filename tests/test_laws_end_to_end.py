@@ -165,7 +165,7 @@ def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
     walk = commit(0, 1.0, lambda slot: slot == 0, lambda probability: False)
     next(walk)
     with pytest.raises(StopIteration) as stop:
-        walk.send(Verdict((Child(1, 1 - 1e-7, 1.0),), lambda: torch.zeros(2), 0.0))
+        walk.send(Verdict((Child(1, 1 - 1e-7, 1.0),), lambda: torch.zeros(2), lambda: 0.0))
     assert stop.value.value == Ending([], None)
 
 

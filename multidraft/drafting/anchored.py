@@ -109,6 +109,8 @@ class Anchored(Law):
 
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
         """The distinct tokens in the order in which they first came."""
+        if self.drafts == 1 and not self.has_anchors:
+            return drafted[..., 1:2]
         empty = is_duplicate(drafted) | (drafted < 0)
         order = empty.to(torch.int8).argsort(dim=-1, stable=True)[..., : self.drafts]
         return drafted.masked_fill(empty, -1).gather(-1, order)

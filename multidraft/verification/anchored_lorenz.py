@@ -7,7 +7,7 @@ from torch import Tensor
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import at_each
 from multidraft.verification.coupling import couple
-from multidraft.verification.lorenz import verify_draws
+from multidraft.verification.lorenz import lorenz, verify_draws
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
 
@@ -25,6 +25,10 @@ def anchored_lorenz(
     top-ups this is optimal: p(anchors) + alpha*(p, q', draws).
     """
     anchors, draws, top_ups = law.parts(drafted)
+    if law.drafts == 1 and not law.has_anchors:  # the anchor's position is empty
+        one = lorenz(target, draft, draws, law)
+        accept = torch.nn.functional.pad(one.accept, (1, 0))
+        return Outcome(accept, lambda: one.residual, drafted, lambda: one.rest)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
     verified = verify_draws(target, law.others(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
     alive, left = (1 - verified.accept.sum(-1)).clamp(min=0), None

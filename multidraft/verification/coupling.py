@@ -7,15 +7,20 @@ from torch import Tensor
 from multidraft.drafting.law import at
 
 
-def overlap(
-    target: Float[Tensor, "*batch vocabulary"],
-    law: Float[Tensor, "*batch vocabulary"],
-    token: Int[Tensor, "*batch"],
-    total: float = 1.0,
-) -> tuple[Float[Tensor, "*batch vocabulary"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """What of the target the law cannot cover, the probability of rejection, and that of accepting `token`.
+def claim(
+    target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]
+) -> Float[Tensor, "*batch"]:
+    """The probability of accepting `token`, drawn from `law`: min(1, t(x) / law(x)), in float64."""
+    ratio = at(target, token).double() / at(law, token).double().clamp(min=torch.finfo(torch.float64).tiny)
+    return ratio.clamp(max=1)
 
-        (t - law)_+,   1 - sum min(t, law),   min(1, t(x) / law(x))
+
+def overlap(
+    target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], total: float = 1.0
+) -> tuple[Float[Tensor, "*batch vocabulary"], Float[Tensor, "*batch"]]:
+    """What of the target the law cannot cover, and the probability of rejection.
+
+        (t - law)_+,   1 - sum min(t, law)
 
     `law` sums to `total`, the probability that a token is drawn at all, or to nothing where the position is always
     empty. Sums are of positive terms, without cancellation, and rounding never lets the first exceed the second.
@@ -23,9 +28,7 @@ def overlap(
     common = torch.minimum(target, law)
     over = target - common
     rejected = (law - common).sum(-1) + (1 - total * (law.sum(-1) > 0).to(law.dtype))
-    rejected = torch.maximum(rejected, over.sum(-1)).clamp(min=torch.finfo(law.dtype).tiny)
-    ratio = at(target, token) / at(law, token).clamp(min=torch.finfo(law.dtype).tiny)
-    return over, rejected, ratio.clamp(max=1)
+    return over, torch.maximum(rejected, over.sum(-1)).clamp(min=torch.finfo(law.dtype).tiny)
 
 
 def couple(
@@ -40,5 +43,5 @@ def couple(
 
     An empty position (token -1) accepts nothing (Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2).
     """
-    over, rejected, b = overlap(target, law, token, total)
-    return b, over / rejected[..., None]
+    over, rejected = overlap(target, law, total)
+    return claim(target, law, token).to(target.dtype), over / rejected[..., None]

@@ -10,6 +10,7 @@ below are those of that page.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from multidraft.distributions import descending
 from multidraft.drafting.law import Law
-from multidraft.verification.coupling import overlap
+from multidraft.verification.coupling import claim, overlap
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
 
@@ -61,8 +62,17 @@ class Verified:
 
     accept: Float[Tensor, "*batch width"]
     unclaimed: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
-    rejected: Float[Tensor, "*batch"]  # 1 - alpha*, at least the sum of R
-    left: Float[Tensor, "*batch"]  # the sum of R / rejected: one where the target sums to one
+    chance: Callable[[], tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]]
+
+    @cached_property
+    def rejected(self) -> Float[Tensor, "*batch"]:
+        """1 - alpha*, at least the sum of R."""
+        return self.chance()[0]
+
+    @cached_property
+    def left(self) -> Float[Tensor, "*batch"]:
+        """The sum of R / rejected: one where the target sums to one."""
+        return self.chance()[1]
 
     def leftover(self) -> Float[Tensor, "*batch vocabulary"]:
         """R / (1 - alpha*), the target of whatever comes next."""
@@ -127,11 +137,7 @@ def verify_draws(
 ) -> Verified:
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
     if draws.shape[-1] == 1 or int(count.max()) <= 1:
-        over, rejected, b = overlap(
-            target.double(), draft_probability * draft.double(), draws[..., 0], draft_probability
-        )
-        accept = torch.nn.functional.pad(b[..., None], (0, draws.shape[-1] - 1))
-        return Verified(accept, lambda: over, rejected, over.sum(-1) / rejected)
+        return verify_one(target, draft, draws, draft_probability)
     index = support(draft)
     if index is None:
         plan, ranks = schedule(target, draft, count, draft_probability), draws
@@ -140,9 +146,27 @@ def verify_draws(
         plan = schedule(target.gather(-1, index), draft.gather(-1, index), count, draft_probability)
         unclaimed = lambda: target.double().scatter(-1, index, plan.unclaimed())  # noqa: E731
         ranks = torch.where(draws >= 0, (index[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1), -1)
-    wanted = (target.sum(-1, dtype=torch.float64) - plan.optimum).clamp(min=0)
-    rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
-    return Verified(accept_draws(plan, ranks), unclaimed, rejected, wanted / rejected)
+
+    def chance() -> tuple[Tensor, Tensor]:
+        wanted = (target.sum(-1, dtype=torch.float64) - plan.optimum).clamp(min=0)
+        rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
+        return rejected, wanted / rejected
+
+    return Verified(accept_draws(plan, ranks), unclaimed, chance)
+
+
+def verify_one(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    draws: Int[Tensor, "*batch width"],
+    draft_probability: float,
+) -> Verified:
+    """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
+    a = draft_probability
+    accept = claim(target, draft * a if a < 1 else draft, draws[..., 0])
+    left = cache(lambda: overlap(target.double(), draft.double() * a, a))
+    chance = lambda: (left()[1], left()[0].sum(-1) / left()[1])  # noqa: E731
+    return Verified(torch.nn.functional.pad(accept[..., None], (0, draws.shape[-1] - 1)), lambda: left()[0], chance)
 
 
 def support(draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch support"] | None:
@@ -168,7 +192,7 @@ def lorenz(
     draws = verify_draws(target, draft, drafted, count, a)
     alive = (1 - draws.accept.sum(-1)).clamp(min=0)
     residual = lambda: (alive[..., None] * draws.leftover()).to(target.dtype)  # noqa: E731
-    return Outcome(draws.accept.to(target.dtype), residual, drafted, (alive * draws.left).to(target.dtype))
+    return Outcome(draws.accept.to(target.dtype), residual, drafted, lambda: (alive * draws.left).to(target.dtype))
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:

@@ -15,7 +15,7 @@ class Outcome:
 
     With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
     it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business). The
-    residual may be given as a function: a walk that accepts never asks for it. `rest` is its sum.
+    residual and its sum `rest` may be given as functions: a walk that accepts never asks for them.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Outcome:
         accept: Float[Tensor, "*batch width"],
         residual: Float[Tensor, "*batch vocabulary"] | Callable[[], Tensor],
         drafted: Int[Tensor, "*batch width"],
-        rest: Float[Tensor, "*batch"] | None = None,
+        rest: Float[Tensor, "*batch"] | Callable[[], Tensor] | None = None,
     ):
         self.accept, self.drafted = accept, drafted
         self._residual, self._rest = residual, rest
@@ -36,7 +36,9 @@ class Outcome:
     @cached_property
     def rest(self) -> Float[Tensor, "*batch"]:
         """Probability of emitting a token otherwise than as a draft: the sum of `residual`."""
-        return self.residual.sum(-1) if self._rest is None else self._rest
+        if self._rest is None:
+            return self.residual.sum(-1)
+        return self._rest if isinstance(self._rest, Tensor) else self._rest()
 
     def law(self) -> Float[Tensor, "*batch vocabulary"]:
         """Probability of emitting each token, whether drafted or not."""
