@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import torch
 from packaging.version import Version
+from torch import nn
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     __version__,
 )
@@ -31,6 +33,12 @@ UNFIT = (
     if BEFORE_5
     else {}
 )
+
+
+def body(model: PreTrainedModel) -> tuple[str, nn.Module]:
+    """The model without its head, and its name in the model; before 5, gemma3_text has noted another name."""
+    name = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
+    return name, getattr(model, name, model)
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from multidraft import adapters
 from multidraft.errors import AdviceError
 
 
@@ -17,7 +18,7 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     (LayerSkip, Elhoushi et al., 2024; Draft & Verify, Zhang et al., 2023: there the layers are trained or chosen for
     it).
     """
-    body = model.base_model
+    name, body = adapters.body(model)
     layers, config = getattr(body, "layers", None), model.config
     if not isinstance(layers, nn.ModuleList) or len(layers) != getattr(config, "num_hidden_layers", None):
         raise AdviceError(
@@ -33,7 +34,7 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     cut: Any = shared(body)
     shallow.config = cut.config = cut_config(config, count)
     cut.layers = layers[:count]
-    setattr(shallow, model.base_model_prefix, cut)
+    setattr(shallow, name, cut)
     return shallow
 
 
