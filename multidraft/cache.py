@@ -58,12 +58,13 @@ class BufferLayer(DynamicLayer):
 
     def move(self, source: Int[Tensor, "batch moved"], destination: Int[Tensor, "batch moved"]) -> None:
         """Copy these slots of each row to those; all are read before any is written."""
-        source, destination = source.to(self.device), destination.to(self.device)
-        rows = torch.arange(len(source), device=self.device)[:, None]
+        if source.device != self.device:
+            source, destination = source.to(self.device), destination.to(self.device)
         for buffer in self.buffers:
             if len(source) == 1:  # the same as below, several times faster
                 buffer.index_copy_(2, destination[0], buffer.index_select(2, source[0]))
             else:
+                rows = torch.arange(len(source), device=self.device)[:, None]
                 buffer[rows, :, destination] = buffer[rows, :, source]
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 
+BELOW_ONE = 1 - 2.0**-52
 SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 
 
@@ -105,9 +106,9 @@ def pick(
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = torch.minimum(uniform.double() * total, total.nextafter(total.new_zeros(())))
+    point = uniform.double() * (total * BELOW_ONE)  # below the total, whatever is rounded
     index = torch.searchsorted(cumulative, point, right=True)
-    return torch.where(total > 0, index.clamp(max=weights.shape[-1] - 1), -1)
+    return torch.where(total > 0, index, -1)
 
 
 def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:

@@ -66,7 +66,7 @@ class Drafts:
 
     def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
         """Draw at `slots`, which all have as many children as the scheme has drafts."""
-        draft = torch.stack([self.draft[slot] for slot in slots], 1)
+        draft = torch.stack([self.draft[s] for s in slots], 1) if len(slots) > 1 else self.draft[slots[0]][:, None]
         self.fill(scheme, slots, scheme.law.draw(draft, uniform))
 
     def fill(self, scheme: Scheme, slots: list[int], drafted: Int[Tensor, "batch group width"]) -> None:

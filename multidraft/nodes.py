@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.catalogue import Scheme
+from multidraft.drafting import Law
 from multidraft.drafts import Drafts
 from multidraft.sampling import Prefix, Sampling
 from multidraft.verification import Outcome
@@ -58,13 +59,9 @@ class Nodes:
     ) -> list[tuple[int, Verdict]]:
         """Verdicts at nodes that drew the same number of tokens."""
         nodes, weights = zip(*(asked[row] for row in rows), strict=True)
-        target, draft = self.target(rows, nodes), self.draft(rows, nodes)
-        drafted = [self.drafted(row, node, scheme.law.width) for row, node in zip(rows, nodes, strict=True)]
-        tuples = pad_sequence(drafted, batch_first=True, padding_value=-1)
-        scaled = target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
-        outcome = scheme.verify(scaled, draft, tuples)
-        index = tuples.clamp(min=0)
-        ratio = target.gather(-1, index) / scheme.law.overall(draft).gather(-1, index)
+        target, draft, tuples = self.target(rows, nodes), self.draft(rows, nodes), self.tuples(rows, nodes, scheme.law)
+        outcome = scheme.verify(scaled(target, weights), draft, tuples)
+        ratio = underrated(target, draft, tuples, scheme.law)
         plain = torch.cat([outcome.accept, ratio], -1).tolist()
         asking = enumerate(zip(rows, nodes, tuples.tolist(), plain, strict=True))
         return [
@@ -101,8 +98,34 @@ class Nodes:
         """The draft distributions that the nodes' tuples were drawn from: of a node's slots, the one that drew most."""
         count = self.drafts.tree.drafts.__getitem__
         slots = [(row, max(self.rows[row].drawing[node], key=count)) for row, node in zip(rows, nodes, strict=True)]
-        return torch.stack([self.drafts.draft[slot][row] for row, slot in slots])
+        rows_of = [self.drafts.draft[slot][row : row + 1] for row, slot in slots]
+        return torch.cat(rows_of) if len(rows_of) > 1 else rows_of[0]
 
-    def drafted(self, row: int, node: int, width: int) -> Int[Tensor, " width"]:
-        """The node's tuple: the draws of all its slots, one after another."""
-        return self.drafts.drafted[row, self.rows[row].drawing[node], :width].flatten()
+    def tuples(self, rows: list[int], nodes: tuple[int, ...], law: Law) -> Int[Tensor, "asked width"]:
+        """The nodes' tuples: the draws of all slots of a node, one after another; shorter ones are filled up."""
+        drawing = [(row, self.rows[row].drawing[node]) for row, node in zip(rows, nodes, strict=True)]
+        if len(drawing) == 1 and len(drawing[0][1]) == 1:  # views instead of copies
+            row, (slot,) = drawing[0]
+            return self.drafts.drafted[row : row + 1, slot, : law.width]
+        drafted = [self.drafts.drafted[row, slots, : law.width].flatten() for row, slots in drawing]
+        return pad_sequence(drafted, batch_first=True, padding_value=-1)
+
+
+def scaled(target: Float[Tensor, "asked vocabulary"], weights: tuple[float, ...]) -> Float[Tensor, "asked vocabulary"]:
+    """Every row times its weight."""
+    if all(weight == 1 for weight in weights):
+        return target
+    return target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
+
+
+def underrated(
+    target: Float[Tensor, "asked vocabulary"],
+    draft: Float[Tensor, "asked *drafts vocabulary"],
+    tuples: Int[Tensor, "asked width"],
+    law: Law,
+) -> Float[Tensor, "asked width"]:
+    """Target over draft at every drafted token; where there is one child at most, nobody asks."""
+    if law.drafts == 1:
+        return torch.zeros_like(tuples, dtype=target.dtype)
+    index = tuples.clamp(min=0)
+    return target.gather(-1, index) / law.overall(draft).gather(-1, index)

@@ -32,6 +32,9 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
 
 
+CLEARLY = 0.99  # the most likely token times the drafts: below it no token is an anchor, whatever is rounded
+
+
 @dataclass(frozen=True)
 class Anchored(Law):
     """m anchors (the m most likely tokens of q), n - m i.i.d. draws from q' (q without them), then top-ups.
@@ -60,7 +63,10 @@ class Anchored(Law):
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
-        if not self.has_anchors:
+        likely = self.has_anchors and (
+            self.anchors is not None or bool((draft.amax(-1) * self.drafts >= CLEARLY).any())
+        )
+        if not likely:
             return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
         top = most_likely(draft, self.drafts)
         count = count_of(draft, top)[..., None] if self.anchors is None else self.anchors
@@ -70,7 +76,7 @@ class Anchored(Law):
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q': the draft distribution without the anchors."""
-        return without(draft, anchors) if self.has_anchors else draft
+        return without(draft, anchors) if self.has_anchors and bool((anchors >= 0).any()) else draft
 
     def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
         """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
@@ -97,13 +103,13 @@ class Anchored(Law):
     ) -> Int[Tensor, "*batch width"]:
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
         n, anchors = self.drafts, self.anchor_tokens(draft)
-        free = (anchors < 0).sum(-1, keepdim=True)
         draws = pick(self.others(draft, anchors), uniform[..., n : 2 * n])
         if self.has_anchors:
+            free = (anchors < 0).sum(-1, keepdim=True)
             draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
         drafted = torch.cat([anchors, draws], -1)
-        can_repeat = self.top_up and n > 1 and bool((free > 1).any())
-        for j in range(2 * n, 2 * n + (int(is_duplicate(draws).sum(-1).max()) if can_repeat else 0)):
+        duplicates = int(is_duplicate(draws).sum(-1).max()) if self.top_up and n > 1 and draws.numel() else 0
+        for j in range(2 * n, 2 * n + duplicates):
             drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
         return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)
 

@@ -49,14 +49,16 @@ class CausalLM:
         logits: bool = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
-        tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
+        if asked_from != self.device:
+            tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
         self.cache.append(positions)
         if not tokens.shape[1]:
             return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.model.dtype, device=asked_from)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         scores = self.read(tokens, positions, visible, {} if logits else self.without_logits)
-        return (scores if logits else scores[:, :0]).to(asked_from)
+        scores = scores if logits else scores[:, :0]
+        return scores if scores.device == asked_from else scores.to(asked_from)
 
     def read(
         self,

@@ -4,15 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.drafting.law import at
-
 
 def claim(
     target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
     """The probability of accepting `token`, drawn from `law`: min(1, t(x) / law(x)), in float64."""
-    ratio = at(target, token).double() / at(law, token).double().clamp(min=torch.finfo(torch.float64).tiny)
-    return ratio.clamp(max=1)
+    index = token.clamp(min=0)[..., None]
+    q = law.gather(-1, index).clamp_(min=torch.finfo(law.dtype).tiny)
+    ratio = target.gather(-1, index).div_(q).clamp_(max=1)[..., 0]
+    return ratio.double() * (token >= 0)
 
 
 def overlap(

@@ -136,7 +136,7 @@ def verify_draws(
     draft_probability: float = 1.0,
 ) -> Verified:
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
-    if draws.shape[-1] == 1 or int(count.max()) <= 1:
+    if int(count.max()) <= 1:
         return verify_one(target, draft, draws, draft_probability)
     index = support(draft)
     if index is None:
@@ -188,11 +188,14 @@ def lorenz(
     the rule of Randomised Drafting.
     """
     a = law.draft_probability
-    count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-    draws = verify_draws(target, draft, drafted, count, a)
-    alive = (1 - draws.accept.sum(-1)).clamp(min=0)
-    residual = lambda: (alive[..., None] * draws.leftover()).to(target.dtype)  # noqa: E731
-    return Outcome(draws.accept.to(target.dtype), residual, drafted, lambda: (alive * draws.left).to(target.dtype))
+    if drafted.shape[-1] == 1:
+        draws = verify_one(target, draft, drafted, a)
+    else:
+        count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
+        draws = verify_draws(target, draft, drafted, count, a)
+    alive = lambda: (1 - draws.accept.sum(-1)).clamp(min=0)  # noqa: E731
+    residual = lambda: (alive()[..., None] * draws.leftover()).to(target.dtype)  # noqa: E731
+    return Outcome(draws.accept.to(target.dtype), residual, drafted, lambda: (alive() * draws.left).to(target.dtype))
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
