@@ -1,6 +1,7 @@
 """Speed of drafting against plain decoding and against Hugging Face's assisted generation, all in one run.
 
-    python benchmarks/decode.py [--temperature 0 0.7 1] [--seeds 2] [--new-tokens 128] [--prompts FILE] [--compile]
+    python benchmarks/decode.py [--temperature 0 0.7 1] [--seeds 2] [--new-tokens 128] [--prompts FILE] [--batch 1]
+                                [--compile]
                                 [--case SCHEME TREE WALK] [--target MODEL --draft MODEL] [--measure] [--json]
 
 Every case takes its turn on every prompt before the next prompt comes, so that a noisy machine hits all alike. A speed
@@ -66,8 +67,8 @@ class Runs:
         return sum(self.tokens[i] for i in rows) / sum(self.seconds[i] for i in rows)
 
 
-def ours(pair, case: Case, prompt: list[int], temperature: float, seed: int, options) -> tuple[int, Info]:
-    """One prompt by our loop."""
+def ours(pair, case: Case, prompts: list[list[int]], temperature: float, seed: int, options) -> tuple[int, Info]:
+    """A batch of prompts by our loop."""
     scheme, tree, name = case
     walk = partial(deferred, smallest=options.smallest) if name == "deferred" else name
     settings = {} if case == PLAIN else dict(scheme=scheme, tree=tree, walk=walk, compile_draft=options.compile)
@@ -75,7 +76,7 @@ def ours(pair, case: Case, prompt: list[int], temperature: float, seed: int, opt
     rows, info = md.generate(
         pair.target,
         draft,
-        [prompt],
+        prompts,
         temperature=temperature,
         max_new_tokens=options.new_tokens,
         eos_token_id=[],
@@ -83,11 +84,11 @@ def ours(pair, case: Case, prompt: list[int], temperature: float, seed: int, opt
         measure=options.measure,
         **settings,
     )
-    return len(rows[0]), info
+    return sum(map(len, rows)), info
 
 
-def theirs(pair, case: Case, prompt: list[int], temperature: float, seed: int, options) -> tuple[int, Info]:
-    """One prompt by transformers: nothing truncated, the number of draft tokens constant, no end of text."""
+def theirs(pair, case: Case, prompts: list[list[int]], temperature: float, seed: int, options) -> tuple[int, Info]:
+    """The same by transformers: nothing truncated, the number of draft tokens constant, no end of text."""
     torch.manual_seed(seed)
     sampling = (
         dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else dict(do_sample=False)
@@ -97,17 +98,19 @@ def theirs(pair, case: Case, prompt: list[int], temperature: float, seed: int, o
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = case[1].count("1"), "constant"
         config.assistant_confidence_threshold = 0.0
         sampling["assistant_model"] = pair.draft
-    ids = torch.tensor([prompt], device=pair.target.device)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[-1] * (longest - len(prompt)) + prompt for prompt in prompts], device=pair.target.device)
+    mask, ids = (ids >= 0).long(), ids.clamp(min=0)
     out = pair.target.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=options.new_tokens, eos_token_id=-1, **sampling
+        ids, attention_mask=mask, max_new_tokens=options.new_tokens, eos_token_id=-1, pad_token_id=0, **sampling
     )
-    return out.shape[1] - len(prompt), Info()
+    return out[:, longest:].numel(), Info()
 
 
-def timed(pair, case: Case, prompt: list[int], temperature: float, seed: int, options, runs: Runs) -> None:
-    """Decode one prompt and note how it went; what only the report needs does not count."""
+def timed(pair, case: Case, prompts: list[list[int]], temperature: float, seed: int, options, runs: Runs) -> None:
+    """Decode a batch and note how it went; what only the report needs does not count."""
     start = time.perf_counter()
-    count, info = (theirs if case in THEIRS else ours)(pair, case, prompt, temperature, seed, options)
+    count, info = (theirs if case in THEIRS else ours)(pair, case, prompts, temperature, seed, options)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     runs.seconds.append(time.perf_counter() - start - info.watch.seconds["measuring"])
@@ -140,12 +143,13 @@ def summary(case: Case, temperature: float, runs: Runs, plain: Runs) -> dict:
 def measure(pair, cases: list[Case], prompts: list[list[int]], temperature: float, options) -> list[dict]:
     """All cases at one temperature."""
     runs = {case: Runs() for case in cases}
+    batches = [prompts[i : i + options.batch] for i in range(0, len(prompts), options.batch)]
     for case in tqdm(cases, desc="warm-up", leave=False):
-        timed(pair, case, prompts[0], temperature, 0, argparse.Namespace(**vars(options) | {"new_tokens": 24}), Runs())
+        timed(pair, case, batches[0], temperature, 0, argparse.Namespace(**vars(options) | {"new_tokens": 24}), Runs())
     for seed in range(options.seeds):
-        for prompt in tqdm(prompts, desc=f"temperature {temperature:g}, seed {seed}", leave=False):
+        for batch in tqdm(batches, desc=f"temperature {temperature:g}, seed {seed}", leave=False):
             for case in cases:
-                timed(pair, case, prompt, temperature, seed, options, runs[case])
+                timed(pair, case, batch, temperature, seed, options, runs[case])
     return [summary(case, temperature, runs[case], runs[PLAIN]) for case in cases]
 
 
@@ -174,15 +178,17 @@ def print_table(lines: list[dict]) -> None:
 
 def headline(lines: list[dict]) -> str:
     """The best of each kind, and the ratio between them; says so where drafting, or a tree, does not pay."""
-    assisted = max((li for li in lines if "assisted" in li["case"]), key=lambda li: li["speedup"])
+    assisted = max((li for li in lines if "assisted" in li["case"]), key=lambda li: li["speedup"], default=None)
     drafted = max((li for li in lines if li["walk"]), key=lambda li: li["speedup"])
     trees = [li for li in lines if li["walk"] and set(li["tree"]) != {"1", "x"}]
     tree = max(trees, key=lambda li: li["speedup"]) if trees else drafted
     text = (
         f"temperature {drafted['temperature']:g}: best {drafted['case']} {drafted['tree']}, {drafted['speedup']:.2f} "
     )
-    text += f"times plain and {drafted['speedup'] / assisted['speedup']:.2f} times assisted generation at its best"
-    text += f" ({assisted['tree'].count('1')} tokens, {assisted['speedup']:.2f} times plain)"
+    text += "times plain"
+    if assisted:  # it takes a batch of one only
+        text += f" and {drafted['speedup'] / assisted['speedup']:.2f} times assisted generation at its best"
+        text += f" ({assisted['tree'].count('1')} tokens, {assisted['speedup']:.2f} times plain)"
     if tree["speedup"] < drafted["speedup"]:
         text += f"; a tree does not pay here: {tree['case']} {tree['tree']} reaches {tree['speedup']:.2f}"
     return text + ("; drafting does not pay here" if drafted["speedup"] < 1 else "")
@@ -196,6 +202,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--batch", type=int, default=1, help="prompts side by side, more than one without assistance")
     parser.add_argument("--case", nargs=3, action="append", metavar=("SCHEME", "TREE", "WALK"), help="instead of ours")
     parser.add_argument("--target", default=None)
     parser.add_argument("--draft", default=None)
@@ -212,7 +219,8 @@ def main() -> None:
     pair = load(options.target, options.draft)
     lines = options.prompts.read_text().splitlines()[: options.limit]
     prompts = [pair.tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
-    cases = [PLAIN, *THEIRS, *(map(tuple, options.case) if options.case else OURS)]
+    theirs = THEIRS if options.batch == 1 else THEIRS[:1]
+    cases = [PLAIN, *theirs, *(map(tuple, options.case) if options.case else OURS)]
     results = [measure(pair, cases, prompts, temperature, options) for temperature in options.temperature]
     if options.json:
         report = dict(hardware=hardware(), versions=versions(), results=results, headlines=list(map(headline, results)))
