@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from multidraft.drafting.anchored import anchor_count
+from multidraft.errors import AdviceError
 from multidraft.transport import (
     LAWS,
     optimal_acceptance_rate,
@@ -370,3 +371,11 @@ def test_a_missing_scipy_prints_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install \"multidraft\[transport\]\""):
         optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0], [1]]), t64(0.5, 0.5))
+
+
+def test_logits_are_refused() -> None:
+    p, logits = torch.tensor([0.5, 0.5]), torch.tensor([2.0, -1.0])
+    with pytest.raises(AdviceError, match="draft row 0 .* pass probabilities, not logits"):
+        optimal_acceptance_rate(p, logits, "iid", drafts=2)
+    with pytest.raises(AdviceError, match="target row 0 .* pass probabilities, not logits"):
+        optimal_acceptance_rate(logits, p, "anchored", drafts=2)

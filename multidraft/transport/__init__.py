@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.distributions import check_distribution
 from multidraft.drafting.anchored import anchor_count
 from multidraft.errors import AdviceError
 from multidraft.transport.anchored import optimal_anchored
@@ -75,7 +76,8 @@ def optimal_acceptance_rate(
     `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`, `optimal_distinct` (whose `draft` has one
     distribution a draft: (..., drafts, vocab)). `settings`: `draft_probability` (1.0) for
     `iid`; `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the
-    result has its dtype. Raises AdviceError for an unknown law and for a setting that the law does not have.
+    result has its dtype. Raises AdviceError for an unknown law, for a setting that the law does not have, and for what
+    is no distribution.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
 
@@ -94,6 +96,8 @@ def optimal_acceptance_rate(
             f"the drafting law {law!r} has no setting {', '.join(sorted(unknown))}; "
             f"it understands {', '.join(sorted(understood)) or 'none beyond drafts'}"
         )
+    check_distribution(target, "target", total_at_most_one=True)
+    check_distribution(draft, "draft")
     # With probability 1 - a nothing is drafted, which is in every H: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H).
     if draft_probability == 0:
         return torch.zeros_like(target[..., 0])
