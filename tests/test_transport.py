@@ -375,7 +375,7 @@ def test_a_missing_scipy_prints_the_pip_line(monkeypatch):
 
 def test_logits_are_refused() -> None:
     p, logits = torch.tensor([0.5, 0.5]), torch.tensor([2.0, -1.0])
-    with pytest.raises(AdviceError, match="draft row 0 .* pass probabilities, not logits"):
+    with pytest.raises(AdviceError, match=r"draft row 0 .* pass probabilities, not logits"):
         optimal_acceptance_rate(p, logits, "iid", drafts=2)
-    with pytest.raises(AdviceError, match="target row 0 .* pass probabilities, not logits"):
+    with pytest.raises(AdviceError, match=r"target row 0 .* pass probabilities, not logits"):
         optimal_acceptance_rate(logits, p, "anchored", drafts=2)
