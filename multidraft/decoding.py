@@ -74,6 +74,7 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
         raise
     with info.watch.part("cache"):
         state = keep(state, nodes, forwarded, endings, last)
+    info.count(nodes, endings)
     if plan.measure:
         with info.watch.part("measuring"):
             info.measure(plan.scheme, nodes)

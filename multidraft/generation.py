@@ -213,7 +213,6 @@ def loop(
         state = select(state, running)
     while running and not stopping.time_is_up():
         state, emitted = step(state, plan, info)
-        info.count(emitted)
         going = []
         for index, (row, new) in enumerate(zip(running, emitted, strict=True)):
             new, goes_on = stopping.cut(row, done[row], new)

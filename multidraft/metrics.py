@@ -1,9 +1,11 @@
 """What a generation reports: tokens per target pass, acceptance beside the optimum, and where the time went."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +14,12 @@ from multidraft.transport import optimal_acceptance_rate
 
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme
-    from multidraft.decoding import Emitted
     from multidraft.logprobs import Logprob
     from multidraft.nodes import Nodes
+    from multidraft.walk import Ending
 
 PARTS = ("draft", "target", "rule", "cache", "rest")
+COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
 
 
 @dataclass
@@ -62,36 +65,51 @@ class Stopwatch:
 
 @dataclass
 class Info:
-    """What happened in a generation, summed over its steps and rows."""
+    """What happened in a generation, summed over its steps and rows (docs/metrics.md)."""
 
     target_passes: int = 0  # forward passes of the target, each over the whole batch
     row_passes: int = 0  # the same, counted once for every row in it
+    drafts: int = 0  # row passes in which anything was drafted
     tokens: int = 0  # emitted, after cutting at the end of text and at max_new_tokens
     accepted: int = 0  # drafted tokens on accepted paths
     bonus: int = 0
     corrected: int = 0
     nodes: int = 0  # drafted nodes that the target scored
+    lengths: list[int] = field(default_factory=list)  # row passes with drafts, by the length of their accepted path
+    ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
     acceptance: float = 0.0  # summed over row passes: the rule's exact acceptance probability at the root
-    optimal_acceptance: float = 0.0
+    measured: int = 0  # row passes of which the optimum is known
+    optimal_acceptance: float = 0.0  # summed over them
     logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
     watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def count(self, emitted: "list[Emitted]") -> None:
-        """Add one step: what every row of the batch emitted."""
+    def count(self, nodes: "Nodes", endings: "list[Ending]") -> None:
+        """Add one step: every row's tree, and where its walk ended."""
         self.target_passes += 1
-        self.row_passes += len(emitted)
-        kinds = [kind for new in emitted for kind in new.kinds]
-        self.accepted += kinds.count("accepted")
-        self.bonus += kinds.count("bonus")
-        self.corrected += kinds.count("corrected")
+        self.row_passes += len(endings)
+        self.acceptance += nodes.acceptance
+        for row, ending in enumerate(endings):
+            self.accepted += len(ending.path)
+            self.bonus += ending.weights is None
+            self.corrected += ending.weights is not None
+            self.nodes += len(nodes.rows[row].child)
+            if nodes.rows[row].child:
+                self.count_path(nodes, row, ending.path)
+
+    def count_path(self, nodes: "Nodes", row: int, path: list[int]) -> None:
+        """Add one row's accepted path by its length, and by the ranks of its tokens."""
+        tree = nodes.drafts.tree
+        self.drafts += 1
+        tally(self.lengths, len(path), max(tree.depths))
+        for node, slot in zip((0, *path), path, strict=False):
+            tally(self.ranks, nodes.rank(row, node, slot), max(tree.drafts) - 1)
 
     def measure(self, scheme: "Scheme", nodes: "Nodes") -> None:
-        """Add the acceptance at the roots of a step, and the best that any rule could reach there."""
+        """Add the best acceptance that any rule could reach at the roots of a step."""
         rows = [row for row, tree in enumerate(nodes.rows) if tree.has_drafts(0)]
-        self.nodes += sum(len(row.child) for row in nodes.rows)
+        self.measured += len(nodes.rows)
         if not rows:
             return
-        self.acceptance += nodes.acceptance
         law = scheme.at(nodes.drafts.tree.drafts[0]).law
         settings = {name: getattr(law, name) for name in law.settings}
         roots = (0,) * len(rows)
@@ -102,13 +120,39 @@ class Info:
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
-        numbers = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "watch"}
-        return Info(**numbers, watch=self.watch + other.watch)
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        sums = {name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1] for name, pair in both.items()}
+        return Info(**sums)
 
     @property
     def block_efficiency(self) -> float:
         """Tokens emitted per target pass and row (the last step counts whole, before it is cut)."""
         return 1 + self.accepted / max(self.row_passes, 1)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """The same over the passes with drafts alone, which are all but where randomised drafting draws nothing."""
+        return 1 + self.accepted / max(self.drafts, 1)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens over drafted nodes; a tree of many branches has a low one whatever its rule."""
+        return self.accepted / max(self.nodes, 1)
+
+    @property
+    def accepted_at_depth(self) -> list[int]:
+        """Row passes whose accepted path reaches depth 1, 2, .."""
+        return list(accumulate(reversed(self.lengths[1:])))[::-1]
+
+    @property
+    def depth_rates(self) -> list[float]:
+        """The same as fractions of the passes with drafts."""
+        return [count / max(self.drafts, 1) for count in self.accepted_at_depth]
+
+    @property
+    def rank_rates(self) -> list[float]:
+        """Of the nodes at which a walk had to choose, the fraction in which it took the first draft, the second, .."""
+        return [count / max(self.accepted + self.corrected, 1) for count in self.ranks]
 
     @property
     def acceptance_rate(self) -> float:
@@ -117,8 +161,8 @@ class Info:
 
     @property
     def optimal_acceptance_rate(self) -> float:
-        """The same under the best rule that there is for these drafts' law."""
-        return self.optimal_acceptance / max(self.row_passes, 1)
+        """The same under the best rule that there is for these drafts' law; not a number if it was not measured."""
+        return self.optimal_acceptance / self.measured if self.measured else math.nan
 
     @property
     def total_seconds(self) -> float:
@@ -131,17 +175,46 @@ class Info:
         return self.tokens / max(self.total_seconds, 1e-9)
 
     def as_dict(self) -> dict[str, object]:
-        """Plain names and numbers, for `--json`."""
-        return dict(
-            tokens=self.tokens,
-            target_passes=self.target_passes,
-            block_efficiency=self.block_efficiency,
-            acceptance_rate=self.acceptance_rate,
-            optimal_acceptance_rate=self.optimal_acceptance_rate,
-            tokens_per_second=self.tokens_per_second,
-            accepted_tokens=self.accepted,
-            bonus_tokens=self.bonus,
-            corrected_tokens=self.corrected,
-            drafted_nodes=self.nodes,
-            seconds={part: self.watch.seconds[part] for part in PARTS} | {"total": self.total_seconds},
+        """Plain names and numbers, for `--json`; None for what was not measured."""
+        return (
+            dict(
+                tokens=self.tokens,
+                target_passes=self.target_passes,
+                block_efficiency=self.block_efficiency,
+                acceptance_rate=self.acceptance_rate,
+                optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
+                tokens_per_second=self.tokens_per_second,
+                accepted_tokens=self.accepted,
+                bonus_tokens=self.bonus,
+                corrected_tokens=self.corrected,
+                drafted_nodes=self.nodes,
+                accepted_at_rank=self.ranks,
+                rank_acceptance_rates=self.rank_rates,
+                seconds={part: self.watch.seconds[part] for part in PARTS} | {"total": self.total_seconds},
+            )
+            | self.as_vllm()
         )
+
+    def as_vllm(self) -> dict[str, object]:
+        """What vLLM reports too, in its names."""
+        return dict(
+            mean_acceptance_length=self.mean_acceptance_length,
+            draft_acceptance_rate=self.draft_acceptance_rate,
+            acceptance_histogram=self.lengths,
+            num_drafts=self.drafts,
+            num_draft_tokens=self.nodes,
+            num_accepted_tokens=self.accepted,
+            num_accepted_tokens_per_pos=self.accepted_at_depth,
+            per_position_acceptance_rate=self.depth_rates,
+        )
+
+
+def tally(counts: list[int], index: int, last: int) -> None:
+    """Count one more at an index; the list reaches at least to `last`."""
+    counts.extend([0] * (max(index, last) + 1 - len(counts)))
+    counts[index] += 1
+
+
+def sum_of_counts(first: list[int], second: list[int]) -> list[int]:
+    """Two lists of counts added up, the shorter one filled with zeros."""
+    return [x + y for x, y in zip_longest(first, second, fillvalue=0)]

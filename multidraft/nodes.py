@@ -101,6 +101,13 @@ class Nodes:
         rows_of = [self.drafts.draft[slot][row : row + 1] for row, slot in slots]
         return torch.cat(rows_of) if len(rows_of) > 1 else rows_of[0]
 
+    def rank(self, row: int, node: int, slot: int) -> int:
+        """Which of the drafts at a node made the child `slot`: 0 for the one drawn first."""
+        tree = self.drafts.tree
+        parent = tree.parents[slot]
+        before = sum(tree.drafts[other] for other in self.rows[row].drawing[node] if other < parent)
+        return before + slot - tree.first_child[parent]
+
     def tuples(self, rows: list[int], nodes: tuple[int, ...], law: Law) -> Int[Tensor, "asked width"]:
         """The nodes' tuples: the draws of all slots of a node, one after another; shorter ones are filled up."""
         drawing = [(row, self.rows[row].drawing[node]) for row, node in zip(rows, nodes, strict=True)]

@@ -69,6 +69,8 @@ class Report:
         rows = [["tokens", f"{self.info.tokens}", f"{self.plain.tokens}", ""]]
         for name in RATES:
             rows.append([name.replace("_", " "), *self.cells(name)])
+        for name, rates in ("depth", self.info.depth_rates), ("order of drawing", self.info.rank_rates):
+            rows.append([f"accepted by {name}", " ".join(f"{rate:.2f}" for rate in rates), "", ""])
         rows += [["seconds", f"{self.info.total_seconds:.2f}", f"{self.plain.total_seconds:.2f}", ""]]
         rows += [[f"  {part}", *self.times(part), ""] for part in PARTS]
         columns = ["", "multi-draft", "plain", "ratio"]

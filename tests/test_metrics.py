@@ -1,0 +1,152 @@
+"""What a run reports, counted by hand, against exact expectations, and in vLLM's names."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import multidraft as md
+from multidraft.decoding import Plan
+from multidraft.enumeration import Branch, Forest, all_branches, first_state
+from multidraft.metrics import Info
+from multidraft.models.table import TableModel, random_table
+from multidraft.nodes import Nodes
+from multidraft.tree import Tree
+
+SIZE = 5
+
+
+def successor(step: int) -> Tensor:
+    """One-hot tables by the last token."""
+    return torch.eye(SIZE, dtype=torch.float64).roll(step, 1)
+
+
+def second_guess(prefix: tuple[int, ...]) -> Tensor:
+    """A draft model whose second guess is always right."""
+    token = torch.tensor(prefix[-1])
+    return 0.9 * successor(2)[token] + 0.1 * successor(1)[token]
+
+
+def counted(tree: str, draft=second_guess, scheme: str = "top:naive", **settings) -> Info:
+    """A run of twelve tokens of a target that counts upwards."""
+    target = TableModel(lambda prefix: successor(1)[prefix[-1]], SIZE)
+    settings = dict(scheme=scheme, tree=tree, max_new_tokens=12, eos_token_id=[]) | settings
+    tokens, info = md.generate(target, draft and TableModel(draft, SIZE), [[0]], **settings)
+    assert tokens[0].tolist() == [token % SIZE for token in range(1, 13)]
+    return info
+
+
+def test_second_drafts_are_counted_by_hand():
+    """Two of three levels draw a second token: each step accepts two, corrects one, and offers 3 + 6 + 6 nodes."""
+    info = counted("3x2x1", temperature=0)
+    assert (info.target_passes, info.row_passes, info.drafts) == (4, 4, 4)
+    assert (info.lengths, info.ranks) == ([0, 0, 4, 0], [0, 8, 0])
+    assert (info.accepted, info.corrected, info.bonus) == (8, 4, 0)
+    assert info.rank_rates == [0, 2 / 3, 0]
+    assert info.as_vllm() == {
+        "mean_acceptance_length": 3,
+        "draft_acceptance_rate": 8 / 60,
+        "acceptance_histogram": [0, 0, 4, 0],
+        "num_drafts": 4,
+        "num_draft_tokens": 60,
+        "num_accepted_tokens": 8,
+        "num_accepted_tokens_per_pos": [4, 4, 0],
+        "per_position_acceptance_rate": [1, 1, 0],
+    }
+
+
+def test_a_perfect_chain_is_accepted_whole():
+    info = counted("1x1x1", draft=lambda prefix: successor(1)[prefix[-1]])
+    assert (info.lengths, info.ranks, info.bonus, info.nodes) == ([0, 0, 0, 3], [9], 3, 9)
+    assert info.draft_acceptance_rate == info.optimal_acceptance_rate == 1
+
+
+def test_equal_draws_are_one_node_and_the_first_of_them_counts():
+    """Independent draws of a certain token coincide: a 3x2 tree is a chain, and its first drafts are accepted."""
+    info = counted("3x2", draft=lambda prefix: successor(1)[prefix[-1]], scheme="iid:lorenz")
+    assert (info.nodes, info.lengths, info.ranks) == (8, [0, 0, 4], [8, 0, 0])
+
+
+def test_passes_without_drafts_do_not_count_as_drafts():
+    plain = counted("1", draft=None)
+    assert (plain.drafts, plain.lengths, plain.ranks, plain.mean_acceptance_length) == (0, [], [], 1)
+    scheme = md.scheme("anchored:lorenz", draft_probability=0.5)
+    generator = torch.Generator().manual_seed(1)
+    info = counted("1x1", draft=lambda prefix: successor(1)[prefix[-1]], scheme=scheme, generator=generator)
+    assert 0 < info.drafts < info.row_passes
+    assert sum(info.lengths) == info.drafts
+    assert info.mean_acceptance_length == 1 + info.accepted / info.drafts > info.block_efficiency
+
+
+def test_without_measuring_all_but_the_optimum_is_the_same():
+    """The generator's state shows that measuring draws nothing."""
+    runs = {}
+    for measure in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        models = (TableModel(random_table(SIZE, 3, seed), SIZE) for seed in (1, 2))
+        _, info = md.generate(*models, [[0]], tree="2x2", max_new_tokens=16, measure=measure, generator=generator)
+        runs[measure] = info.as_dict()
+    optimum = runs[True].pop("optimal_acceptance_rate")
+    assert 0 < optimum <= 1
+    assert runs[False].pop("optimal_acceptance_rate") is None
+    for report in runs.values():
+        del report["seconds"], report["tokens_per_second"]
+    assert runs[True] == runs[False]
+    assert runs[True]["acceptance_rate"] > 0
+
+
+def test_sums_of_reports():
+    """Different trees: the shorter lists are filled up."""
+    both = counted("3x2x1", temperature=0) + counted("1", draft=lambda prefix: successor(1)[prefix[-1]])
+    assert (both.lengths, both.ranks) == ([0, 6, 4, 0], [6, 8, 0])
+    assert both.accepted_at_depth == [10, 4, 0]
+    assert both.row_passes == both.measured == 10
+    assert math.isnan(Info().optimal_acceptance_rate)
+    assert json.loads(json.dumps(both.as_dict())) == both.as_dict()
+
+
+def expectation(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+    """Exact probabilities that depth d is accepted, and expected accepted tokens by their place in the tuple."""
+    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    for branch in branches:
+        path = branch.ending.path
+        nodes = forest.nodes(plan, torch.tensor([branch.tree]))
+        for depth, (node, slot) in enumerate(zip((0, *path), path, strict=False)):
+            depths[depth] += branch.probability
+            drawn = nodes.drafted(0, node, plan.scheme.at(plan.tree.drafts[node]).law.width).tolist()
+            ranks[drawn.index(nodes.rows[0].token[slot])] += branch.probability
+    return depths, ranks
+
+
+def counts(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+    """The same from the reports of every branch."""
+    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    for branch in branches:
+        info = Info()
+        info.count(forest.nodes(plan, torch.tensor([branch.tree])), [branch.ending])
+        for sums, numbers in (depths, info.accepted_at_depth), (ranks, info.ranks):
+            for index, number in enumerate(numbers):
+                sums[index] += number * branch.probability
+    return depths, ranks
+
+
+CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]
+
+
+@pytest.mark.parametrize("walk", ["deferred", "commit"])
+@pytest.mark.parametrize(("name", "tree"), CASES)
+def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
+    """Over all that one step can draw and decide; counting ranks slot by slot is the biased twin."""
+    target, draft = (TableModel(random_table(2, 3, seed), 2) for seed in (1, 2))
+    plan = Plan(md.scheme(name), Tree.parse(tree), walk)
+    forest, branches = all_branches(first_state(target, draft, [0], plan), plan)
+    expected = expectation(forest, plan, branches)
+    found = counts(forest, plan, branches)
+    assert found[0] == pytest.approx(expected[0], abs=1e-12)
+    assert found[1] == pytest.approx(expected[1], abs=1e-12)
+    assert sum(expected[1]) == pytest.approx(sum(expected[0]), abs=1e-12)
+    if name.startswith("iid"):
+        monkeypatch.setattr(Nodes, "rank", lambda self, row, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
+        assert counts(forest, plan, branches)[1] != pytest.approx(expected[1], abs=1e-3)
