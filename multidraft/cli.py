@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from multidraft.commands.acceptance import acceptance, capture
 from multidraft.commands.audit import audit
 from multidraft.commands.generate import generate
+from multidraft.commands.replay import replay
 from multidraft.commands.schemes import schemes
 from multidraft.commands.study import study
 from multidraft.commands.train import train
@@ -43,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, generate, schemes, train):
+for command in (acceptance, audit, capture, generate, replay, schemes, train):
     app.command()(command)
 app.add_typer(study, name="study")
 

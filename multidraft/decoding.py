@@ -1,6 +1,7 @@
 """The step and the loop: draft a tree, score it in one target pass, walk it, keep what was accepted."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +18,10 @@ from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
 from multidraft.sampling import Prefix, Sampling
 from multidraft.tree import Tree, span
-from multidraft.walk import Ending, Walker, drive, walker
+from multidraft.walk import Ending, Verdicts, Walker, drive, walker
+
+if TYPE_CHECKING:
+    from multidraft.tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
     compile_draft: bool = False
+    trace: "Trace | None" = None  # is told what happens, and why
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
 
 
@@ -112,8 +117,7 @@ def find(state: State, plan: Plan, info: Info) -> tuple[Nodes, list[int], list[E
         logits = score(state, drafts, packed)
     with info.watch.part("rule"):
         nodes = Nodes(plan.scheme, plan.sampling, drafts, packed, logits)
-        endings = walk(state, plan, nodes)
-        last = [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
+        endings, last = decide(state, plan, nodes) if plan.trace is None else plan.trace.decide(state, plan, nodes)
     return nodes, forwarded, endings, last
 
 
@@ -170,11 +174,12 @@ def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> F
     return state.target.forward(drafts.tokens[row, packed].clamp(min=0), state.position[:, None] + depths, visible)
 
 
-def walk(state: State, plan: Plan, nodes: Nodes) -> list[Ending]:
-    """Where the walk of every row ends."""
+def decide(state: State, plan: Plan, nodes: Nodes, verdicts: Verdicts | None = None) -> tuple[list[Ending], list[int]]:
+    """Where the walk of every row ends, and its one more token; `verdicts` stands in for the rule of `nodes`."""
     start = walker(plan.walk)
     walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(nodes.rows, state.random, strict=True)]
-    return drive(walks, nodes.verdicts)
+    endings = drive(walks, verdicts or nodes.verdicts)
+    return endings, [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
 
 
 def draw_last(random: Randomness, nodes: Nodes, row: int, ending: Ending) -> int:

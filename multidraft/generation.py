@@ -29,6 +29,7 @@ from multidraft.randomness import for_rows
 from multidraft.sampling import Prefix, Sampling
 from multidraft.stopping import Stopping, stop_strings
 from multidraft.streams import Stream, Streamer, as_stream
+from multidraft.tracing import Tell, Trace
 from multidraft.tree import Tree
 from multidraft.walk import WALKS, Walker
 
@@ -71,6 +72,7 @@ def generate(
     logprobs: bool | int = False,
     generator: torch.Generator | list[torch.Generator] | None = None,
     stream: Stream | Streamer | None = None,
+    trace: Tell | None = None,
     measure: bool = True,
     synchronise: bool = False,
     compile_draft: bool = False,
@@ -100,8 +102,9 @@ def generate(
     With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
     `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
-    `info.logprobs`. `measure=False` leaves the optimal acceptance rate out of the report. `compile_draft` compiles the
-    draft model's steps: some seconds for each size of step that comes up, once for a model; it pays in long runs.
+    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). `measure=False` leaves the
+    optimal acceptance rate out of the report. `compile_draft` compiles the draft model's steps: some seconds for each
+    size of step that comes up, once for a model; it pays in long runs.
 
     Raises `AdviceError` on bad input.
     """
@@ -113,7 +116,7 @@ def generate(
     if compile_draft:
         check_compiles(draft)
     options = Options(
-        replace(plan, compile_draft=compile_draft),
+        replace(plan, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
         *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, dict(logit_bias or {})),
         *(stop, stop_tokenizer, generator, stream, synchronise),
     )
@@ -197,7 +200,12 @@ def run(
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), info.watch.whole(), as_stream(options.stream, seen) as stream:
         state = start(prompts, target, draft, plan, longest, options.generator, info, seen)
+        if plan.trace is not None:
+            state = plan.trace.begin(state, plan, prompts)
         tokens = loop(state, plan, stopping, stream, info)
+    if plan.trace is not None:
+        plan.trace.end(tokens)
+        info.watch.move(plan.trace.seconds, "rule", "measuring")
     return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -121,7 +121,9 @@ class Info:
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        sums = {name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1] for name, pair in both.items()}
+        sums: dict[str, Any] = {
+            name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1] for name, pair in both.items()
+        }
         return Info(**sums)
 
     @property

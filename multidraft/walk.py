@@ -55,6 +55,7 @@ class Ending:
 
 
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
+Verdicts = Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]  # by row: what is asked, and the answers
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
 Order = Callable[[Child], float]  # the smallest first; may look at nothing that was drawn below
 
@@ -122,7 +123,7 @@ def walker(walk: str | Walker) -> Walker:
     return WALKS[walk] if isinstance(walk, str) else walk
 
 
-def drive(walks: list[Walk], verdicts: Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]) -> list[Ending]:
+def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
     """Run the walks of all rows side by side, answering what they ask in one batch a round."""
     endings: dict[int, Ending | None] = {}
     answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))

@@ -1,7 +1,7 @@
 """`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from multidraft.commands.screens import Bar, Live, Screen
 if TYPE_CHECKING:
     from multidraft.decoding import Emitted
     from multidraft.metrics import Info
+    from multidraft.trace_file import TraceFile
     from multidraft.zoo import Pair
 
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
@@ -38,6 +39,7 @@ class Job:
     seed: int
     compare: bool
     settings: dict[str, Any]
+    trace: "TraceFile | None" = None
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
@@ -71,6 +73,7 @@ def generate(
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
+    trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly, with the same loop.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
@@ -85,10 +88,21 @@ def generate(
     encode(chosen, pair.tokenizer, context(pair))
     names = {"target": target or "embedded", "draft": draft or "embedded"}
     report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
+    if trace is not None:
+        job = replace(job, trace=trace_file(trace, pair, report))
     run(pair, job, chosen, report, as_json)
     report.print(as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
+
+
+def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
+    """A trace with what there is to say of the whole run."""
+    from multidraft.commands.machine import hardware, versions
+    from multidraft.trace_file import TraceFile
+
+    settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
+    return TraceFile(path, pair.tokenizer, settings)
 
 
 def context(pair: "Models | Pair") -> int | None:
@@ -141,6 +155,7 @@ def decode(
         generator=generators,
         stream=texts,
         stop_tokenizer=pair.tokenizer,
+        trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
         **job.settings,
     )
