@@ -130,7 +130,7 @@ class Told:
         agree("node", event["node"], node)
         agree(f"weight at node {node}", event["weight"], weight)
         children = tuple(Child(*claim) for claim in event["claims"])
-        return {0: Verdict(children, lambda: torch.empty(0), event["rest"])}
+        return {0: Verdict(children, lambda: torch.empty(0), lambda: event["rest"])}
 
 
 def agree(what: str, recorded: object, found: object) -> None:

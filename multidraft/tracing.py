@@ -16,6 +16,7 @@ from torch import Tensor
 from multidraft.decoding import Plan, State, decide, last_weights
 from multidraft.nodes import Nodes
 from multidraft.randomness import Randomness
+from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.walk import Ending, Verdict
 
@@ -96,19 +97,24 @@ class Trace:
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """How rows are decoded."""
-    law, sampling = plan.scheme.law, plan.sampling
+    law = plan.scheme.law
     settings = {name: getattr(law, name) for name in ("draft_probability", *law.settings)} | dict(plan.scheme.settings)
-    more = {"before": sampling.before, "after": sampling.after, "for_draft": sampling.for_draft}
     return {
         "scheme": plan.scheme.name,
         "settings": {name: plain(value) for name, value in settings.items()},
         "tree": {"parents": list(plan.tree.parents), "drafts": list(plan.tree.drafts)},
         "walk": plain(plan.walk),
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "processors": {name: plain(part) for name, part in more.items() if part is not None},
+        "sampling": describe_sampling(plan.sampling),
+        "draft_sampling": describe_sampling(plan.sampling.for_draft or plan.sampling),
     }
+
+
+def describe_sampling(sampling: Sampling) -> dict[str, Any]:
+    """How logits become distributions; processors by their names."""
+    lists = [listed for part in (sampling.before, sampling.after) if part is not None for listed in part.lists]
+    names = dict.fromkeys(type(processor).__name__ for listed in lists for processor in listed)
+    numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+    return numbers | {"processors": list(names)}
 
 
 def plain(value: object) -> object:
