@@ -40,10 +40,6 @@ class TraceFile:
         self.file.write(json.dumps(record | {"check": checksum(record)}, ensure_ascii=False) + "\n")
         self.file.flush()
 
-    def close(self) -> None:
-        """No more comes."""
-        self.file.close()
-
 
 def opened(path: Path) -> TextIO:
     """The file, empty."""

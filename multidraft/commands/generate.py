@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft import terminal
+from multidraft.commands.chat import Session, check_session, check_template, encode_chats
 from multidraft.commands.drafters import HELP, Models, load, parse
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.commands.report import Report
@@ -73,6 +74,7 @@ def generate(
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
+    chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
     trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly, with the same loop.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
@@ -82,18 +84,32 @@ def generate(
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     job = Job(batch, seed, compare, settings)
-    chosen = read_prompts(prompt, prompts, limit)
+    talks = chat and prompt is prompts is None
+    if talks:
+        check_session(as_json, compare)
+    chosen = [] if talks else read_prompts(prompt, prompts, limit)
     job.check(len(parse(draft)))
     pair = load(target, draft)
-    encode(chosen, pair.tokenizer, context(pair))
+    if chat:
+        check_template(pair.tokenizer, target)
+        encode_chats(chosen, pair.tokenizer, context(pair))
+    else:
+        encode(chosen, pair.tokenizer, context(pair))
     names = {"target": target or "embedded", "draft": draft or "embedded"}
     report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
     if trace is not None:
         job = replace(job, trace=trace_file(trace, pair, report))
+    if talks:
+        return converse(pair, job)
     run(pair, job, chosen, report, as_json)
     report.print(as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
+
+
+def converse(pair: Models, job: Job) -> None:
+    """Answer what is said in the terminal."""
+    Session(pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)).run()
 
 
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":

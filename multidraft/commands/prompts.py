@@ -64,8 +64,13 @@ def encode(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context:
             prompt.tokens = [tokenizer.bos_token_id]
         if not prompt.tokens:
             raise AdviceError(f"prompt {prompt.id!r} is empty; give it some text")
-        if context is not None and len(prompt.tokens) >= context:
-            raise AdviceError(
-                f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
-                "shorten it or leave it out"
-            )
+        check_length(prompt, context)
+
+
+def check_length(prompt: Prompt, context: int | None) -> None:
+    """Raise where a prompt leaves no room for even one new token."""
+    if context is not None and len(prompt.tokens) >= context:
+        raise AdviceError(
+            f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
+            "shorten it or leave it out"
+        )
