@@ -68,7 +68,7 @@ def distribution(
 
 def nucleus(probabilities: Float[Tensor, "*batch vocabulary"], top_p: float) -> Float[Tensor, "*batch vocabulary"]:
     """Keep the most likely tokens until they hold `top_p` (the one that crosses it included) and renormalise."""
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
+    ordered, index = descending(probabilities)
     before = ordered.double().cumsum(-1) - ordered
     kept = ordered.masked_fill(before >= top_p, 0.0)
     kept = kept / kept.sum(-1, keepdim=True)
