@@ -132,7 +132,7 @@ def underrated(
     law: Law,
 ) -> Float[Tensor, "asked width"]:
     """Target over draft at every drafted token; where there is one child at most, nobody asks."""
-    if law.drafts == 1:
+    if law.drafts == 1 and tuples.shape[-1] == law.width:  # wider where equal nodes have drawn several times
         return torch.zeros_like(tuples, dtype=target.dtype)
     index = tuples.clamp(min=0)
     return target.gather(-1, index) / law.overall(draft).gather(-1, index)
