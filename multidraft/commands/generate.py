@@ -71,6 +71,9 @@ def generate(
     repetition_penalty: Annotated[float | None, Option(help="Above 1, tokens seen before become less likely.")] = None,
     draft_temperature: Annotated[float | None, Option(help="Default: the temperature.")] = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends a row; may be repeated.")] = None,
+    compile_draft: Annotated[
+        bool, Option("--compile-draft", help="Compile the draft model's steps first: for long runs.")
+    ] = False,
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
@@ -83,6 +86,7 @@ def generate(
     settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk.value, max_new_tokens=max_new_tokens)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
+    settings |= dict(compile_draft=compile_draft)
     job = Job(batch, seed, compare, settings)
     talks = chat and prompt is prompts is None
     if talks:
@@ -173,7 +177,7 @@ def decode(
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
-        **job.settings,
+        **job.settings | {"compile_draft": drafts and job.settings["compile_draft"]},
     )
     info.watch.move(texts.seconds, "rest", "measuring")
     texts.close()
