@@ -1,5 +1,6 @@
 """A drafter whose steps are compiled: the same shapes every time, so that what is compiled once serves all steps."""
 
+import math
 import warnings
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.models.causal_lm import CausalLM
 
-BUCKET = 512  # capacities are multiples of it: another one compiles anew
+BUCKET = 1024  # capacities are this, twice this, four times this: another one compiles anew
 MOST_NEW = 16  # wider steps gain little
 Step = Callable[..., Tensor]
 STEPS: WeakKeyDictionary[PreTrainedModel, Step] = WeakKeyDictionary()
@@ -45,7 +46,7 @@ class CompiledCausalLM(CausalLM):
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256):
-        super().__init__(model, -(-capacity // BUCKET) * BUCKET)
+        super().__init__(model, BUCKET * 2 ** math.ceil(math.log2(max(capacity / BUCKET, 1))))
         self.step: Step | None = step_of(model)
 
     def read(
