@@ -15,7 +15,7 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.decoding import Emitted, Plan, State, bare_root, emit, keep, last_weights, learn_level, score
 from multidraft.drafts import Drafts
-from multidraft.generation import select, start
+from multidraft.loop import select, start
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
@@ -14,28 +14,32 @@ from transformers.modeling_outputs import ModelOutput
 
 from multidraft import adapters, settings
 from multidraft.catalogue import Scheme
-from multidraft.catalogue import scheme as scheme_named
-from multidraft.decoding import Emitted, Plan, State, claim, padded, step
+from multidraft.decoding import Plan
 from multidraft.errors import AdviceError
+from multidraft.inputs import (
+    Model,
+    Prompts,
+    as_lists,
+    check_compiles,
+    check_drafters,
+    lengths,
+    make_plan,
+    top_count,
+    vocabulary_of,
+)
+from multidraft.loop import loop, start
 from multidraft.metrics import Info, Stopwatch
-from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import CausalLM, home
-from multidraft.models.compiled import CompiledCausalLM
-from multidraft.models.resized import check_sizes, fitted
+from multidraft.models.causal_lm import home
 from multidraft.models.several import Several
 from multidraft.options import Options
 from multidraft.processors import check_known, check_pure, for_row, is_bound, sampling_from
-from multidraft.randomness import for_rows
-from multidraft.sampling import Prefix, Sampling
+from multidraft.sampling import Sampling
 from multidraft.stopping import Stopping, stop_strings
 from multidraft.streams import Stream, Streamer, as_stream
 from multidraft.tracing import Tell, Trace
 from multidraft.tree import Tree
-from multidraft.walk import WALKS, Walker
+from multidraft.walk import Walker
 
-Model = PreTrainedModel | LanguageModel
-Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
-CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention mask
 NO_DRAFTS = Tree.paths([])
 
 
@@ -207,194 +211,3 @@ def run(
         plan.trace.end(tokens)
         info.watch.move(plan.trace.seconds, "rule", "measuring")
     return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
-
-
-def loop(
-    state: State, plan: Plan, stopping: Stopping, stream: Callable[[int, Emitted], None], info: Info
-) -> list[list[int]]:
-    """Step until every row has come to its end; rows that have leave the batch."""
-    done: list[list[int]] = [[] for _ in stopping.budgets]
-    if plan.logprobs is not None:
-        info.logprobs = [[] for _ in stopping.budgets]
-    running = [row for row, budget in enumerate(stopping.budgets) if budget > 0]
-    if len(running) < len(done):
-        state = select(state, running)
-    while running and not stopping.time_is_up():
-        state, emitted = step(state, plan, info)
-        going = []
-        for index, (row, new) in enumerate(zip(running, emitted, strict=True)):
-            new, goes_on = stopping.cut(row, done[row], new)
-            done[row] += new.tokens
-            info.tokens += len(new.tokens)
-            if plan.logprobs is not None:
-                info.logprobs[row] += new.logprobs
-            stream(row, new)
-            if goes_on:
-                going.append(index)
-        if len(going) < len(running):
-            running = [running[index] for index in going]
-            state = select(state, going)
-    return done
-
-
-def select(state: State, going: list[int]) -> State:
-    """The state of the rows that go on; the one before cannot be used any more."""
-    claim(state)
-    rows = torch.tensor(going, dtype=torch.int64, device=state.root.device)
-    for model in (state.target, state.draft):
-        if model is not None and going:
-            model.select(rows)
-    random, missing = [state.random[i] for i in going], [state.missing[i] for i in going]
-    prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
-    return State(state.target, state.draft, random, state.root[rows], state.position[rows], missing, prefixes)
-
-
-def start(
-    prompts: list[list[int]],
-    target_model: Model,
-    draft_model: Model | None,
-    plan: Plan,
-    longest: int,
-    generator: torch.Generator | list[torch.Generator] | None,
-    info: Info,
-    seen: list[list[int]] | None = None,
-) -> State:
-    """Both models read all of each prompt but its last token, which is the root of the first tree.
-
-    Processors, where they look back, see `seen` in place of the prompts.
-    """
-    capacity = longest + 2 * len(plan.tree) + 2
-    with info.watch.part("target"):
-        target = reading(target_model, prompts, capacity)
-    with info.watch.part("draft"):
-        kind = CompiledCausalLM if plan.compile_draft else CausalLM
-        draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
-    root = torch.tensor([p[-1] for p in prompts], device=target.device)
-    position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
-    prefixes = None
-    if plan.sampling.looks_back:
-        prefixes = [Prefix(row, torch.tensor(p, device=root.device)) for row, p in enumerate(seen or prompts)]
-    return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts), prefixes)
-
-
-def reading(
-    model: Model,
-    prompts: list[list[int]],
-    capacity: int,
-    vocabulary: int | None = None,
-    kind: type[CausalLM] = CausalLM,
-) -> LanguageModel:
-    """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
-    reader = kind(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
-    reader = fitted(reader, vocabulary or reader.vocabulary)
-    tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
-    for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
-        chunk = tokens[:, first : first + CHUNK]
-        position = torch.arange(first, first + chunk.shape[1], device=reader.device)
-        causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()
-        reader.forward(chunk.clamp(min=0), position.expand_as(chunk), causal.expand(len(chunk), -1, -1), logits=False)
-        reader.keep(torch.where(chunk >= 0, position - first, -1))
-    return reader
-
-
-def make_plan(
-    scheme: str | Scheme,
-    tree: str | Tree,
-    walk: str | Walker,
-    sampling: Sampling,
-    measure: bool,
-    logprobs: int | None = None,
-) -> Plan:
-    """Names made into objects."""
-    if isinstance(walk, str) and walk not in WALKS:
-        raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")
-    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    check_fits(scheme, tree)
-    return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
-
-
-def top_count(logprobs: bool | int) -> int | None:
-    """None: no log-probabilities; otherwise the number of alternatives beside the emitted token."""
-    if isinstance(logprobs, bool):
-        return 0 if logprobs else None
-    if logprobs < 0:
-        raise AdviceError(f"logprobs is {logprobs}; use True, or the number of alternatives")
-    return logprobs
-
-
-def check_compiles(draft_model: Model | None) -> None:
-    """Raise unless there is something to compile."""
-    if not isinstance(draft_model, PreTrainedModel):
-        raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
-
-
-def check_fits(scheme: Scheme, tree: Tree) -> None:
-    """Raise unless the scheme's law can draw at every node of the tree."""
-    for count in set(tree.drafts) - {0}:
-        scheme.at(count)  # raises where the law takes only certain numbers of drafts
-    branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
-    if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
-        raise AdviceError(
-            f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
-            "use a chain, or a law without duplicates such as anchored"
-        )
-
-
-def check_drafters(scheme: Scheme, several: bool) -> None:
-    """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    if several and scheme.law.name != "distinct":
-        raise AdviceError(
-            f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
-        )
-    if not several and scheme.law.name == "distinct":
-        raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
-
-
-def as_lists(inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Prompts as lists of token ids, without padding."""
-    if isinstance(inputs, Mapping):
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        mask = torch.ones_like(ids) if mask is None else mask
-        return as_lists([row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)])
-    if isinstance(inputs, Tensor):
-        inputs = inputs.tolist() if inputs.ndim == 2 else [inputs.tolist()]
-    prompts = [[int(token) for token in prompt] for prompt in inputs]
-    if not prompts:
-        raise AdviceError("there are no prompts; pass at least one")
-    if not all(prompts):
-        raise AdviceError(f"prompt {prompts.index([])} is empty; give it at least one token, such as the start of text")
-    return prompts
-
-
-def lengths(
-    prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
-) -> list[int]:
-    """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
-    contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
-    context = min((c for c in contexts if c is not None), default=None)
-    sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
-    check_sizes(sizes[0], sizes[-1])
-    for row, prompt in enumerate(prompts):
-        if context is not None and len(prompt) >= context:
-            raise AdviceError(
-                f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
-            )
-        if strange := [token for token in prompt if not 0 <= token < sizes[0]]:
-            raise AdviceError(
-                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
-            )
-    wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
-    return [min(length, context or length) for length in wanted]
-
-
-def context_of(model: Model) -> int | None:
-    """The largest number of tokens in a sequence."""
-    from multidraft.models.causal_lm import context
-
-    return context(model.config) if isinstance(model, PreTrainedModel) else model.context
-
-
-def vocabulary_of(model: Model) -> int:
-    """The number of tokens that the model gives logits for."""
-    return model.config.get_text_config().vocab_size if isinstance(model, PreTrainedModel) else model.vocabulary

@@ -12,7 +12,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from multidraft import settings
 from multidraft.errors import AdviceError
-from multidraft.generation import Model, as_lists, lengths, run, vocabulary_of
+from multidraft.generation import run
+from multidraft.inputs import Model, as_lists, lengths, vocabulary_of
 from multidraft.logprobs import Logprob
 from multidraft.metrics import Info
 from multidraft.options import Options

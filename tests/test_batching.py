@@ -16,7 +16,7 @@ import multidraft as md
 from multidraft.batching import join
 from multidraft.cache import BufferLayer, TreeCache
 from multidraft.decoding import Emitted, Plan, State, step
-from multidraft.generation import select, start
+from multidraft.loop import select, start
 from multidraft.metrics import Info
 from multidraft.models.causal_lm import CausalLM
 from multidraft.models.ngram import NGram

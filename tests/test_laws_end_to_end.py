@@ -27,7 +27,7 @@ from multidraft.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.generation import check_fits
+from multidraft.inputs import check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree

@@ -9,7 +9,7 @@ from multidraft.catalogue import Scheme
 from multidraft.decoding import Plan
 from multidraft.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.errors import AdviceError
-from multidraft.generation import check_fits
+from multidraft.inputs import check_fits
 from multidraft.models import LanguageModel
 from multidraft.models.several import Several
 from multidraft.models.table import TableModel, random_table

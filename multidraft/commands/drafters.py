@@ -73,7 +73,7 @@ def check(target: str | None, draft: str | None, names: list[str]) -> None:
 
 def own(name: str, target: "PreTrainedModel") -> "Drafter":
     """A drafter that is made from the text, or from the target."""
-    from multidraft.generation import vocabulary_of
+    from multidraft.inputs import vocabulary_of
     from multidraft.models.early_exit import first_layers
     from multidraft.models.ngram import Lookup, NGram
 

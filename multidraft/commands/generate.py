@@ -44,7 +44,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation import check_drafters, make_plan
+        from multidraft.inputs import check_drafters, make_plan
         from multidraft.sampling import Sampling
         from multidraft.settings import check_settings
 
@@ -127,7 +127,7 @@ def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
 
 def context(pair: "Models | Pair") -> int | None:
     """The longest sequence that both models can read."""
-    from multidraft.generation import context_of
+    from multidraft.inputs import context_of
 
     return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
 

@@ -15,7 +15,8 @@ from multidraft.errors import AdviceError
 from multidraft.transport import optimal_iid
 from multidraft.verification.lorenz import SUPPORT, Schedule, schedule, shifted
 
-LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between
+LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between,
+LOST = 0.02  # and where resets lose some of the target
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,18 @@ class Case:
 
 
 def first_case(recording: Recording, drafts: int, top_k: int) -> Case:
-    """The first position whose optimum lies between LOW and HIGH, with the draft cut to its `top_k` likeliest tokens.
+    """The first position whose optimum lies between LOW and HIGH and whose resets lose LOST at least.
 
-    The target stays whole. Raises AdviceError where no position will do.
+    The draft is cut to its `top_k` likeliest tokens, the target stays whole. Raises AdviceError where none will do.
     """
     target, draft = distribution(recording.target.double()), distribution(recording.draft.double(), top_k=top_k)
     optimum = optimal_iid(target, draft, drafts)
-    found = ((optimum >= LOW) & (optimum <= HIGH)).nonzero()[:, 0].tolist()
+    lost = (target * (draft > 0)).sum(-1) - optimum
+    found = ((optimum >= LOW) & (optimum <= HIGH) & (lost >= LOST)).nonzero()[:, 0].tolist()
     if not found:
         raise AdviceError(
-            f"the optimum with {drafts} drafts lies between {LOW} and {HIGH} at none of {len(optimum)} positions; "
-            "record more with --new-tokens, or change --drafts or --top-k"
+            f"the optimum with {drafts} drafts lies between {LOW} and {HIGH}, with a loss of {LOST} or more at resets, "
+            f"at none of {len(optimum)} positions; record more with --new-tokens, or change --drafts or --top-k"
         )
     return Case(found[0], drafts, schedule(target[found[0]], draft[found[0]], torch.tensor(drafts)))
 
@@ -108,7 +110,7 @@ def draw_curves(case: Case, axis: Any) -> None:
     for k in case.resets:
         t, low, high = (float(x[k]) for x in (case.plan.Q, case.some_draft_within(case.plan.Q), work[1:]))
         axis.vlines(t, low, high, color=pictures.COLOURS[3])
-        axis.annotate(f"reset\n$k = {k + 1}$", (t, high), (-6, -4), textcoords="offset points", ha="right")
+        axis.annotate(f"reset, $k = {k + 1}$", (t, high), (8, -9), textcoords="offset points")
     axis.set(xlabel="draft mass $Q$", ylabel="target mass $P$", title="two curves", xlim=(0, 1.01), ylim=(0, 1.02))
     axis.legend(loc="lower right", frameon=False)
 
@@ -122,7 +124,7 @@ def draw_difference(case: Case, axis: Any) -> None:
     axis.step(padded(mass), padded(M), where="post", label="$M_k = \\min(0, D_1, .., D_k)$")
     axis.plot(mass[case.resets], D[case.resets], "o", color=pictures.COLOURS[3], label="resets")
     axis.axhline(0, color=pictures.COLOURS[5], linewidth=0.8)
-    title = f"$\\alpha^* = P_K + M_K = {case.target.sum():.3f} - {-M[-1]:.3f} = {case.plan.optimum:.3f}$"
+    title = f"$\\alpha^* = P_K + M_K = {case.target.sum():.3f} - {abs(float(M[-1])):.3f} = {case.plan.optimum:.3f}$"
     axis.set(xlabel="draft mass $Q$", title=title, xlim=(0, 1.01))
     axis.legend(loc="center right", frameon=False)
 

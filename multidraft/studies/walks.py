@@ -11,7 +11,7 @@ from multidraft.catalogue import Scheme, scheme
 from multidraft.decoding import Plan
 from multidraft.enumeration import Conditional, Forest, all_endings, all_trees, first_state
 from multidraft.errors import AdviceError
-from multidraft.generation import check_drafters, check_fits
+from multidraft.inputs import check_drafters, check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.studies.tree_bound import realised_trees, tree_bound
 from multidraft.tree import Tree

@@ -29,7 +29,8 @@ def curves(
 ) -> None:
     """Draw the Lorenz curve beside F, and the schedule that the rule makes of them, at a recorded position.
 
-    It is the first position of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8.
+    It is the first position of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8, and
+    whose resets lose 2 % of the target or more.
     """
     from multidraft.capture import capture
     from multidraft.commands.generate import context
