@@ -18,13 +18,14 @@ from multidraft.auditing.statistical import chi_squares, overall
 from multidraft.auditing.twins import TWINS, audit_twin
 from multidraft.catalogue import SCHEMES
 from multidraft.cli import app
-from multidraft.drafting import Iid
+from multidraft.drafting import LAWS, Iid
 from multidraft.verification import recursive_rejection
 from multidraft.verification.global_resolution import GlobalResolution
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
 FAST = [name for name, entry in SCHEMES.items() if not entry.small]
+LAWS_THAT_REPEAT = [law.name for law in LAWS.values() if not law.distinct]
 SMALL = [name for name, entry in SCHEMES.items() if entry.small]
 ONLY_EXACT = dict(vocabulary=())
 RULES = [name for name, twin in TWINS.items() if twin.rule is not None]
@@ -52,6 +53,15 @@ def assert_lossless(name: str, **settings):
     if report.exact.optimum is not None:
         assert report.exact.acceptance <= report.exact.optimum + 1e-9
     return report
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SMALL if SCHEMES[name].exact and name.split(":")[0] in LAWS_THAT_REPEAT]
+)
+def test_solvers_know_nodes_that_drew_twice(name: str) -> None:
+    """Where two drafts of a node are one token, its children come from two tuples."""
+    report = md.audit(name, 2, vocabulary=(), trees=["2x1", "2x2"])
+    assert report.verdict == "lossless", report.sentence
 
 
 @pytest.mark.parametrize("tolerance", [1e-2, 1e-4])

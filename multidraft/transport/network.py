@@ -7,7 +7,7 @@ a sixth of a million sets and a million tuples.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
@@ -63,7 +63,9 @@ class Network:
 
 
 def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
-    """The sets that a drafting law can draw from one (small) draft distribution; `drafts` of them for i.i.d. draws.
+    """The sets that a drafting law can draw from one (small) draft distribution.
+
+    `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.
 
     >>> network_of(Iid(2), torch.tensor([0.5, 0.5])).probability.tolist()
     [0.25, 0.25, 0.5]
@@ -72,6 +74,8 @@ def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | 
     q = q / q.sum(-1, keepdim=True)
     if isinstance(law, Iid):
         return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
+    if law.name == "distinct" and drafts is not None:
+        law = replace(law, drafts=drafts)
     return merged(*law.tuples(q))
 
 

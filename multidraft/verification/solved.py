@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, is_duplicate
@@ -99,9 +99,10 @@ def row_by_row(
     nodes: list[AnySolved | None] = []
     for row in range(len(p)):
         count = int((x[row] >= 0).sum()) if law.draft_probability == 1 else law.drafts
-        key = (p[row].numpy().tobytes(), q[row].numpy().tobytes(), count)
+        own = drawn_from(law, q[row], x[row] >= 0) if count else q[row]
+        key = (p[row].numpy().tobytes(), own.numpy().tobytes(), count)
         if count and key not in known:
-            known[key] = solve(p[row], q[row], count)
+            known[key] = solve(p[row], own, count)
         nodes.append(node := known.get(key))
         if node is not None:
             tokens = x[row, first[row]].numpy()
@@ -109,6 +110,13 @@ def row_by_row(
             residual[row] = (1 - accept[row].sum()).clamp(min=0) * torch.from_numpy(node.left)
     outcome = Outcome(accept.reshape(drafted.shape).to(target), residual.reshape(target.shape).to(target), drafted)
     return outcome, nodes
+
+
+def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
+    """The draft distribution; for `distinct`, those of the filled positions, which go round when a node drew again."""
+    if law.name != "distinct" or law.draft_probability < 1:
+        return draft
+    return draft[filled.nonzero()[:, 0] % law.drafts]
 
 
 def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
