@@ -14,7 +14,6 @@ from multidraft import distributions
 from multidraft.acceptance import Acceptance, by_enumeration, by_sampling
 from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
-from multidraft.transport import optimal_acceptance_rate
 from multidraft.verification import Outcome, anchored_lorenz, formulas, k_sequential, lorenz, naive, recursive_rejection
 from multidraft.verification.global_resolution import global_resolution
 from multidraft.verification.linear_program import linear_program
@@ -192,8 +191,7 @@ class Scheme:
     ) -> Float[Tensor, "*batch"]:
         """The largest acceptance rate that any rule can reach with this scheme's drafts."""
         self.check_pair(target, draft)
-        settings = {name: getattr(self.law, name) for name in (*self.law.settings, "draft_probability")}
-        return optimal_acceptance_rate(target, draft, law=self.law.name, drafts=self.drafts, **settings)
+        return optimum(target, draft, self.law)
 
     def check_draft(self, draft: Tensor) -> None:
         """Raise unless `draft` is a draft distribution of this law, or several."""

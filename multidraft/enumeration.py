@@ -115,6 +115,21 @@ def all_branches(state: State, plan: Plan) -> tuple[Forest, list[Branch]]:
     return forest, branches
 
 
+def law_of_steps(state: State, plan: Plan, steps: int) -> Law:
+    """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
+    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for _ in range(steps):
+        forest, branches = all_branches(state, plan)
+        emitted = [
+            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
+        ]
+        state = follow(forest, plan, branches)
+    law: Law = {}
+    for tokens, probability in emitted:
+        add(law, tokens, probability)
+    return law
+
+
 def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
     """The state after each of the branches, one a row, so that the next step can be enumerated too."""
     rows = [branch.tree for branch in branches]

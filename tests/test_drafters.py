@@ -16,12 +16,10 @@ import multidraft as md
 from multidraft.decoding import Plan
 from multidraft.enumeration import (
     Law,
-    add,
-    all_branches,
     first_state,
     first_tokens,
-    follow,
     largest_difference,
+    law_of_steps,
     step_law,
     target_law,
 )
@@ -118,16 +116,7 @@ def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
     """Counts go on from step to step, and rows have read different tokens."""
     plan, steps = Plan(md.scheme(scheme), Tree.parse(tree), walk), 2
     state = first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, plan)
-    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(steps):
-        forest, branches = all_branches(state, plan)
-        emitted = [
-            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
-        ]
-        state = follow(forest, plan, branches)
-    law: Law = {}
-    for tokens, probability in emitted:
-        add(law, tokens, probability)
+    law = law_of_steps(state, plan, steps)
     assert error_of(law, plan, 2, steps * (max(plan.tree.depths) + 1)) <= EXACT
 
 

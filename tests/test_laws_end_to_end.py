@@ -11,6 +11,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 import multidraft as md
+from multidraft.auditing.twins import impatient
 from multidraft.catalogue import SCHEMES
 from multidraft.decoding import Plan
 from multidraft.drafting import Iid
@@ -18,12 +19,10 @@ from multidraft.drafting.law import at_each
 from multidraft.enumeration import (
     Law,
     StepLaw,
-    add,
-    all_branches,
     first_state,
     first_tokens,
-    follow,
     largest_difference,
+    law_of_steps,
     step_law,
     target_law,
 )
@@ -32,7 +31,7 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
-from multidraft.walk import ROUNDING, WALKS, Child, Ending, Verdict, commit
+from multidraft.walk import WALKS, Child, Ending, Verdict, commit
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12
@@ -127,29 +126,14 @@ def test_one_step_of_a_larger_tree_has_the_target_law(name, tree, vocabulary, wa
     assert law_of(name, tree, walk, vocabulary, "flat, cooler")[1] <= EXACT
 
 
-def law_of_steps(plan: Plan, target: Table, draft: Table, vocabulary: int, steps: int) -> Law:
-    """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
-    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), PROMPT, plan)
-    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(steps):
-        forest, branches = all_branches(state, plan)
-        emitted = [
-            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
-        ]
-        state = follow(forest, plan, branches)
-    law: Law = {}
-    for tokens, probability in emitted:
-        add(law, tokens, probability)
-    return law
-
-
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(("name", "tree", "steps"), pairs_of(NAMES, [("1", 3), ("1x1", 2), ("2", 2), ("2x1", 2)]))
 def test_several_steps_have_the_target_law(name, tree, steps, walk):
     """Rows of the second step differ in length and in whether the draft model has seen the token before the root."""
     target, draft = pair("flat", 2)
     plan = plan_of(name, tree, walk)
-    law = law_of_steps(plan, target, draft, 2, steps)
+    state = first_state(TableModel(target, 2), TableModel(draft, 2), PROMPT, plan)
+    law = law_of_steps(state, plan, steps)
     assert error_of(law, target, plan, steps * (max(plan.tree.depths) + 1)) <= EXACT
 
 
@@ -250,19 +234,6 @@ def pruned(target, draft, drafted, law):
     """Drops drawn tokens of low draft probability, which makes the others look as if they were all that was drawn."""
     likely = drafted.masked_fill(at_each(draft, drafted) < 0.3, -1)
     return lorenz(target, draft, likely, law)
-
-
-def impatient(slot, weight, has_drafts, coin):
-    """The deferred walk that forgets which share of the probability is left."""
-    if not has_drafts(slot):
-        return Ending() if coin(weight) else None
-    verdict, left = (yield slot, weight), 1.0
-    for child, accept, _ in verdict.children:
-        if ending := (yield from impatient(child, accept, has_drafts, coin)):
-            ending.path.insert(0, child)
-            return ending
-        left -= accept
-    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
 
 
 SLIGHT = "accepts 5% too often"

@@ -13,7 +13,7 @@ from multidraft.auditing.subject import Sampler, Subject
 from multidraft.distributions import pick, uniform
 from multidraft.errors import AdviceError
 from multidraft.transport import LAWS as FORMULAS
-from multidraft.transport import optimal_acceptance_rate
+from multidraft.verification import solved
 
 COARSE = 12  # bins of the coarse test, at most
 AT_ONCE = 4_000_000  # numbers in a batch of rows
@@ -154,8 +154,7 @@ def optimum(subject: Subject, target: Tensor, draft: Tensor) -> float | None:
     law = subject.law
     if law.name not in FORMULAS:
         return None
-    settings = {name: getattr(law, name) for name in (*law.settings, "draft_probability")}
     try:
-        return float(optimal_acceptance_rate(target.double(), draft.double(), law.name, drafts=law.drafts, **settings))
+        return float(solved.optimum(target.double(), draft.double(), law))
     except AdviceError:  # only for small vocabularies
         return None

@@ -129,7 +129,7 @@ def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor
 def optimum(
     target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
 ) -> Float[Tensor, "*batch"]:
-    """The acceptance rate of a rule that solves the full problem: the best there is for its law."""
+    """The largest acceptance rate for drafts of a law: that of a rule that solves the full problem."""
     settings = {name: getattr(law, name) for name in (*law.settings, "draft_probability")}
     return optimal_acceptance_rate(target, draft, law=law.name, drafts=law.drafts, **settings)
 
