@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multidraft.transport import optimal_acceptance_rate
+from multidraft.verification.solved import optimum
 
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme
@@ -111,11 +111,8 @@ class Info:
         if not rows:
             return
         law = scheme.at(nodes.drafts.tree.drafts[0]).law
-        settings = {name: getattr(law, name) for name in law.settings}
         roots = (0,) * len(rows)
-        best = optimal_acceptance_rate(
-            nodes.target(rows, roots), nodes.draft(rows, roots), law=law.name, drafts=law.drafts, **settings
-        )
+        best = optimum(nodes.target(rows, roots), nodes.draft(rows, roots), law)
         self.optimal_acceptance += float(best.sum())
 
     def __add__(self, other: "Info") -> "Info":

@@ -151,3 +151,11 @@ def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
     if name.startswith("iid"):
         monkeypatch.setattr(Nodes, "rank", lambda self, row, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
         assert counts(forest, plan, branches)[1] != pytest.approx(expected[1], abs=1e-3)
+
+
+def test_the_optimum_knows_of_drafting_sometimes() -> None:
+    """A draft that is the target is accepted whenever it is drawn, and no rule can do better."""
+    table = TableModel(random_table(4, 1, 0), 4)
+    scheme = md.scheme("iid:lorenz", drafts=1, draft_probability=0.5)
+    _, info = md.generate(table, table, [[0]], scheme=scheme, tree="1", max_new_tokens=5)
+    assert info.optimal_acceptance_rate == pytest.approx(0.5)
