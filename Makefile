@@ -38,7 +38,7 @@ check: setup
 	@echo "Installing torch (the large part; a few minutes at most) ..."
 	@$(PIP) torch
 	@echo "Installing multidraft ..."
-	@$(PIP) -e .
+	@$(PIP) -e '.[cpu]'
 	@touch $@
 
 .venv/.checked: .venv/.runtime

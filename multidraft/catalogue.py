@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -36,6 +36,9 @@ class Entry:
     small: bool = False  # for small vocabularies only: its work grows with the number of token sets
     known_as: str = ""  # the name it goes by with the deferred walk
 
+
+# With a single draft, drawn from q itself, these are the coupling of q with the target: they accept min(1, p/q).
+COUPLINGS: list[Rule] = [lorenz, anchored_lorenz, k_sequential, recursive_rejection, maximal_coupling]
 
 MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
@@ -94,6 +97,11 @@ class Scheme:
         entry = SCHEMES[self.name]
         rule: Any = entry.rule  # a dataclass where there are settings
         return replace(entry, rule=replace(rule, **dict(self.settings))) if self.settings else entry
+
+    @cached_property
+    def is_coupling(self) -> bool:
+        """Whether it accepts its one draft with probability min(1, p/q)."""
+        return self.law.draws_one and self.entry.rule in COUPLINGS
 
     @property
     def within(self) -> float:

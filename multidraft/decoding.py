@@ -14,7 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.logprobs import Logprob, look_up
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
-from multidraft.nodes import Nodes
+from multidraft.nodes import Nodes, Row, rows_of
 from multidraft.randomness import Randomness
 from multidraft.sampling import Prefix, Sampling
 from multidraft.tree import Tree, span
@@ -113,10 +113,10 @@ def find(state: State, plan: Plan, info: Info) -> tuple[Nodes, list[int], list[E
     with info.watch.part("draft"):
         drafts, forwarded = grow(state, plan)
     with info.watch.part("target"):
-        packed = drafts.packed()
-        logits = score(state, drafts, packed)
+        rows = rows_of(drafts)
+        logits = score(state, drafts, rows)
     with info.watch.part("rule"):
-        nodes = Nodes(plan.scheme, plan.sampling, drafts, packed, logits)
+        nodes = Nodes(plan.scheme, plan.sampling, drafts, rows, logits)
         endings, last = decide(state, plan, nodes) if plan.trace is None else plan.trace.decide(state, plan, nodes)
     return nodes, forwarded, endings, last
 
@@ -166,12 +166,16 @@ def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: lis
     return state.draft.forward(tokens, position, visible)[:, 1:]
 
 
-def score(state: State, drafts: Drafts, packed: Int[Tensor, "batch nodes"]) -> Float[Tensor, "batch nodes vocabulary"]:
-    """The target's logits at every node of the tree, in one forward pass."""
-    row = torch.arange(len(packed), device=packed.device)[:, None]
-    depths = drafts.tree.depth_of_slots.to(packed.device)[packed]
-    visible = drafts.sees[row, packed].gather(-1, packed[:, None].expand(-1, packed.shape[1], -1))
-    return state.target.forward(drafts.tokens[row, packed].clamp(min=0), state.position[:, None] + depths, visible)
+def score(state: State, drafts: Drafts, rows: list[Row]) -> Float[Tensor, "batch nodes vocabulary"]:
+    """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
+    tokens, sees, depths = drafts.tokens, drafts.sees, drafts.tree.depth_of_slots.to(state.root.device)
+    if any(len(row.slots) < len(drafts.tree) for row in rows):
+        widest = max(len(row.slots) for row in rows)
+        packed = torch.tensor([(row.slots + row.spare)[:widest] for row in rows], device=tokens.device)
+        line = torch.arange(len(rows), device=tokens.device)[:, None]
+        tokens, sees, depths = tokens[line, packed].clamp(min=0), sees[line, packed], depths[packed]
+        sees = sees.gather(-1, packed[:, None].expand(-1, widest, -1))
+    return state.target.forward(tokens, state.position[:, None] + depths, sees)
 
 
 def decide(state: State, plan: Plan, nodes: Nodes, verdicts: Verdicts | None = None) -> tuple[list[Ending], list[int]]:
@@ -198,7 +202,9 @@ def last_weights(nodes: Nodes, row: int, ending: Ending) -> Float[Tensor, " voca
 def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     device = state.root.device
-    state.target.keep(padded([[nodes.place[r][slot] for slot in (0, *e.path)] for r, e in enumerate(endings)], device))
+    state.target.keep(
+        padded([[nodes.rows[r].place[slot] for slot in (0, *e.path)] for r, e in enumerate(endings)], device)
+    )
     missing = [-1] * len(last)
     if state.draft is not None:
         offset = int(max(state.missing) >= 0)

@@ -106,7 +106,7 @@ def pick(
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = torch.minimum(uniform.double() * total, total * BELOW_ONE)  # below the total, whatever is rounded
+    point = uniform.double().clamp(max=BELOW_ONE) * total  # below the total, whatever is rounded
     index = torch.searchsorted(cumulative, point, right=True)
     return torch.where(total > 0, index, -1)
 

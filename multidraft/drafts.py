@@ -28,6 +28,7 @@ class Drafts:
     sees: Bool[Tensor, "batch slots slots"]  # a slot sees its ancestors' nodes and its own
     drafted: Int[Tensor, "batch slots width"]
     draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
+    likelihoods: list[tuple[list[int], Float[Tensor, "batch _"]]] = field(default_factory=list)
     roots: list[Prefix] | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
@@ -66,15 +67,23 @@ class Drafts:
 
     def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
         """Draw at `slots`, which all have as many children as the scheme has drafts."""
-        draft = torch.stack([self.draft[s] for s in slots], 1) if len(slots) > 1 else self.draft[slots[0]][:, None]
-        self.fill(scheme, slots, scheme.law.draw(draft, uniform))
+        self.fill(scheme, slots, scheme.law.draw(self.distributions(slots), uniform))
+
+    def distributions(self, slots: list[int]) -> Float[Tensor, "batch group *drafters vocabulary"]:
+        """The draft distributions at `slots`."""
+        if len(slots) == 1:
+            return self.draft[slots[0]][:, None]
+        return torch.stack([self.draft[slot] for slot in slots], 1)
 
     def fill(self, scheme: Scheme, slots: list[int], drafted: Int[Tensor, "batch group width"]) -> None:
         """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
         law, here, children = scheme.law, span(slots), self.tree.children(slots)
         drafted = drafted.masked_fill(self.tokens[:, here, None] < 0, -1)
         self.drafted[:, here, : law.width] = drafted
-        self.tokens[:, span(children)] = law.children(drafted).flatten(1)
+        tokens, below = law.children(drafted), span(children)
+        self.tokens[:, below] = tokens.flatten(1)
+        overall = law.overall(self.distributions(slots))
+        self.likelihoods.append((children, overall.gather(-1, tokens.clamp(min=0)).flatten(1)))
         if self.repeats:
             self.merge(self.alias[:, here].repeat_interleave(law.drafts, 1), children)
 
@@ -91,13 +100,12 @@ class Drafts:
         """The trees of these rows, which may repeat."""
         draft = {slot: distribution[rows] for slot, distribution in self.draft.items()}
         roots = None if self.roots is None else [self.roots[row] for row in rows.tolist()]
-        tokens, alias, sees, drafted = self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows]
-        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, roots)
+        likelihoods = [(slots, likelihood[rows]) for slots, likelihood in self.likelihoods]
+        tensors = (self.tokens, self.alias, self.sees, self.drafted)
+        return Drafts(self.tree, self.repeats, *(tensor[rows] for tensor in tensors), draft, likelihoods, roots)
 
-    def packed(self) -> Int[Tensor, "batch nodes"]:
-        """The slots that are nodes of their own, first in every row; shorter rows are filled up with other slots."""
-        is_node = self.tokens >= 0
-        if self.repeats:
-            is_node &= self.alias == torch.arange(len(self.tree), device=self.alias.device)
-        order = is_node.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
-        return order[:, : int(is_node.sum(-1).max())]
+    def likelihood(self) -> list[dict[int, float]]:
+        """For every row the probability of each slot's token under the draft distribution above it."""
+        slots = [slot for group, _ in self.likelihoods for slot in group]
+        rows = torch.cat([likelihood for _, likelihood in self.likelihoods], 1).tolist()
+        return [dict(zip(slots, row, strict=True)) for row in rows]

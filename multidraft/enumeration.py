@@ -18,7 +18,7 @@ from multidraft.drafts import Drafts
 from multidraft.loop import select, start
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
-from multidraft.nodes import Nodes
+from multidraft.nodes import Nodes, Row, rows_of
 from multidraft.walk import Ending, Verdict, Walker, drive, walker
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side
@@ -43,12 +43,18 @@ class Forest:
     forwarded: list[int]
     origin: Int[Tensor, " trees"]
     probability: Float[Tensor, " trees"]
-    packed: Int[Tensor, "trees nodes"]
+    rows: list[Row]
     logits: Tensor
 
     def nodes(self, plan: Plan, rows: Int[Tensor, " rows"]) -> Nodes:
         """What the walks need to know about these trees, which may repeat."""
-        return Nodes(plan.scheme, plan.sampling, self.drafts.select(rows), self.packed[rows], self.logits[rows])
+        return Nodes(
+            plan.scheme,
+            plan.sampling,
+            self.drafts.select(rows),
+            [self.rows[i] for i in rows.tolist()],
+            self.logits[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -150,8 +156,8 @@ def all_trees(state: State, plan: Plan) -> Forest:
             state, drafts = select(state, rows.tolist()), drafts.select(rows)
             drafts.fill(scheme, list(group), drafted)
             origin, probability = origin[rows], probability[rows] * weight
-    packed = drafts.packed()
-    return Forest(state, drafts, forwarded, origin, probability, packed, score(state, drafts, packed))
+    trees = rows_of(drafts)
+    return Forest(state, drafts, forwarded, origin, probability, trees, score(state, drafts, trees))
 
 
 def all_draws(

@@ -92,8 +92,8 @@ class Info:
             self.accepted += len(ending.path)
             self.bonus += ending.weights is None
             self.corrected += ending.weights is not None
-            self.nodes += len(nodes.rows[row].child)
-            if nodes.rows[row].child:
+            self.nodes += len(nodes.rows[row].slots) - 1
+            if nodes.rows[row].children:
                 self.count_path(nodes, row, ending.path)
 
     def count_path(self, nodes: "Nodes", row: int, path: list[int]) -> None:

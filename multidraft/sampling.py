@@ -44,6 +44,11 @@ class Sampling:
         distributions.check_sampling(self.temperature, self.top_k, self.top_p)
 
     @property
+    def is_softmax(self) -> bool:
+        """Whether it costs next to nothing beside the logits, so that it may be done at every node at once."""
+        return self.before is None and self.after is None and self.top_p is None
+
+    @property
     def looks_back(self) -> bool:
         """Whether the sequences that lead to the nodes are needed."""
         return any(part is not None and part.looks_back for part in (self.before, self.after))

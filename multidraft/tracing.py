@@ -138,7 +138,7 @@ def describe_step(nodes: Nodes, row: int, listener: Listener, ending: Ending, la
 def describe_nodes(nodes: Nodes, row: int, drawn: list[Tensor]) -> list[dict[str, Any]]:
     """Every node: its token, the node above, and what was drafted at it."""
     tree = nodes.rows[row]
-    above = {child: node for (node, _), child in tree.child.items()}
+    above = {child: node for node, children in tree.children.items() for child in children.values()}
     numbers = numbers_by_slot(nodes.drafts.tree, drawn)
     described = []
     for node in (0, *sorted(above)):

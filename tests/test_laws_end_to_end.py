@@ -193,8 +193,8 @@ def odds(name: str, tree: str, walk: str, rows: int, tokens: int) -> float:
 
 @pytest.mark.parametrize(("name", "walk"), [("iid:lorenz", "deferred"), ("anchored:lorenz", "commit")])
 def test_samples_of_the_loop_agree_with_the_target(name, walk):
-    """Chi-square over 12,000 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
-    p = odds(name, "2x2x1", walk, rows=60, tokens=200)
+    """Chi-square over 19,200 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
+    p = odds(name, "2x2x1", walk, rows=60, tokens=320)
     assert p > FALSE_ALARM, f"chi-square p = {p:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e9 seeds"
 
 
@@ -267,7 +267,7 @@ def test_enumeration_catches_the_biased_twin(twin, tree, vocabulary):
 def test_samples_catch_the_biased_twin(twin):
     """The same statistic, size and threshold as for the right ones."""
     name, walk = twin
-    assert odds(name, "2x2x1", walk, rows=60, tokens=200) < FALSE_ALARM
+    assert odds(name, "2x2x1", walk, rows=60, tokens=320) < FALSE_ALARM
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A few sure tokens and independent draws among the others, with a top-up for every duplicate (ours)."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,11 @@ class Anchored(Law):
         return self.drafts > 1 if self.anchors is None else self.anchors > 0
 
     @property
+    def draws_one(self) -> bool:
+        """Without an anchor, whatever its empty positions."""
+        return super().draws_one and not self.has_anchors
+
+    @property
     def width(self) -> int:
         """n positions for anchors, n for draws, n - 1 for top-ups."""
         return 3 * self.drafts - 1 if self.top_up else 2 * self.drafts
@@ -103,13 +109,13 @@ class Anchored(Law):
     ) -> Int[Tensor, "*batch width"]:
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
         n, anchors = self.drafts, self.anchor_tokens(draft)
-        draws = pick(self.others(draft, anchors), uniform[..., n : 2 * n])
-        if self.has_anchors:
+        found = self.has_anchors and bool((anchors >= 0).any())
+        draws = pick(without(draft, anchors) if found else draft, uniform[..., n : 2 * n])
+        if found:
             free = (anchors < 0).sum(-1, keepdim=True)
             draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
         drafted = torch.cat([anchors, draws], -1)
-        duplicates = int(is_duplicate(draws).sum(-1).max()) if self.top_up and n > 1 and draws.numel() else 0
-        for j in range(2 * n, 2 * n + duplicates):
+        for j in range(2 * n, 2 * n + most_repeats(draws) if self.top_up and n > 1 else 0):
             drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
         return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)
 
@@ -117,6 +123,17 @@ class Anchored(Law):
         """The distinct tokens in the order in which they first came."""
         if self.drafts == 1 and not self.has_anchors:
             return drafted[..., 1:2]
-        empty = is_duplicate(drafted) | (drafted < 0)
-        order = empty.to(torch.int8).argsort(dim=-1, stable=True)[..., : self.drafts]
-        return drafted.masked_fill(empty, -1).gather(-1, order)
+        distinct = [list(filled(row)) for row in drafted.reshape(-1, drafted.shape[-1]).tolist()]
+        padded = [(tokens + [-1] * self.drafts)[: self.drafts] for tokens in distinct]
+        return torch.tensor(padded, dtype=torch.int64, device=drafted.device).view(*drafted.shape[:-1], self.drafts)
+
+
+def filled(positions: list[int]) -> dict[int, int]:
+    """The tokens at some positions in the order in which they first came, each with how often."""
+    return Counter(token for token in positions if token >= 0)
+
+
+def most_repeats(draws: Int[Tensor, "*batch draws"]) -> int:
+    """The largest number of draws in a row that were there before."""
+    counts = map(filled, draws.reshape(-1, draws.shape[-1]).tolist())
+    return max((sum(count.values()) - len(count) for count in counts), default=0)

@@ -16,6 +16,7 @@ class Distinct(Law):
 
     name = "distinct"
     distinct = False
+    draws_one = False  # `draft` has a dimension more
 
     def batch(self, draft: Tensor) -> torch.Size:
         """The leading shape, without the dimension of the draft distributions."""

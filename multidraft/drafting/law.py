@@ -47,6 +47,11 @@ class Law(ABC):
         """Uniform numbers that one tuple takes: one a position, and one for whether to draft at all."""
         return self.width + (self.draft_probability < 1)
 
+    @property
+    def draws_one(self) -> bool:
+        """Whether a tuple is a single token drawn from q itself, and never empty."""
+        return self.drafts == 1 and self.draft_probability == 1
+
     def batch(self, draft: Tensor) -> torch.Size:
         """The leading shape: one tuple is drawn for each of its entries."""
         return draft.shape[:-1]
@@ -143,10 +148,9 @@ def without(
     if tokens.shape[-1] == 0:
         return draft
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
-    extended = torch.cat([draft, torch.zeros_like(draft[..., :1])], -1).scatter(-1, index, 0.0)
-    left = extended[..., :-1]
+    left = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
     total, tiny = left.sum(-1, keepdim=True), torch.finfo(left.dtype).tiny
-    return torch.where(total >= tiny, left / total.clamp(min=tiny), 0.0)  # a subnormal total has lost its digits
+    return left / torch.where(total >= tiny, total, torch.inf)  # a subnormal total has lost its digits
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

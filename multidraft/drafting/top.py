@@ -16,6 +16,8 @@ class Top(Law):
 
     name = "top"
 
+    draws_one = False
+
     def conditional(
         self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
     ) -> Float[Tensor, "*batch vocabulary"]:

@@ -15,8 +15,7 @@ from multidraft.errors import AdviceError
 from multidraft.transport import optimal_iid
 from multidraft.verification.lorenz import SUPPORT, Schedule, schedule, shifted
 
-LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between,
-LOST = 0.02  # and where resets lose some of the target
+LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between
 
 
 @dataclass(frozen=True)
@@ -73,21 +72,22 @@ class Case:
         return left.tril() / (self.plan.Q[: self.size] - shifted(self.ends))[:, None]
 
 
-def first_case(recording: Recording, drafts: int, top_k: int) -> Case:
-    """The first position whose optimum lies between LOW and HIGH and whose resets lose LOST at least.
+def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:
+    """Of the positions whose optimum lies between LOW and HIGH, the one where resets lose most of the target.
 
     The draft is cut to its `top_k` likeliest tokens, the target stays whole. Raises AdviceError where none will do.
     """
     target, draft = distribution(recording.target.double()), distribution(recording.draft.double(), top_k=top_k)
     optimum = optimal_iid(target, draft, drafts)
     lost = (target * (draft > 0)).sum(-1) - optimum
-    found = ((optimum >= LOW) & (optimum <= HIGH) & (lost >= LOST)).nonzero()[:, 0].tolist()
-    if not found:
+    between = (optimum >= LOW) & (optimum <= HIGH)
+    if not between.any():
         raise AdviceError(
-            f"the optimum with {drafts} drafts lies between {LOW} and {HIGH}, with a loss of {LOST} or more at resets, "
-            f"at none of {len(optimum)} positions; record more with --new-tokens, or change --drafts or --top-k"
+            f"the optimum with {drafts} drafts lies between {LOW} and {HIGH} at none of {len(optimum)} positions; "
+            "record more with --new-tokens, or change --drafts or --top-k"
         )
-    return Case(found[0], drafts, schedule(target[found[0]], draft[found[0]], torch.tensor(drafts)))
+    position = int(torch.where(between, lost, -1.0).argmax())
+    return Case(position, drafts, schedule(target[position], draft[position], torch.tensor(drafts)))
 
 
 def draw(case: Case, names: list[str], path: Path) -> None:

@@ -7,7 +7,6 @@ from jaxtyping import Float
 
 from multidraft.enumeration import Conditional, Forest
 from multidraft.errors import AdviceError
-from multidraft.nodes import Row
 from multidraft.optional import solver
 from multidraft.transport.linear_program import EXACT
 
@@ -19,10 +18,10 @@ MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 def realised_trees(forest: Forest) -> dict[Realised, float]:
     """The trees that can be drawn with their probabilities; drafts that differ in their order alone are one tree."""
     trees: dict[Realised, float] = {}
-    for index, probability in enumerate(forest.probability.tolist()):
+    for row, probability in zip(forest.rows, forest.probability.tolist(), strict=True):
         tokens: dict[int, Tokens] = {0: ()}
-        for (node, token), child in sorted(Row(forest.drafts, index).child.items()):
-            tokens[child] = (*tokens[node], token)
+        for node, children in sorted(row.children.items()):
+            tokens |= {child: (*tokens[node], token) for token, child in children.items()}
         tree = frozenset(tokens.values()) - {()}
         trees[tree] = trees.get(tree, 0.0) + probability
     return trees

@@ -25,10 +25,11 @@ def anchored_lorenz(
     top-ups this is optimal: p(anchors) + alpha*(p, q', draws).
     """
     anchors, draws, top_ups = law.parts(drafted)
-    if law.drafts == 1 and not law.has_anchors:  # the anchor's position is empty
-        one = lorenz(target, draft, draws, law)
-        accept = torch.nn.functional.pad(one.accept, (1, 0))
-        return Outcome(accept, lambda: one.residual, drafted, lambda: one.rest)
+    may_have_anchors = law.has_anchors and (law.draft_probability < 1 or most_filled(anchors) > 0)
+    if not may_have_anchors and not most_filled(top_ups):
+        drawn = lorenz(target, draft, draws, law)
+        accept = torch.nn.functional.pad(drawn.accept, (law.drafts, top_ups.shape[-1]))
+        return Outcome(accept, lambda: drawn.residual, drafted, lambda: drawn.rest)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
     verified = verify_draws(target, law.others(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
     alive, left = (1 - verified.accept.sum(-1)).clamp(min=0), None

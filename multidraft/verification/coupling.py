@@ -31,6 +31,14 @@ def overlap(
     return over, torch.maximum(rejected, over.sum(-1)).clamp(min=torch.finfo(law.dtype).tiny)
 
 
+def residual(
+    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], accept: float
+) -> Float[Tensor, " vocabulary"]:
+    """Probability of emitting each token otherwise than as the one that was drawn from `law` and claims `accept`."""
+    over, rejected = overlap(target, law)
+    return over.mul_((1 - accept) / float(rejected))
+
+
 def couple(
     target: Float[Tensor, "*batch vocabulary"],
     law: Float[Tensor, "*batch vocabulary"],

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from multidraft.distributions import descending
 from multidraft.drafting.law import Law
+from multidraft.verification import lorenz_loops
 from multidraft.verification.coupling import claim, overlap
+from multidraft.verification.lorenz_loops import SUPPORT
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
 
 TINY = torch.finfo(torch.float64).tiny
 NOTHING = 1e-22  # a probability that no float64 sum can see
-SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,21 @@ class Schedule:
         width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=TINY)
         loss = torch.minimum(self.drop.gather(-1, k) * q * through / width, p).masked_fill(following == size, 0.0)
         return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > SUPPORT, loss, p))
+
+    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Probability of emitting each draw: in stage c the first c are active and share what does not survive it."""
+        size = self.order.shape[-1]
+        rank = torch.empty_like(self.order).scatter_(
+            -1, self.order, torch.arange(size, device=draws.device).expand_as(self.order)
+        )
+        place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
+        ends = torch.nn.functional.pad(place, (0, 1), value=size)
+        active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
+        through = (active * self.log_survive.gather(-1, ends).diff()).exp()
+        alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
+        each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
+        accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
+        return torch.empty_like(accept).scatter_(-1, order, accept)
 
 
 @dataclass(frozen=True)
@@ -112,22 +128,6 @@ def log_survival(
     return padded(s.clamp_(min=NOTHING).log_().cumsum(-1))
 
 
-def accept_draws(plan: Schedule, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-    """Probability of emitting each draw: in stage c the first c draws are active and share what does not survive it."""
-    size = plan.order.shape[-1]
-    rank = torch.empty_like(plan.order).scatter_(
-        -1, plan.order, torch.arange(size, device=draws.device).expand_as(plan.order)
-    )
-    place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
-    ends = torch.nn.functional.pad(place, (0, 1), value=size)
-    active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-    through = (active * plan.log_survive.gather(-1, ends).diff()).exp()
-    alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
-    each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
-    accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
-    return torch.empty_like(accept).scatter_(-1, order, accept)
-
-
 def verify_draws(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
@@ -138,21 +138,15 @@ def verify_draws(
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
     if int(count.max()) <= 1:
         return verify_one(target, draft, draws, draft_probability)
-    index = support(draft)
-    if index is None:
-        plan, ranks = schedule(target, draft, count, draft_probability), draws
-        unclaimed = plan.unclaimed
-    else:
-        plan = schedule(target.gather(-1, index), draft.gather(-1, index), count, draft_probability)
-        unclaimed = lambda: target.double().scatter(-1, index, plan.unclaimed())  # noqa: E731
-        ranks = torch.where(draws >= 0, (index[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1), -1)
+    planned = lorenz_loops.schedule if lorenz_loops.usable(draft) else drawable_schedule
+    plan = planned(target, draft, count, draft_probability)
 
     def chance() -> tuple[Tensor, Tensor]:
         wanted = (target.sum(-1, dtype=torch.float64) - plan.optimum).clamp(min=0)
         rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
         return rejected, wanted / rejected
 
-    return Verified(accept_draws(plan, ranks), unclaimed, chance)
+    return Verified(plan.accept(draws), plan.unclaimed, chance)
 
 
 def verify_one(
@@ -169,10 +163,42 @@ def verify_one(
     return Verified(torch.nn.functional.pad(accept[..., None], (0, draws.shape[-1] - 1)), lambda: left()[0], chance)
 
 
-def support(draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch support"] | None:
-    """The tokens that can be drafted, where they are few enough for a short sort to pay; shorter rows are filled up."""
+@dataclass(frozen=True)
+class Truncated:
+    """The schedule of some tokens, which hold all that can be drafted."""
+
+    target: Float[Tensor, "*batch vocabulary"]
+    tokens: Int[Tensor, "*batch some"]
+    plan: Schedule
+
+    @property
+    def optimum(self) -> Float[Tensor, "*batch"]:
+        """alpha*."""
+        return self.plan.optimum
+
+    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Probability of emitting each draw."""
+        ranks = (self.tokens[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1)
+        return self.plan.accept(torch.where(draws >= 0, ranks, -1))
+
+    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+        """R = p - r, by token; all of p where nothing can be drafted."""
+        return self.target.double().scatter(-1, self.tokens, self.plan.unclaimed())
+
+
+def drawable_schedule(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    count: Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
+) -> Schedule | Truncated:
+    """The schedule of the tokens that can be drafted alone, where they are few enough for a short sort to pay."""
     size = max(int((draft > 0).sum(-1).max()), 1)
-    return draft.topk(size, -1).indices if 2 * size < draft.shape[-1] else None
+    if 2 * size >= draft.shape[-1]:
+        return schedule(target, draft, count, draft_probability)
+    tokens = draft.topk(size, -1).indices  # shorter rows are filled up
+    plan = schedule(target.gather(-1, tokens), draft.gather(-1, tokens), count, draft_probability)
+    return Truncated(target, tokens, plan)
 
 
 def lorenz(

@@ -29,19 +29,19 @@ def curves(
 ) -> None:
     """Draw the Lorenz curve beside F, and the schedule that the rule makes of them, at a recorded position.
 
-    It is the first position of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8, and
-    whose resets lose 2 % of the target or more.
+    Of the positions of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8, it is the one
+    where resets lose most of the target.
     """
     from multidraft.capture import capture
     from multidraft.commands.generate import context
-    from multidraft.studies.curves import draw, first_case
+    from multidraft.studies.curves import draw, telling_case
 
     pictures.check(out)
     prompt = read_prompts(None, prompts, 1)
     pair = load(target, draft)
     encode(prompt, pair.tokenizer, context(pair))
     [recording] = capture(pair.target, pair.draft, [prompt[0].tokens], new_tokens, seed)
-    case = first_case(recording, drafts, top_k)
+    case = telling_case(recording, drafts, top_k)
     names = [piece(pair.tokenizer, token) for token in case.tokens]
     draw(case, names, out)
     if as_json:

@@ -1,0 +1,202 @@
+"""The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.schedule`, several times faster.
+
+One loop over the drafted tokens takes the place of some sixty passes, and only tokens that can be drafted are sorted.
+Needs Numba; without it `lorenz` works as on a GPU. `tests/test_lorenz_loops.py` holds the two together.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+try:
+    from numba import njit
+except ImportError:  # lorenz then never calls anything below
+    njit = None
+
+SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
+SMALLEST = np.finfo(np.float64).tiny
+STEPS, CONVERGED = 40, 1e-15
+
+
+def usable(values: Tensor) -> bool:
+    """Whether the loops can run: on a CPU, and with Numba."""
+    return njit is not None and values.device.type == "cpu"
+
+
+@dataclass(frozen=True)
+class Row:
+    """The schedule of one row; positions count its drafted tokens sorted by p/q, largest first."""
+
+    target: np.ndarray  # (vocabulary,)
+    draft: np.ndarray  # (vocabulary,), not normalised
+    order: np.ndarray  # position -> token
+    columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
+    optimum: float
+
+    def accept(self, draws: np.ndarray) -> np.ndarray:
+        """Probability of emitting each draw."""
+        return accept(self.order, self.columns[3], draws)
+
+    def unclaimed(self) -> np.ndarray:
+        """R = p - r, by token."""
+        return unclaimed(self.target, self.draft, self.order, self.columns)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The schedules of all rows."""
+
+    rows: list[Row]
+    shape: torch.Size  # of the target
+
+    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Probability of emitting each draw."""
+        lines = draws.reshape(-1, draws.shape[-1]).numpy()
+        accepted = [row.accept(line) for row, line in zip(self.rows, lines, strict=True)]
+        return torch.from_numpy(np.stack(accepted)).view(draws.shape)
+
+    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+        """R = p - r, by token."""
+        return torch.from_numpy(np.stack([row.unclaimed() for row in self.rows])).view(self.shape)
+
+    @property
+    def optimum(self) -> Float[Tensor, "*batch"]:
+        """alpha*."""
+        return torch.tensor([row.optimum for row in self.rows], dtype=torch.float64).view(self.shape[:-1])
+
+
+def schedule(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    count: Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
+) -> Schedule:
+    """The optimal schedule for `count` i.i.d. drafts, row by row."""
+    size = target.shape[-1]
+    lines = target.detach().double().reshape(-1, size).numpy(), draft.detach().double().reshape(-1, size).numpy()
+    rows = zip(*lines, count.flatten().tolist(), strict=True)
+    return Schedule([row_of(p, q, n, float(draft_probability)) for p, q, n in rows], target.shape)
+
+
+def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
+    """The schedule of one row."""
+    tokens, rising, total = candidates(p, q)
+    order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
+    columns, optimum = phases(p, q, order, total, count if total > 0 else 0, a)
+    return Row(p, q, order, columns, optimum)
+
+
+def compiled(function: Callable) -> Callable:
+    """The loop compiled when it is first called, and kept on disk."""
+    plain = inspect.unwrap(function)  # without what checks its types in tests
+    return plain if njit is None else njit(cache=True, error_model="numpy")(plain)
+
+
+@compiled
+def candidates(p, q):
+    """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
+    total = q.sum()
+    least = SUPPORT * max(total, SMALLEST)
+    tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
+    for token in range(q.size):
+        if q[token] > least:
+            tokens[found], rising[found] = token, -p[token] / q[token]
+            found += 1
+    return tokens[:found], rising[:found], total
+
+
+@compiled
+def phases(p, q, order, total, n, a):
+    """Q, T, drop and s at every position (docs/theory.md), and alpha*."""
+    columns = np.empty((4, order.size))
+    Q, P, M, T, x = 0.0, 0.0, 0.0, 0.0, 1.0
+    for k in range(order.size):
+        token = order[k]
+        P, Q = P + p[token], min(Q + q[token] / total, 1.0)
+        D = a * (1 - power(1 - Q, n)) - P
+        drop, M = M - D, min(M, D)
+        m = p[order[k + 1]] * total / q[order[k + 1]] if k + 1 < order.size else 0.0
+        x = last_root(max(P + M - m * Q, 0.0), m, n, a, x)
+        before = Q - T
+        T = Q if drop > 0 else max(T, min(1 - x, Q))
+        columns[0, k], columns[1, k], columns[2, k] = Q, T, drop
+        columns[3, k] = (Q - T) / before if before > 0 else 1.0  # an empty phase lets everything through
+    return columns, P + M
+
+
+@compiled
+def power(x, n):
+    """x^n by repeated squaring."""
+    result = 1.0
+    while n > 0:
+        if n & 1:
+            result *= x
+        x, n = x * x, n >> 1
+    return result
+
+
+@compiled
+def last_root(c, m, n, a, guess):
+    """1 - t for the smallest t in [0, 1] with a (1 - (1 - t)^n) - m t = c, and 1 where every t is a root.
+
+    As in `roots`; Newton's method goes on from the root before where that is above this one.
+    """
+    if n == 0:
+        return 1.0
+    if n == 1:
+        return 1 - c / (a - m) if a != m else 1.0
+    if n == 2:
+        b = 2 * a - m
+        slope = b + np.sqrt(max(b * b - 4 * a * c, 0.0))
+        return 1 - 2 * c / slope if slope > 0 else 1.0
+    d = c + m - a
+    rest = power(guess, n - 1)
+    x = guess if a * n * rest > m and (a * rest - m) * guess + d >= 0 else max(1 - c / a, 0.0) ** (1 / n)
+    for _ in range(STEPS):
+        rest = power(x, n - 1)
+        value = (a * rest - m) * x + d
+        if value <= CONVERGED * max(1.0, n / 4):
+            break
+        x -= value / (a * n * rest - m + SUPPORT)
+    return x
+
+
+@compiled
+def accept(order, survive, draws):
+    """Probability of emitting each draw: in stage c the first c draws are active and share what does not survive it."""
+    accepted, places = np.zeros(draws.size), np.full(draws.size, order.size)
+    for place in range(order.size):
+        for j in range(draws.size):
+            if draws[j] == order[place]:
+                places[j] = place
+    by_place, alive = np.argsort(places), 1.0
+    for c in range(draws.size):
+        end = places[by_place[c + 1]] if c + 1 < draws.size else order.size
+        through = 1.0
+        for place in range(places[by_place[c]], end):
+            through *= survive[place]
+        lost = alive * (1 - power(through, c + 1))
+        alive -= lost
+        for j in by_place[: c + 1]:
+            accepted[j] += lost / (c + 1)
+    return accepted
+
+
+@compiled
+def unclaimed(p, q, order, columns):
+    """R = p - r: nothing after the last reset, and before one a share of its drop; p where nothing can be drafted."""
+    left, total = p.copy(), q.sum()
+    share = 0.0  # of the next reset's drop, for each unit of draft mass
+    for k in range(order.size - 1, -1, -1):
+        Q, drop, token = columns[0, k], columns[2, k], order[k]
+        if drop > 0:
+            share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), SMALLEST)
+        else:
+            share *= columns[3, k]
+        left[token] = min(share * q[token] / total, p[token])
+    return left
