@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft import loops
 from multidraft.errors import AdviceError
 
 BELOW_ONE = 1 - 2.0**-52
@@ -104,9 +105,12 @@ def pick(
     >>> pick(torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.2, 0.25, 0.9]))
     tensor([0, 2, 2])
     """
+    uniform = uniform.double().clamp(max=BELOW_ONE)  # times any sum it stays below that, whatever is rounded
+    if loops.usable(weights) and uniform.device == weights.device:
+        return loops.pick(weights, uniform)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    point = uniform.double().clamp(max=BELOW_ONE) * total  # below the total, whatever is rounded
+    point = uniform * total
     index = torch.searchsorted(cumulative, point, right=True)
     return torch.where(total > 0, index, -1)
 

@@ -101,8 +101,8 @@ class Drafts:
         draft = {slot: distribution[rows] for slot, distribution in self.draft.items()}
         roots = None if self.roots is None else [self.roots[row] for row in rows.tolist()]
         likelihoods = [(slots, likelihood[rows]) for slots, likelihood in self.likelihoods]
-        tensors = (self.tokens, self.alias, self.sees, self.drafted)
-        return Drafts(self.tree, self.repeats, *(tensor[rows] for tensor in tensors), draft, likelihoods, roots)
+        tokens, alias, sees, drafted = self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows]
+        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, likelihoods, roots)
 
     def likelihood(self) -> list[dict[int, float]]:
         """For every row the probability of each slot's token under the draft distribution above it."""

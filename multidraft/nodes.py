@@ -94,7 +94,7 @@ class Nodes:
         @cache
         def left() -> Tensor:
             target, draft = self.target([row], (node,))[0], self.draft([row], (node,))[0]
-            return residual(weight * target.double(), draft.double(), accept)
+            return residual(target, draft, weight, accept)
 
         children = (Child(slot, accept, ratio),) if accept > NOTHING else ()
         return Verdict(children, left, lambda: float(left().sum()))
@@ -106,8 +106,11 @@ class Nodes:
         nodes, weights = zip(*(asked[row] for row in rows), strict=True)
         target, draft, tuples = self.target(rows, nodes), self.draft(rows, nodes), self.tuples(rows, nodes, scheme.law)
         outcome = scheme.verify(scaled(target, weights), draft, tuples)
-        plain = zip(rows, nodes, tuples.tolist(), outcome.accept.tolist(), strict=True)
-        return {row: self.verdict(row, *numbers, ratios, outcome, i) for i, (row, *numbers) in enumerate(plain)}
+        claims = enumerate(zip(rows, nodes, tuples.tolist(), outcome.accept.tolist(), strict=True))
+        return {
+            row: self.verdict(row, node, tokens, accept, ratios, outcome, i)
+            for i, (row, node, tokens, accept) in claims
+        }
 
     def verdict(
         self,

@@ -3,12 +3,15 @@
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft import loops
 from multidraft.distributions import most_likely, pick
 from multidraft.drafting.law import Law, is_duplicate, without
+from multidraft.loops import compiled
 
 
 def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
@@ -31,6 +34,20 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
     return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
+
+
+@compiled
+def anchor_lines(draft, drafts, wanted):
+    """Every row's anchors on a CPU: `wanted` of them or, where that is negative, as many as the rule says."""
+    anchors = np.full((len(draft), drafts), -1)
+    for row in range(len(draft)):
+        rest = draft[row].astype(np.float64)
+        for j in range(drafts if wanted < 0 else wanted):
+            top = rest.argmax()
+            if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < rest.sum()):
+                break
+            anchors[row, j], rest[top] = top, 0.0
+    return anchors
 
 
 CLEARLY = 0.99  # the most likely token times the drafts: below it no token is an anchor, whatever is rounded
@@ -69,11 +86,13 @@ class Anchored(Law):
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
-        likely = self.has_anchors and (
-            self.anchors is not None or bool((draft.amax(-1) * self.drafts >= CLEARLY).any())
-        )
-        if not likely:
-            return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
+        shape = (*draft.shape[:-1], self.drafts)
+        if self.has_anchors and loops.usable(draft):
+            wanted = -1 if self.anchors is None else self.anchors
+            return torch.from_numpy(anchor_lines(loops.lines(draft), self.drafts, wanted)).view(shape)
+        clear = self.anchors is None and not (draft.amax(-1) * self.drafts >= CLEARLY).any()
+        if not self.has_anchors or clear:
+            return torch.full(shape, -1, device=draft.device)
         top = most_likely(draft, self.drafts)
         count = count_of(draft, top)[..., None] if self.anchors is None else self.anchors
         return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)

@@ -4,10 +4,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft import loops
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import at_each
+from multidraft.verification import anchored_loops
 from multidraft.verification.coupling import couple
-from multidraft.verification.lorenz import lorenz, verify_draws
+from multidraft.verification.lorenz import verify_draws
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
 
@@ -25,12 +27,9 @@ def anchored_lorenz(
     top-ups this is optimal: p(anchors) + alpha*(p, q', draws).
     """
     anchors, draws, top_ups = law.parts(drafted)
-    may_have_anchors = law.has_anchors and (law.draft_probability < 1 or most_filled(anchors) > 0)
-    if not may_have_anchors and not most_filled(top_ups):
-        drawn = lorenz(target, draft, draws, law)
-        accept = torch.nn.functional.pad(drawn.accept, (law.drafts, top_ups.shape[-1]))
-        return Outcome(accept, lambda: drawn.residual, drafted, lambda: drawn.rest)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
+    if loops.usable(target, draft):
+        return anchored_loops.verify(target, draft, drafted, known, law)
     verified = verify_draws(target, law.others(draft, known), draws, (known < 0).sum(-1), law.draft_probability)
     alive, left = (1 - verified.accept.sum(-1)).clamp(min=0), None
     of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)

@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft import loops
+
 
 def claim(
     target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]
@@ -32,10 +34,15 @@ def overlap(
 
 
 def residual(
-    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], accept: float
+    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:
-    """Probability of emitting each token otherwise than as the one that was drawn from `law` and claims `accept`."""
-    over, rejected = overlap(target, law)
+    """Probability of emitting each token otherwise than as the one that was drawn from `law` and claims `accept`.
+
+    The target is scaled to `weight`.
+    """
+    if loops.usable(target, law):
+        return loops.residual(target, law, weight, accept)
+    over, rejected = overlap(weight * target.double(), law.double())
     return over.mul_((1 - accept) / float(rejected))
 
 

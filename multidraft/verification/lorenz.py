@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft import loops
 from multidraft.distributions import descending
 from multidraft.drafting.law import Law
 from multidraft.verification import lorenz_loops
@@ -137,8 +138,9 @@ def verify_draws(
 ) -> Verified:
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
     if int(count.max()) <= 1:
-        return verify_one(target, draft, draws, draft_probability)
-    planned = lorenz_loops.schedule if lorenz_loops.usable(draft) else drawable_schedule
+        possible = draft if int(count.min()) == 1 else draft * (count > 0)[..., None]
+        return verify_one(target, possible, draws, draft_probability)
+    planned = lorenz_loops.schedule if loops.usable(target, draft) else drawable_schedule
     plan = planned(target, draft, count, draft_probability)
 
     def chance() -> tuple[Tensor, Tensor]:

@@ -1,11 +1,9 @@
 """The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.schedule`, several times faster.
 
 One loop over the drafted tokens takes the place of some sixty passes, and only tokens that can be drafted are sorted.
-Needs Numba; without it `lorenz` works as on a GPU. `tests/test_lorenz_loops.py` holds the two together.
+`tests/test_loops.py` compares the two.
 """
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,19 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-try:
-    from numba import njit
-except ImportError:  # lorenz then never calls anything below
-    njit = None
+from multidraft.loops import SMALLEST, compiled, lines
 
 SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
-SMALLEST = np.finfo(np.float64).tiny
 STEPS, CONVERGED = 40, 1e-15
-
-
-def usable(values: Tensor) -> bool:
-    """Whether the loops can run: on a CPU, and with Numba."""
-    return njit is not None and values.device.type == "cpu"
 
 
 @dataclass(frozen=True)
@@ -34,6 +23,7 @@ class Row:
 
     target: np.ndarray  # (vocabulary,)
     draft: np.ndarray  # (vocabulary,), not normalised
+    total: float  # of the draft
     order: np.ndarray  # position -> token
     columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
     optimum: float
@@ -44,7 +34,7 @@ class Row:
 
     def unclaimed(self) -> np.ndarray:
         """R = p - r, by token."""
-        return unclaimed(self.target, self.draft, self.order, self.columns)
+        return unclaimed(self.target, self.draft, self.total, self.order, self.columns)
 
 
 @dataclass(frozen=True)
@@ -56,8 +46,7 @@ class Schedule:
 
     def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Probability of emitting each draw."""
-        lines = draws.reshape(-1, draws.shape[-1]).numpy()
-        accepted = [row.accept(line) for row, line in zip(self.rows, lines, strict=True)]
+        accepted = [row.accept(line) for row, line in zip(self.rows, lines(draws), strict=True)]
         return torch.from_numpy(np.stack(accepted)).view(draws.shape)
 
     def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
@@ -77,41 +66,35 @@ def schedule(
     draft_probability: float = 1.0,
 ) -> Schedule:
     """The optimal schedule for `count` i.i.d. drafts, row by row."""
-    size = target.shape[-1]
-    lines = target.detach().double().reshape(-1, size).numpy(), draft.detach().double().reshape(-1, size).numpy()
-    rows = zip(*lines, count.flatten().tolist(), strict=True)
-    return Schedule([row_of(p, q, n, float(draft_probability)) for p, q, n in rows], target.shape)
+    rows = zip(lines(target), lines(draft), count.flatten().tolist(), strict=True)
+    return Schedule([row_of(p, q, n, draft_probability) for p, q, n in rows], target.shape)
 
 
 def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
     """The schedule of one row."""
     tokens, rising, total = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
-    columns, optimum = phases(p, q, order, total, count if total > 0 else 0, a)
-    return Row(p, q, order, columns, optimum)
-
-
-def compiled(function: Callable) -> Callable:
-    """The loop compiled when it is first called, and kept on disk."""
-    plain = inspect.unwrap(function)  # without what checks its types in tests
-    return plain if njit is None else njit(cache=True, error_model="numpy")(plain)
+    columns, optimum = phases(p, q, total, order, count if total > 0 else 0, float(a))
+    return Row(p, q, total, order, columns, optimum)
 
 
 @compiled
 def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
-    total = q.sum()
+    total = 0.0
+    for token in range(q.size):
+        total += q[token]
     least = SUPPORT * max(total, SMALLEST)
     tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
         if q[token] > least:
-            tokens[found], rising[found] = token, -p[token] / q[token]
+            tokens[found], rising[found] = token, -np.float64(p[token]) / np.float64(q[token])
             found += 1
     return tokens[:found], rising[:found], total
 
 
 @compiled
-def phases(p, q, order, total, n, a):
+def phases(p, q, total, order, n, a):
     """Q, T, drop and s at every position (docs/theory.md), and alpha*."""
     columns = np.empty((4, order.size))
     Q, P, M, T, x = 0.0, 0.0, 0.0, 0.0, 1.0
@@ -188,9 +171,9 @@ def accept(order, survive, draws):
 
 
 @compiled
-def unclaimed(p, q, order, columns):
+def unclaimed(p, q, total, order, columns):
     """R = p - r: nothing after the last reset, and before one a share of its drop; p where nothing can be drafted."""
-    left, total = p.copy(), q.sum()
+    left = p.astype(np.float64)
     share = 0.0  # of the next reset's drop, for each unit of draft mass
     for k in range(order.size - 1, -1, -1):
         Q, drop, token = columns[0, k], columns[2, k], order[k]
@@ -198,5 +181,5 @@ def unclaimed(p, q, order, columns):
             share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), SMALLEST)
         else:
             share *= columns[3, k]
-        left[token] = min(share * q[token] / total, p[token])
+        left[token] = min(share * q[token] / total, left[token])
     return left

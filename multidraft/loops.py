@@ -1,0 +1,79 @@
+"""Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
+
+They need Numba. Without it, and on other devices, tensor operations do the same (`tests/test_loops.py` compares them).
+"""
+
+import inspect
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HAS_NUMBA = find_spec("numba") is not None
+SMALLEST = np.finfo(np.float64).tiny
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether loops can run over these: on a CPU, with Numba, and in a precision that it has."""
+    return HAS_NUMBA and all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
+
+
+def compiled(function: Callable) -> Callable:
+    """The loop compiled when it is first called, and kept on disk."""
+    plain = inspect.unwrap(function)  # without what checks its types in tests
+    if not HAS_NUMBA:  # it is never called then
+        return plain
+    from numba import njit
+
+    return njit(cache=True, error_model="numpy")(plain)
+
+
+def lines(values: Tensor) -> np.ndarray:
+    """The rows of a tensor for a loop."""
+    return values.detach().contiguous().view(-1, values.shape[-1]).numpy()
+
+
+def pick(
+    weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
+) -> Int[Tensor, "*batch draws"]:
+    """As `distributions.pick`, which has made sure that no number reaches 1."""
+    return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
+
+
+@compiled
+def pick_lines(weights, uniform):
+    """For each number the first token whose cumulative weight exceeds that part of the sum; -1 without any weight."""
+    tokens = np.full(uniform.shape, -1)
+    for row in range(len(weights)):
+        total = 0.0
+        for weight in weights[row]:
+            total += weight
+        for draw in range(uniform.shape[1] if total > 0 else 0):
+            point, passed, token = uniform[row, draw] * total, 0.0, -1
+            while passed <= point:
+                token += 1
+                passed += weights[row, token]
+            tokens[row, draw] = token
+    return tokens
+
+
+def residual(
+    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
+) -> Float[Tensor, " vocabulary"]:
+    """As `coupling.residual`."""
+    return torch.from_numpy(over(target.numpy(), law.numpy(), weight, accept))
+
+
+@compiled
+def over(target, law, weight, accept):
+    """(1 - accept) (w t - law)_+ / (1 - sum min(w t, law)), for a law that sums to one."""
+    left, above, below = np.empty(target.size), 0.0, 0.0
+    for token in range(target.size):
+        difference = weight * np.float64(target[token]) - np.float64(law[token])
+        left[token] = max(difference, 0.0)
+        above += left[token]
+        below += left[token] - difference
+    return left * ((1 - accept) / max(above, below, SMALLEST))

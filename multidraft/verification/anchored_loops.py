@@ -1,0 +1,127 @@
+"""The Lorenz rule for anchored drafts row by row, for CPUs: the numbers of `anchored_lorenz`, several times faster."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.drafting.anchored import Anchored
+from multidraft.loops import SMALLEST, compiled, lines, over
+from multidraft.verification.lorenz_loops import Row, row_of
+from multidraft.verification.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Coupled:
+    """Where one token is drawn, or none: what `lorenz_loops.Row` is for several."""
+
+    target: np.ndarray  # (vocabulary,)
+    draft: np.ndarray  # (vocabulary,), what the draw comes from; zero where there is none
+    optimum: float
+
+    def accept(self, draws: np.ndarray) -> np.ndarray:
+        """Probability of emitting each draw, of which the first alone may hold a token."""
+        accepted = np.zeros(len(draws))
+        if draws[0] >= 0:
+            accepted[0] = min(self.target[draws[0]] / self.draft[draws[0]], 1.0)
+        return accepted
+
+    def unclaimed(self) -> np.ndarray:
+        """What of the target the draft cannot cover."""
+        return np.maximum(self.target - self.draft, 0.0)
+
+
+class Verified:
+    """One row: what every position of its tuple may claim, and what is left of the target beside."""
+
+    def __init__(self, target: np.ndarray, draft: np.ndarray, drafted: np.ndarray, known: np.ndarray, law: Anchored):
+        n, tiny = law.drafts, np.finfo(draft.dtype).tiny
+        self.anchors, draws, top_ups = drafted[:n], drafted[n : 2 * n], drafted[2 * n :]
+        self.plan = plan_of(target, without(draft, known, tiny), int((known < 0).sum()), law.draft_probability)
+        self.missing = max(float(sum_of(target)) - self.plan.optimum, 0.0)
+        self.rejected = max(1 - self.plan.optimum, self.missing, SMALLEST)
+        self.left: np.ndarray | None = None  # for the sample that may be an anchor; until a top-up R / rejected
+        accept = np.zeros(len(drafted))
+        accept[n : 2 * n] = self.plan.accept(draws)
+        self.alive = max(1 - accept.sum(), 0.0)
+        for j, token in enumerate(top_ups[top_ups >= 0], 2 * n):
+            conditional, left = without(draft, drafted[:j], tiny), self.leftover()
+            claim = min(left[token] / conditional[token], 1.0)
+            self.left, accept[j] = over(left, conditional, 1.0, 0.0), self.alive * claim
+            self.alive *= 1 - claim
+        left = target / self.rejected if self.left is None else self.left  # p(anchors) is left whole by the draws
+        accept[:n] = np.where(self.anchors >= 0, self.alive * left[self.anchors], 0.0)
+        total = self.missing / self.rejected if self.left is None else self.left.sum()
+        self.accept, self.rest = accept, max(self.alive * total - accept[:n].sum(), 0.0)
+
+    def leftover(self) -> np.ndarray:
+        """The target of whatever comes after the draws, and after the top-ups so far."""
+        return self.plan.unclaimed() / self.rejected if self.left is None else self.left
+
+    def residual(self) -> np.ndarray:
+        """Probability of emitting each token otherwise than as a draft."""
+        residual = self.alive * self.leftover()
+        residual[self.anchors[self.anchors >= 0]] = 0.0
+        return residual
+
+
+def verify(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    known: Int[Tensor, "*batch anchors"],
+    law: Anchored,
+) -> Outcome:
+    """The law of the emitted token; `known` are the anchors, drafted or not."""
+    rows = [
+        Verified(p, q, tokens, anchors, law)
+        for p, q, tokens, anchors in zip(lines(target), lines(draft), lines(drafted), lines(known), strict=True)
+    ]
+    accept = torch.from_numpy(np.stack([row.accept for row in rows])).view(drafted.shape)
+    residual = lambda: torch.from_numpy(np.stack([row.residual() for row in rows])).view(target.shape)  # noqa: E731
+    rest = torch.tensor([row.rest for row in rows], dtype=torch.float64).view(target.shape[:-1])
+    return Outcome(accept.to(target.dtype), lambda: residual().to(target.dtype), drafted, rest.to(target.dtype))
+
+
+def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row | Coupled:
+    """The schedule of the draws, or their coupling if there is one at most."""
+    if count > 1:
+        return row_of(target, draft, count, a)
+    law = draft * a if count else np.zeros_like(draft)
+    return Coupled(target, law, float(common(target, law)))
+
+
+@compiled
+def sum_of(values):
+    """The sum, one after another in float64."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+@compiled
+def common(target, law):
+    """sum min(t, law)."""
+    total = 0.0
+    for token in range(target.size):
+        total += min(np.float64(target[token]), np.float64(law[token]))
+    return total
+
+
+@compiled
+def without(draft, tokens, tiny):
+    """As `law.without`, in float64: the distribution renormalised without some tokens, zero below a total of `tiny`."""
+    left, total = draft.astype(np.float64), 0.0
+    for token in tokens:
+        if token >= 0:
+            left[token] = 0.0
+    for probability in left:
+        total += probability
+    if total < tiny:
+        return np.zeros_like(left)
+    for token in range(left.size):
+        left[token] /= total
+    return left
