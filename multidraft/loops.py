@@ -28,7 +28,10 @@ def compiled(function: Callable) -> Callable:
         return plain
     from numba import njit
 
-    return njit(cache=True, error_model="numpy")(plain)
+    try:
+        return njit(cache=True, error_model="numpy")(plain)
+    except RuntimeError:  # there is nowhere to keep it
+        return njit(error_model="numpy")(plain)
 
 
 def lines(values: Tensor) -> np.ndarray:

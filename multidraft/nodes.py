@@ -155,11 +155,10 @@ class Nodes:
         ]
         if not children:
             return {}
-        lines, tokens = torch.tensor([child[2:] for child in children], device=target.device).unbind(-1)
-        likely = target[lines, tokens].tolist()
-        return {
-            (row, slot): p / self.likelihood[row][slot] for (row, slot, *_), p in zip(children, likely, strict=True)
-        }
+        rows, slots, lines, tokens = map(list, zip(*children, strict=True))
+        points = target.numpy() if target.device.type == "cpu" else target  # looks numbers up with less ado
+        likely = zip(rows, slots, points[lines, tokens].tolist(), strict=True)
+        return {(row, slot): p / self.likelihood[row][slot] for row, slot, p in likely}
 
     @cached_property
     def likelihood(self) -> list[dict[int, float]]:
