@@ -85,9 +85,9 @@ def verify(
     return Outcome(accept, residual, drafted, lambda: made([row.rest for row in rows], target[..., 0]))
 
 
-def ratio(target: float, law: float) -> float:
+def ratio(target: np.floating, law: np.floating) -> float:
     """min(1, t / law), which never overflows."""
-    return 1.0 if target >= law else target / law
+    return 1.0 if target >= law else float(target / law)
 
 
 def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row | Coupled:
