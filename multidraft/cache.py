@@ -167,9 +167,9 @@ class TreeCache:
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
-            self._move(chosen, min(moved), max(moved) + 1)
+            self._move(paths, range(min(moved), max(moved) + 1))
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
-        self._settle(chosen.device)
+        self._settle(self.positions.device)
 
     def _path(self, row: int, slots: list[int]) -> list[int]:
         """A row of `chosen` without its padding."""
@@ -181,11 +181,13 @@ class TreeCache:
             )
         return path
 
-    def _move(self, chosen: Int[Tensor, "batch kept"], first: int, last: int) -> None:
-        columns = torch.arange(first, last, device=chosen.device)
-        destination = torch.tensor(self.lengths, device=chosen.device)[:, None] + columns
-        slots = chosen[:, first:last]
-        source = torch.where(slots < 0, destination, self.base + slots)  # a padded column copies a slot onto itself
+    def _move(self, paths: list[list[int]], columns: range) -> None:
+        there = [[length + i for i in columns] for length in self.lengths]
+        here = [  # where a path is over, a slot is copied onto itself
+            [self.base + path[i] if i < len(path) else length + i for i in columns]
+            for path, length in zip(paths, self.lengths, strict=True)
+        ]
+        source, destination = torch.tensor([here, there], device=self.positions.device)
         for block in self.storage.blocks:
             block.move(source, destination)
 

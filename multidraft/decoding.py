@@ -104,7 +104,7 @@ def release(state: State) -> None:
     """Undo an interrupted step of which nothing has been kept: what is pending is dropped."""
     for model in (state.target, state.draft):
         if model is not None:
-            model.keep(torch.full((len(state.root), 0), -1, device=state.root.device))
+            model.keep(torch.full((len(state.root), 0), -1))
     state.used = False
 
 
@@ -202,9 +202,8 @@ def last_weights(nodes: Nodes, row: int, ending: Ending) -> Float[Tensor, " voca
 def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     device = state.root.device
-    state.target.keep(
-        padded([[nodes.rows[r].place[slot] for slot in (0, *e.path)] for r, e in enumerate(endings)], device)
-    )
+    paths = zip(nodes.rows, endings, strict=True)
+    state.target.keep(padded([[row.place[slot] for slot in (0, *ending.path)] for row, ending in paths]))
     missing = [-1] * len(last)
     if state.draft is not None:
         offset = int(max(state.missing) >= 0)
@@ -215,7 +214,7 @@ def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending]
             chosen.append([0] * (state.missing[row] >= 0) + [pending[slot] for slot in read])
             if len(read) <= len(ending.path):
                 missing[row] = nodes.rows[row].token[ending.path[-1]]
-        state.draft.keep(padded(chosen, device))
+        state.draft.keep(padded(chosen))
     moved = torch.tensor([1 + len(ending.path) for ending in endings], device=device)
     position, root, prefixes = state.position + moved, torch.tensor(last, device=device), None
     if state.prefixes is not None:
@@ -230,7 +229,7 @@ def emit(token: list[int], ending: Ending, last: int) -> Emitted:
     return Emitted([token[slot] for slot in ending.path] + [last], ["accepted"] * len(ending.path) + [kind])
 
 
-def padded(lists: list[list[int]], device: torch.device) -> Int[Tensor, "rows longest"]:
+def padded(lists: list[list[int]]) -> Int[Tensor, "rows longest"]:
     """A tensor of rows, filled up with -1."""
     longest = max(map(len, lists))
-    return torch.tensor([row + [-1] * (longest - len(row)) for row in lists], dtype=torch.int64, device=device)
+    return torch.tensor([row + [-1] * (longest - len(row)) for row in lists], dtype=torch.int64)

@@ -97,11 +97,11 @@ def reading(
     """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
     reader = kind(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
     reader = fitted(reader, vocabulary or reader.vocabulary)
-    tokens = padded([prompt[:-1] for prompt in prompts], reader.device)
+    tokens = padded([prompt[:-1] for prompt in prompts]).to(reader.device)
     for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
         chunk = tokens[:, first : first + CHUNK]
         position = torch.arange(first, first + chunk.shape[1], device=reader.device)
         causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()
         reader.forward(chunk.clamp(min=0), position.expand_as(chunk), causal.expand(len(chunk), -1, -1), logits=False)
-        reader.keep(torch.where(chunk >= 0, position - first, -1))
+        reader.keep(torch.where(chunk >= 0, position - first, -1).cpu())
     return reader

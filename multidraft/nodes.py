@@ -154,17 +154,14 @@ class Nodes:
 
     def ratios(self, where: dict[Place, int], target: Float[Tensor, "some vocabulary"]) -> dict[Place, float]:
         """The same; `where` says in which row of `target` a node has its distribution."""
-        children = [
-            (row, slot, line, token)
-            for (row, node), line in where.items()
-            for token, slot in self.rows[row].children.get(node, {}).items()
-        ]
-        if not children:
-            return {}
-        rows, slots, lines, tokens = map(list, zip(*children, strict=True))
-        points = target.numpy() if target.device.type == "cpu" else target  # looks numbers up with less ado
-        likely = zip(rows, slots, points[lines, tokens].tolist(), strict=True)
-        return {(row, slot): p / self.likelihood[row][slot] for row, slot, p in likely}
+        children = [(place, self.rows[place[0]].children.get(place[1], {})) for place in where]
+        points = [(where[place], token) for place, below in children for token in below]
+        likely = iter(look_up(target, points))
+        return {
+            (row, slot): next(likely) / self.likelihood[row][slot]
+            for (row, _), below in children
+            for slot in below.values()
+        }
 
     @cached_property
     def likelihood(self) -> list[dict[int, float]]:
@@ -226,3 +223,11 @@ def scaled(target: Float[Tensor, "asked vocabulary"], weights: tuple[float, ...]
     if len(weights) == 1:
         return target if weights[0] == 1 else target * weights[0]
     return target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
+
+
+def look_up(values: Float[Tensor, "some vocabulary"], points: list[tuple[int, int]]) -> list[float]:
+    """A few numbers, each given by its row and column."""
+    if values.device.type == "cpu":
+        array = values.numpy()
+        return [float(array[point]) for point in points]
+    return values[tuple(torch.tensor(points, device=values.device).T)].tolist() if points else []

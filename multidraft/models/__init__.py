@@ -48,7 +48,7 @@ class LanguageModel(Protocol):
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         """Append the pending slots `chosen[b]` to row b's kept tokens, in that order, and drop all other pending ones.
 
-        A row that keeps fewer than the others has -1 at the end.
+        A row that keeps fewer than the others has -1 at the end. `chosen` is on the CPU, where it was decided.
         """
         ...
 

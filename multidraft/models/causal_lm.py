@@ -86,7 +86,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        self.cache.keep(chosen.to(self.device))
+        self.cache.keep(chosen)
 
     @torch.inference_mode()
     def select(self, rows: Int[Tensor, " rows"]) -> None:

@@ -36,25 +36,30 @@ class Coupled:
 class Verified:
     """One row: what every position of its tuple may claim, and what is left of the target beside."""
 
-    def __init__(self, target: np.ndarray, draft: np.ndarray, drafted: np.ndarray, known: np.ndarray, law: Anchored):
+    def __init__(self, target: np.ndarray, draft: np.ndarray, drafted: list[int], known: list[int], law: Anchored):
         n, tiny = law.drafts, np.finfo(draft.dtype).tiny
-        self.anchors, draws, top_ups = drafted[:n], drafted[n : 2 * n], drafted[2 * n :]
-        self.plan = plan_of(target, without(draft, known, tiny), int((known < 0).sum()), law.draft_probability)
-        self.missing = max(float(sum_of(target)) - self.plan.optimum, 0.0)
+        self.target, self.anchors = target, drafted[:n]
+        draws, top_ups = drafted[n : 2 * n], [t for t in drafted[2 * n :] if t >= 0]
+        others = without(draft, np.array(known), tiny) if max(known) >= 0 else draft
+        self.plan = plan_of(target, others, known.count(-1), law.draft_probability)
+        self.missing = max(sum_of(target) - self.plan.optimum, 0.0)
         self.rejected = max(1 - self.plan.optimum, self.missing, SMALLEST)
         self.left: np.ndarray | None = None  # for the sample that may be an anchor; until a top-up R / rejected
-        accept = np.zeros(len(drafted))
-        accept[n : 2 * n] = self.plan.accept(draws)
-        self.alive = max(1 - accept.sum(), 0.0)
-        for j, token in enumerate(top_ups[top_ups >= 0], 2 * n):
-            conditional, left = without(draft, drafted[:j], tiny), self.leftover()
+        of_draws, of_top_ups = self.plan.accept(np.array(draws)).tolist(), [0.0] * (law.width - 2 * n)
+        self.alive = max(1 - sum(of_draws), 0.0)
+        for j, token in enumerate(top_ups):
+            conditional, left = without(draft, np.array(drafted[: 2 * n + j]), tiny), self.leftover()
             claim = ratio(left[token], conditional[token])
-            self.left, accept[j] = over(left, conditional, 1.0, 0.0), self.alive * claim
+            self.left, of_top_ups[j] = over(left, conditional, 1.0, 0.0), self.alive * claim
             self.alive *= 1 - claim
-        left = target / self.rejected if self.left is None else self.left  # p(anchors) is left whole by the draws
-        accept[:n] = np.where(self.anchors >= 0, self.alive * left[self.anchors], 0.0)
-        total = self.missing / self.rejected if self.left is None else self.left.sum()
-        self.accept, self.rest = accept, max(self.alive * total - accept[:n].sum(), 0.0)
+        of_anchors = [self.alive * self.left_of(anchor) if anchor >= 0 else 0.0 for anchor in self.anchors]
+        total = self.missing / self.rejected if self.left is None else sum_of(self.left)
+        self.accept = of_anchors + of_draws + of_top_ups
+        self.rest = max(self.alive * total - sum(of_anchors), 0.0)
+
+    def left_of(self, anchor: int) -> float:
+        """What is left of an anchor's target; the draws leave it whole."""
+        return float(self.target[anchor]) / self.rejected if self.left is None else float(self.left[anchor])
 
     def leftover(self) -> np.ndarray:
         """The target of whatever comes after the draws, and after the top-ups so far."""
@@ -63,7 +68,7 @@ class Verified:
     def residual(self) -> np.ndarray:
         """Probability of emitting each token otherwise than as a draft."""
         residual = self.alive * self.leftover()
-        residual[self.anchors[self.anchors >= 0]] = 0.0
+        residual[[anchor for anchor in self.anchors if anchor >= 0]] = 0.0
         return residual
 
 
@@ -75,10 +80,8 @@ def verify(
     law: Anchored,
 ) -> Outcome:
     """The law of the emitted token; `known` are the anchors, drafted or not."""
-    rows = [
-        Verified(p, q, tokens, anchors, law)
-        for p, q, tokens, anchors in zip(lines(target), lines(draft), lines(drafted), lines(known), strict=True)
-    ]
+    tuples, anchors = (tokens.reshape(-1, tokens.shape[-1]).tolist() for tokens in (drafted, known))
+    rows = [Verified(*row, law) for row in zip(lines(target), lines(draft), tuples, anchors, strict=True)]
     made = lambda parts, like: torch.from_numpy(np.array(parts)).to(target.dtype).view(like.shape)  # noqa: E731
     accept = made([row.accept for row in rows], drafted)
     residual = lambda: made([row.residual() for row in rows], target)  # noqa: E731
