@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
 from multidraft.drafts import Drafts
-from multidraft.sampling import Prefix, Sampling
+from multidraft.sampling import PerRow, Prefixes, Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome
 from multidraft.verification.coupling import residual
@@ -59,7 +59,7 @@ def rows_of(drafts: Drafts) -> list[Row]:
 class Nodes:
     """The scored tree of every row: target and draft distributions, tuples, and the rule's verdicts."""
 
-    def __init__(self, scheme: Scheme, sampling: Sampling, drafts: Drafts, rows: list[Row], logits: Tensor):
+    def __init__(self, scheme: Scheme, sampling: Sampling | PerRow, drafts: Drafts, rows: list[Row], logits: Tensor):
         self.scheme, self.sampling, self.drafts, self.rows, self.logits = scheme, sampling, drafts, rows, logits
         self.acceptance = 0.0  # at the roots, summed over rows
 
@@ -175,11 +175,11 @@ class Nodes:
         """The target's distribution at one node of each of the rows."""
         if self.sampling.is_softmax:
             return self.at(self.everywhere, rows, nodes)
-        return self.sampling.target(*self.scored(rows, nodes))
+        return self.sampling.at(rows).target(*self.scored(rows, nodes))
 
     def scored(
         self, rows: list[int], nodes: tuple[int, ...]
-    ) -> tuple[Float[Tensor, "asked vocabulary"], list[Prefix] | None]:
+    ) -> tuple[Float[Tensor, "asked vocabulary"], Prefixes | None]:
         """The target's logits at one node of each of the rows, and the sequences that lead there."""
         return self.at(self.logits, rows, nodes), self.drafts.prefixes(zip(rows, nodes, strict=True))
 
