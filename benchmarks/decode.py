@@ -1,15 +1,19 @@
 """Speed of drafting against plain decoding and against Hugging Face's assisted generation, all in one run.
 
     python benchmarks/decode.py [--temperature 0 0.7 1] [--seeds 2] [--new-tokens 128] [--prompts FILE] [--batch 1]
-                                [--compile]
+                                [--compile] [--layers N]
                                 [--case SCHEME TREE WALK] [--target MODEL --draft MODEL] [--measure] [--json]
 
 Every case takes its turn on every prompt before the next prompt comes, so that a noisy machine hits all alike. A speed
 is a ratio of tokens per second of wall-clock time, prompt included, to plain decoding with our loop, in the same run;
 its interval holds 95 % of the bootstrap over prompts and seeds. Tokens a pass do not depend on the machine.
+
+`--layers 24` gives the target layers that change nothing: a larger model of the same distribution, to see what
+drafting gives where a pass of the target costs more.
 """
 
 import argparse
+import copy
 import json
 import random
 import time
@@ -21,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.commands.machine import hardware, versions
@@ -64,6 +69,19 @@ class Runs:
     def rate(self, rows: list[int]) -> float:
         """Tokens per second over some of the runs."""
         return sum(self.tokens[i] for i in rows) / sum(self.seconds[i] for i in rows)
+
+
+def deeper(target: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """The same distribution from more layers: those that are added write nothing to the residual stream."""
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = layers
+    larger = type(target)(config).to(target.dtype).to(target.device)
+    larger.load_state_dict(target.state_dict(), strict=False)
+    for layer in larger.model.layers[target.config.num_hidden_layers :]:
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    larger.generation_config = target.generation_config
+    return larger.eval()
 
 
 def ours(pair, case: Case, prompts: list[list[int]], temperature: float, seed: int, options) -> tuple[int, Info]:
@@ -205,6 +223,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--case", nargs=3, action="append", metavar=("SCHEME", "TREE", "WALK"), help="instead of ours")
     parser.add_argument("--target", default=None)
     parser.add_argument("--draft", default=None)
+    parser.add_argument("--layers", type=int, default=None, help="of the target, those added change nothing")
     parser.add_argument("--compile", action="store_true", help="compile the draft model's steps")
     parser.add_argument("--smallest", type=float, default=SMALLEST, help="smallest claim of the deferred walk")
     parser.add_argument("--measure", action="store_true", help="also acceptance beside the optimum; disturbs the times")
@@ -216,6 +235,8 @@ def main() -> None:
     """Decode everything and print tables, or JSON."""
     options = arguments()
     pair = load(options.target, options.draft)
+    if options.layers:
+        pair = pair._replace(target=deeper(pair.target, options.layers))
     lines = options.prompts.read_text().splitlines()[: options.limit]
     prompts = [pair.tokenizer(json.loads(line)["prompt"])["input_ids"] for line in lines]
     theirs = THEIRS if options.batch == 1 else THEIRS[:1]

@@ -13,77 +13,63 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+from multidraft.blocks import Block, Storage
 from multidraft.errors import AdviceError
 
 
 class BufferLayer(DynamicLayer):
-    """One layer's keys and values, written in place into buffers (batch, heads, capacity, dim) made at first use."""
+    """One layer's keys and values, written in place into buffers (batch, heads, capacity, dim): views into a block."""
 
-    def __init__(self, capacity: int):
+    def __init__(self, storage: Storage):
         super().__init__()
-        self.capacity, self.end = capacity, 0
-        self.buffers: tuple[Tensor, ...] = ()  # keys and values; none yet in a layer that shares another one's
+        self.storage, self.end = storage, 0
+        self.block: Block | None = None  # found at first use; none in a layer that shares another one's buffers
+        self.place = 0
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys and values."""
+        return self.block.contents.layers[self.place] if self.block else ()
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the buffers."""
+        return self.block.contents.capacity if self.block else self.storage.capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.buffers = self._allocate(key_states), self._allocate(value_states)
+        self.storage.capacity = max(self.storage.capacity, self.end)
         self.is_initialized = True
-
-    def _allocate(self, like: Tensor) -> Tensor:
-        # Zeros, because a masked slot still takes part in the arithmetic: leftover NaNs would spread.
-        return like.new_zeros(*like.shape[:2], self.capacity, like.shape[3])
+        # The block comes last, because it says whether there are buffers: an interruption loses nothing.
+        self.place, self.block = self.storage.place(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         start, self.end = self.end, self.end + key_states.shape[2]
-        if not self.is_initialized:
-            self.capacity = max(self.capacity, self.end)
+        if self.block is None:
             self.lazy_initialization(key_states, value_states)
-        if self.end > self.capacity:
-            self._grow(start)
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+        assert self.block is not None
+        if self.end > self.block.contents.capacity:
+            self.block.grow(self.end)
+        buffers = self.buffers
+        for buffer, states in zip(buffers, (key_states, value_states), strict=True):
             buffer[:, :, start : self.end] = states
-        self.keys, self.values = (buffer[:, :, : self.end] for buffer in self.buffers)
+        self.keys, self.values = (buffer[:, :, : self.end] for buffer in buffers)
         return self.keys, self.values
-
-    def _grow(self, used: int) -> None:
-        while self.capacity < self.end:
-            self.capacity *= 2
-        larger = tuple(self._allocate(buffer) for buffer in self.buffers)
-        for new, buffer in zip(larger, self.buffers, strict=True):
-            new[:, :, :used] = buffer[:, :, :used]
-        self.buffers = larger  # last, so that an interruption loses nothing
 
     def get_seq_length(self) -> int:
         return self.end
 
-    def move(self, source: Int[Tensor, "batch moved"], destination: Int[Tensor, "batch moved"]) -> None:
-        """Copy these slots of each row to those; all are read before any is written."""
-        if source.device != self.device:
-            source, destination = source.to(self.device), destination.to(self.device)
-        for buffer in self.buffers:
-            if len(source) == 1:  # the same as below, several times faster
-                buffer.index_copy_(2, destination[0], buffer.index_select(2, source[0]))
-            else:
-                rows = torch.arange(len(source), device=self.device)[:, None]
-                buffer[rows, :, destination] = buffer[rows, :, source]
-
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        """Go on with these rows only."""
-        self.buffers = tuple(buffer[rows.to(buffer.device)] for buffer in self.buffers)
-
-    def join(self, other: "BufferLayer", rows: int, others: int) -> None:
-        """Put the other layer's rows below this one's; either may have been written nothing yet."""
-        if not (self.is_initialized or other.is_initialized):
+    def join(self, other: "BufferLayer", storage: Storage, rows: int, others: int) -> None:
+        """Move to this storage, with the other layer's rows below; either may have been written nothing yet."""
+        written = [(first, layer.end, layer.buffers) for first, layer in ((0, self), (rows, other)) if layer.block]
+        self.storage, self.block, self.keys, self.values = storage, None, None, None
+        if not written:
             return
-        self.capacity = max(self.capacity, other.capacity)
-        written = [(layer, first) for layer, first in ((self, 0), (other, rows)) if layer.is_initialized]
-        like = written[0][0].buffers
-        joined = tuple(b.new_zeros(rows + others, b.shape[1], self.capacity, b.shape[3]) for b in like)
-        for layer, first in written:
-            for new, buffer in zip(joined, layer.buffers, strict=True):
-                new[first : first + len(buffer), :, : layer.end] = buffer[:, :, : layer.end]
-        self.dtype, self.device = like[0].dtype, like[0].device
-        self.buffers, self.is_initialized = joined, True
+        _, _, like = written[0]
+        self.lazy_initialization(*(b.new_empty(rows + others, b.shape[1], 0, b.shape[3]) for b in like))
+        for first, end, buffers in written:
+            for new, buffer in zip(self.buffers, buffers, strict=True):
+                new[first : first + len(buffer), :, :end] = buffer[:, :, :end]
 
 
 class TreeCache:
@@ -96,7 +82,8 @@ class TreeCache:
     def __init__(self, layers: int, capacity: int):
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
-        self.layers = [BufferLayer(capacity) for _ in range(layers)]
+        self.storage = Storage(layers, capacity)
+        self.layers = [BufferLayer(self.storage) for _ in range(layers)]
         self.cache = Cache(layers=list(self.layers))
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
         self.base = 0
@@ -199,9 +186,8 @@ class TreeCache:
         destination = torch.tensor(self.lengths, device=chosen.device)[:, None] + columns
         slots = chosen[:, first:last]
         source = torch.where(slots < 0, destination, self.base + slots)  # a padded column copies a slot onto itself
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.move(source, destination)
+        for block in self.storage.blocks:
+            block.move(source, destination)
 
     def _settle(self, device: torch.device) -> None:
         """Forget what is pending, and begin anew after the longest row."""
@@ -221,7 +207,9 @@ class TreeCache:
         self.lengths = [self.lengths[row] for row in rows.tolist()]
         self.positions = self.positions[rows]
         for layer in self.layers:
-            layer.select(rows)
+            layer.keys = layer.values = None  # views that would keep alive what the blocks let go
+        for block in self.storage.blocks:
+            block.select(rows)
         if self.pending:  # they stay where they are
             self._mark_holes(rows.device)
         else:
@@ -232,7 +220,8 @@ class TreeCache:
         if self.pending or other.pending:
             raise AdviceError("tokens are pending; keep some, or none, before rows join")
         rows, others = len(self.lengths), len(other.lengths)
+        self.storage = Storage(len(self.layers), max(self.capacity, other.capacity))
         for layer, joining in zip(self.layers, other.layers, strict=True):
-            layer.join(joining, rows, others)
+            layer.join(joining, self.storage, rows, others)
         self.lengths, self.positions = self.lengths + other.lengths, torch.cat([self.positions, other.positions])
         self._settle(self.positions.device)

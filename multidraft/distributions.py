@@ -8,7 +8,6 @@ from torch import Tensor
 from multidraft import loops
 from multidraft.errors import AdviceError
 
-BELOW_ONE = 1 - 2.0**-52
 SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 
 
@@ -105,9 +104,9 @@ def pick(
     >>> pick(torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.2, 0.25, 0.9]))
     tensor([0, 2, 2])
     """
-    uniform = uniform.double().clamp(max=BELOW_ONE)  # times any sum it stays below that, whatever is rounded
-    if loops.usable(weights) and uniform.device == weights.device:
+    if loops.usable(weights, uniform):
         return loops.pick(weights, uniform)
+    uniform = uniform.double().clamp(max=loops.BELOW_ONE)  # times any sum it stays below that, whatever is rounded
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     point = uniform * total

@@ -29,6 +29,7 @@ class Drafts:
     drafted: Int[Tensor, "batch slots width"]
     draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
     likelihoods: list[tuple[list[int], Float[Tensor, "batch _"]]] = field(default_factory=list)
+    latest: tuple[list[int], Tensor] = ([], torch.empty(0))  # what was learnt last: slots, and their distributions
     roots: Prefixes | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
@@ -61,30 +62,32 @@ class Drafts:
             alias = self.alias[:, span(slots)]
             first = (alias[:, :, None] == alias[:, None, :]).to(torch.uint8).argmax(-1)
             draft = draft[torch.arange(len(alias), device=alias.device)[:, None], first]
+        several = draft.ndim == 4
         for slot, distribution in zip(slots, draft.unbind(1), strict=True):
-            several = distribution.ndim == 3
             turns = [j % distribution.shape[1] for j in range(self.tree.drafts[slot] * several)]
             self.draft[slot] = distribution[:, turns] if several else distribution
+        self.latest = (slots, draft) if not several else ([], draft)
 
     def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
         """Draw at `slots`, which all have as many children as the scheme has drafts."""
-        self.fill(scheme, slots, scheme.law.draw(self.distributions(slots), uniform))
+        draft = self.distributions(slots)
+        self.fill(scheme, slots, draft, scheme.law.draw(draft, uniform))
 
     def distributions(self, slots: list[int]) -> Float[Tensor, "batch group *drafters vocabulary"]:
         """The draft distributions at `slots`."""
-        if len(slots) == 1:
-            return self.draft[slots[0]][:, None]
+        if slots == self.latest[0]:
+            return self.latest[1]
         return torch.stack([self.draft[slot] for slot in slots], 1)
 
-    def fill(self, scheme: Scheme, slots: list[int], drafted: Int[Tensor, "batch group width"]) -> None:
+    def fill(self, scheme: Scheme, slots: list[int], draft: Tensor, drafted: Int[Tensor, "batch group width"]) -> None:
         """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
         law, here, children = scheme.law, span(slots), self.tree.children(slots)
-        drafted = drafted.masked_fill(self.tokens[:, here, None] < 0, -1)
+        if slots != [0]:
+            drafted = drafted.masked_fill(self.tokens[:, here, None] < 0, -1)
         self.drafted[:, here, : law.width] = drafted
         tokens, below = law.children(drafted), span(children)
         self.tokens[:, below] = tokens.flatten(1)
-        overall = law.overall(self.distributions(slots))
-        self.likelihoods.append((children, overall.gather(-1, tokens.clamp(min=0)).flatten(1)))
+        self.likelihoods.append((children, law.overall(draft).gather(-1, tokens.clamp(min=0)).flatten(1)))
         if self.repeats:
             self.merge(self.alias[:, here].repeat_interleave(law.drafts, 1), children)
 
@@ -103,7 +106,7 @@ class Drafts:
         roots = None if self.roots is None else [self.roots[row] for row in rows.tolist()]
         likelihoods = [(slots, likelihood[rows]) for slots, likelihood in self.likelihoods]
         tokens, alias, sees, drafted = self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows]
-        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, likelihoods, roots)
+        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, likelihoods, roots=roots)
 
     def likelihood(self) -> list[dict[int, float]]:
         """For every row the probability of each slot's token under the draft distribution above it."""

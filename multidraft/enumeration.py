@@ -155,7 +155,7 @@ def all_trees(state: State, plan: Plan) -> Forest:
             scheme = plan.scheme.at(count)
             rows, drafted, weight = all_draws(scheme, drafts, list(group))
             state, drafts = select(state, rows.tolist()), drafts.select(rows)
-            drafts.fill(scheme, list(group), drafted)
+            drafts.fill(scheme, list(group), drafts.distributions(list(group)), drafted)
             origin, probability = origin[rows], probability[rows] * weight
     trees = rows_of(drafts)
     return Forest(state, drafts, forwarded, origin, probability, trees, score(state, drafts, trees))

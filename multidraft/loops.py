@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 HAS_NUMBA = find_spec("numba") is not None
+BELOW_ONE = 1 - 2.0**-52
 SMALLEST = np.finfo(np.float64).tiny
 
 
@@ -28,7 +29,10 @@ def compiled(function: Callable) -> Callable:
         return plain
     from numba import njit
 
-    return njit(cache=True, error_model="numpy")(plain)
+    try:
+        return njit(cache=True, error_model="numpy")(plain)
+    except RuntimeError:  # there is nowhere to keep it
+        return njit(error_model="numpy")(plain)
 
 
 def lines(values: Tensor) -> np.ndarray:
@@ -39,7 +43,7 @@ def lines(values: Tensor) -> np.ndarray:
 def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
 ) -> Int[Tensor, "*batch draws"]:
-    """As `distributions.pick`, which has made sure that no number reaches 1."""
+    """As `distributions.pick`."""
     return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
 
 
@@ -52,7 +56,7 @@ def pick_lines(weights, uniform):
         for weight in weights[row]:
             total += weight
         for draw in range(uniform.shape[1] if total > 0 else 0):
-            point, passed, token = uniform[row, draw] * total, 0.0, -1
+            point, passed, token = min(uniform[row, draw], BELOW_ONE) * total, 0.0, -1
             while passed <= point:
                 token += 1
                 passed += weights[row, token]

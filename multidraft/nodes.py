@@ -62,13 +62,19 @@ class Nodes:
     def __init__(self, scheme: Scheme, sampling: Sampling | PerRow, drafts: Drafts, rows: list[Row], logits: Tensor):
         self.scheme, self.sampling, self.drafts, self.rows, self.logits = scheme, sampling, drafts, rows, logits
         self.acceptance = 0.0  # at the roots, summed over rows
+        self.known: dict[Place, Tensor] = {}  # target distributions that have been asked for
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all target distributions are computed together: on a GPU one of them costs as much as all."""
+        return self.sampling.is_softmax and self.logits.device.type != "cpu"
 
     def verdicts(self, asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
         """For each row the rule's verdict at a node with its target scaled by a weight.
 
         A single draft is coupled with the target, which takes two numbers; all else goes in one batch a draft count.
         """
-        ratios = self.all_ratios if self.sampling.is_softmax else self.ratios_at(asked)
+        ratios = self.all_ratios if self.at_once else self.ratios_at(asked)
         answers, others = dict[int, Verdict](), defaultdict[Scheme, list[int]](list)
         for row, (node, weight) in asked.items():
             slots, scheme = self.rows[row].drawing[node], self.scheme_at(row, node)
@@ -155,11 +161,10 @@ class Nodes:
         ]
         if not children:
             return {}
-        lines, tokens = torch.tensor([child[2:] for child in children], device=target.device).unbind(-1)
-        likely = target[lines, tokens].tolist()
-        return {
-            (row, slot): p / self.likelihood[row][slot] for (row, slot, *_), p in zip(children, likely, strict=True)
-        }
+        rows, slots, lines, tokens = map(list, zip(*children, strict=True))
+        points = target.numpy() if target.device.type == "cpu" else target  # looks numbers up with less ado
+        likely = zip(rows, slots, points[lines, tokens].tolist(), strict=True)
+        return {(row, slot): p / self.likelihood[row][slot] for row, slot, p in likely}
 
     @cached_property
     def likelihood(self) -> list[dict[int, float]]:
@@ -173,9 +178,13 @@ class Nodes:
 
     def target(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
         """The target's distribution at one node of each of the rows."""
-        if self.sampling.is_softmax:
+        if self.at_once:
             return self.at(self.everywhere, rows, nodes)
-        return self.sampling.at(rows).target(*self.scored(rows, nodes))
+        places = list(zip(rows, nodes, strict=True))
+        if new := [place for place in dict.fromkeys(places) if place not in self.known]:
+            rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
+            self.known |= zip(new, self.sampling.at(rows).target(*self.scored(rows, nodes)), strict=True)
+        return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
 
     def scored(
         self, rows: list[int], nodes: tuple[int, ...]

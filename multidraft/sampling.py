@@ -50,7 +50,7 @@ class Sampling:
 
     @property
     def is_softmax(self) -> bool:
-        """Whether it costs next to nothing beside the logits, so that it may be done at every node at once."""
+        """Whether nothing is sorted and no processor asked, so that it may be done at every node at once."""
         return self.before is None and self.after is None and self.top_p is None
 
     @property

@@ -4,6 +4,7 @@ import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from transformers import (
 )
 
 import multidraft as md
+from multidraft import blocks
 from multidraft.batching import join
+from multidraft.blocks import Block
 from multidraft.cache import BufferLayer, TreeCache
 from multidraft.decoding import Emitted, Plan, State, step
 from multidraft.loop import select, start
@@ -130,8 +133,8 @@ def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
 
     def swapped(self: TreeCache, other: TreeCache) -> None:
         joined(self, other)
-        for layer in self.layers:
-            layer.select(torch.arange(len(self.lengths)).flip(0))
+        for block in self.storage.blocks:
+            block.select(torch.arange(len(self.lengths)).flip(0))
 
     monkeypatch.setattr(TreeCache, "join", swapped)
     plan = plan_of(tiny, "anchored:lorenz", "deferred")
@@ -171,7 +174,7 @@ OWN = [  # as `generate` takes them, and as the loop does
     (dict(temperature=1.5, top_k=3), Sampling(1.5, top_k=3)),
     (dict(presence_penalty=1.5, frequency_penalty=0.5), penalised(CountPenalty(1.5, 0.5, len(PROMPTS[4])))),
 ]
-SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.5)], OWN[3]]  # all nodes at once
+SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.5)], OWN[3]]
 
 
 @pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
@@ -222,7 +225,7 @@ class Alarm:
     def __init__(self, after: int):
         self.left = after
 
-    def set_on(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    def set_on(self, monkeypatch: pytest.MonkeyPatch, owner: type | ModuleType, name: str) -> None:
         plainly = getattr(owner, name)
 
         def watched(*arguments, **settings):
@@ -236,9 +239,11 @@ class Alarm:
 
 PLACES = [
     (BufferLayer, "update"),
-    (BufferLayer, "move"),
-    (BufferLayer, "_allocate"),
-    (BufferLayer, "select"),
+    (Block, "grow"),
+    (Block, "move"),
+    (Block, "select"),
+    (Block, "_hold"),
+    (blocks, "allocate"),
     (CausalLM, "forward"),
     (CausalLM, "keep"),
     (CausalLM, "select"),
@@ -254,7 +259,8 @@ class Server:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.state = start(PROMPTS[:3], *tiny(3), plan, COUNT, [generator(row) for row in range(3)], Info())
+        longest = -2 * len(plan.tree)  # so little room that the caches grow
+        self.state = start(PROMPTS[:3], *tiny(3), plan, longest, [generator(row) for row in range(3)], Info())
         self.rows, self.done = [0, 1, 2], {row: list[int]() for row in range(3)}
 
     def run(self, count: int) -> dict[int, list[int]]:

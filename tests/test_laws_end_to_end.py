@@ -28,6 +28,7 @@ from multidraft.enumeration import (
 )
 from multidraft.inputs import check_fits
 from multidraft.models.table import TableModel, random_table
+from multidraft.nodes import Nodes
 from multidraft.sampling import Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome, lorenz, naive, recursive_rejection
@@ -205,6 +206,14 @@ def test_samples_of_large_trees_agree_with_the_target(name, tree, _, walk):
     """Chi-square over 30,000 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
     p = odds(name, tree, walk, rows=150, tokens=200)
     assert p > FALSE_ALARM, f"chi-square p = {p:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e9 seeds"
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
+@pytest.mark.parametrize("walk", WALKS)
+def test_all_target_distributions_at_once(name, walk, monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr(Nodes, "at_once", True)
+    assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
 
 
 # Biased twins: each is a mistake that a decoder could make, and both kinds of checks must see it

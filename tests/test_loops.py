@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft import loops
+from multidraft import distributions, loops
 from multidraft.catalogue import SCHEMES
+from multidraft.drafting.anchored import anchors_of
 from multidraft.verification import lorenz_loops
+from multidraft.verification.coupling import residual
 from multidraft.verification.lorenz import drawable_schedule
 
 EXACT = 1e-12
@@ -61,8 +63,8 @@ def test_both_ways_are_lossless(name, kind, monkeypatch):
     scheme = md.scheme(name, 3)
     drafted, weight = scheme.tuples(draft)
     many = (len(drafted), -1)
-    for usable in (loops.usable, lambda *_: False):
-        monkeypatch.setattr(loops, "usable", usable)
+    for prepare in (lambda _: None, without_numba):
+        prepare(monkeypatch)
         outcome = scheme.outcome(target.expand(many), draft.expand(many), drafted)
         assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
 
@@ -82,6 +84,54 @@ def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     monkeypatch.setattr(lorenz_loops, "phases", forgetful)
     outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
     assert (weight @ outcome.law() - target).abs().max() > 1e-3
+
+
+def without_numba(monkeypatch) -> None:
+    monkeypatch.setattr(loops, "usable", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_tokens_are_picked(dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(5, 40, generator=generator, dtype=dtype) * (torch.rand(5, 40, generator=generator) < 0.5)
+    weights[3] = 0  # nothing to pick
+    uniform = torch.rand(5, 200, generator=generator, dtype=torch.float64)
+    uniform[:, :2] = torch.tensor([0.0, 1.0])
+    ours = distributions.pick(weights, uniform)
+    without_numba(monkeypatch)
+    assert ours.equal(distributions.pick(weights, uniform))
+    assert (weights.gather(-1, ours.clamp(min=0)) > 0).all(-1).tolist() == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_anchors_and_the_same_rest(kind, monkeypatch):
+    pairs = [pair(seed, 9, kind) for seed in range(20)] + [(torch.ones(9).double() / 9,) * 2]  # ties everywhere
+
+    def found():
+        anchors = [anchors_of(draft, n, m) for _, draft in pairs for n in (2, 3, 9) for m in (None, 1, n)]
+        return anchors, [residual(target, draft / draft.sum(), 0.7, 0.4) for target, draft in pairs]
+
+    anchors, rests = found()
+    without_numba(monkeypatch)
+    assert all(ours.equal(other) for ours, other in zip(anchors, found()[0], strict=True))
+    assert all(torch.allclose(*both, rtol=0, atol=EXACT) for both in zip(rests, found()[1], strict=True))
+
+
+@pytest.mark.parametrize("anchors", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("numba", [True, False])
+def test_any_number_of_anchors_is_lossless(anchors, numba, monkeypatch):
+    """As many anchors as drafts, too, where nothing is left to chance."""
+    if not numba:
+        without_numba(monkeypatch)
+    for seed in range(5):
+        target, draft = pair(seed, 5, "any")
+        scheme = md.scheme("anchored:lorenz", 3, anchors=anchors)
+        drafted, weight = scheme.tuples(draft)
+        outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
+        assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
+        assert float(weight @ outcome.acceptance()) == pytest.approx(
+            float(scheme.acceptance_rate(target, draft)), abs=EXACT
+        )
 
 
 @pytest.mark.parametrize("name", SCHEMES)

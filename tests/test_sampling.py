@@ -282,6 +282,14 @@ def test_settings_that_agree_are_one():
     assert together([Sampling(0.5), Sampling(0)]).is_softmax
 
 
+def test_all_nodes_at_once_agree_with_every_row_by_itself():
+    rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
+    logits = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+    assert torch.equal(
+        together(rows).target(logits), torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)])
+    )
+
+
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
     listed = processors("temperature, top-k, top-p")
     fast = sampling_from([listed], greedy=False)

@@ -28,7 +28,8 @@ def cpu() -> str:
 
 def versions(*more: str) -> dict[str, str]:
     """Versions of what decides a result; of `more` packages, those that are installed."""
-    packages = ["multidraft", "torch", "transformers", "tokenizers", *(name for name in more if installed(name))]
+    packages = ["multidraft", "torch", "transformers", "tokenizers"]
+    packages += [name for name in ("numba", *more) if installed(name)]
     return {"python": platform.python_version()} | {package: version(package) for package in packages}
 
 

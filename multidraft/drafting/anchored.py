@@ -13,6 +13,8 @@ from multidraft.distributions import most_likely, pick
 from multidraft.drafting.law import Law, is_duplicate, without
 from multidraft.loops import compiled
 
+TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
+
 
 def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
     """How many anchors to take: the next most likely token is one while q(token) * (drafts left) >= draft mass left.
@@ -22,35 +24,44 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     >>> anchor_count(torch.tensor([0.6, 0.2, 0.2]), 2)
     tensor(1)
     """
-    return count_of(draft, most_likely(draft, drafts))
+    return (anchors_of(draft, drafts) >= 0).sum(-1)
+
+
+def anchors_of(
+    draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
+) -> Int[Tensor, "*batch drafts"]:
+    """The anchors of each row, padded with -1: `wanted` of them, or as many as `anchor_count` says."""
+    if loops.usable(draft):
+        found = anchor_lines(loops.lines(draft), drafts, -1 if wanted is None else wanted)
+        return torch.from_numpy(found).view(*draft.shape[:-1], drafts)
+    top = most_likely(draft, drafts)
+    count = count_of(draft.double(), top)[..., None] if wanted is None else wanted
+    return top.masked_fill(torch.arange(drafts, device=draft.device) >= count, -1)
 
 
 def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
-    """The same, with the most likely tokens at hand."""
+    """How many of the most likely tokens are anchors."""
     drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
     extended = torch.nn.functional.pad(draft, (0, 1))
     value = extended.gather(-1, index)
     others = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
     left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
-    return ((value * drafts_left >= left) & (value > 0)).cumprod(-1).sum(-1)
+    return ((value * drafts_left >= TIE * left) & (value > 0)).cumprod(-1).sum(-1)
 
 
 @compiled
 def anchor_lines(draft, drafts, wanted):
-    """Every row's anchors on a CPU: `wanted` of them or, where that is negative, as many as the rule says."""
+    """The same in loops; as many as the rule says where `wanted` is negative."""
     anchors = np.full((len(draft), drafts), -1)
     for row in range(len(draft)):
         rest = draft[row].astype(np.float64)
         for j in range(drafts if wanted < 0 else wanted):
             top = rest.argmax()
-            if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < rest.sum()):
+            if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < TIE * rest.sum()):
                 break
             anchors[row, j], rest[top] = top, 0.0
     return anchors
-
-
-CLEARLY = 0.99  # the most likely token times the drafts: below it no token is an anchor, whatever is rounded
 
 
 @dataclass(frozen=True)
@@ -86,16 +97,9 @@ class Anchored(Law):
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
-        shape = (*draft.shape[:-1], self.drafts)
-        if self.has_anchors and loops.usable(draft):
-            wanted = -1 if self.anchors is None else self.anchors
-            return torch.from_numpy(anchor_lines(loops.lines(draft), self.drafts, wanted)).view(shape)
-        clear = self.anchors is None and not (draft.amax(-1) * self.drafts >= CLEARLY).any()
-        if not self.has_anchors or clear:
-            return torch.full(shape, -1, device=draft.device)
-        top = most_likely(draft, self.drafts)
-        count = count_of(draft, top)[..., None] if self.anchors is None else self.anchors
-        return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
+        if self.has_anchors:
+            return anchors_of(draft, self.drafts, self.anchors)
+        return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
 
     def others(
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]

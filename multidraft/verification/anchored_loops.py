@@ -25,7 +25,7 @@ class Coupled:
         """Probability of emitting each draw, of which the first alone may hold a token."""
         accepted = np.zeros(len(draws))
         if draws[0] >= 0:
-            accepted[0] = min(self.target[draws[0]] / self.draft[draws[0]], 1.0)
+            accepted[0] = ratio(self.target[draws[0]], self.draft[draws[0]])
         return accepted
 
     def unclaimed(self) -> np.ndarray:
@@ -48,7 +48,7 @@ class Verified:
         self.alive = max(1 - accept.sum(), 0.0)
         for j, token in enumerate(top_ups[top_ups >= 0], 2 * n):
             conditional, left = without(draft, drafted[:j], tiny), self.leftover()
-            claim = min(left[token] / conditional[token], 1.0)
+            claim = ratio(left[token], conditional[token])
             self.left, accept[j] = over(left, conditional, 1.0, 0.0), self.alive * claim
             self.alive *= 1 - claim
         left = target / self.rejected if self.left is None else self.left  # p(anchors) is left whole by the draws
@@ -79,10 +79,15 @@ def verify(
         Verified(p, q, tokens, anchors, law)
         for p, q, tokens, anchors in zip(lines(target), lines(draft), lines(drafted), lines(known), strict=True)
     ]
-    accept = torch.from_numpy(np.stack([row.accept for row in rows])).view(drafted.shape)
-    residual = lambda: torch.from_numpy(np.stack([row.residual() for row in rows])).view(target.shape)  # noqa: E731
-    rest = torch.tensor([row.rest for row in rows], dtype=torch.float64).view(target.shape[:-1])
-    return Outcome(accept.to(target.dtype), lambda: residual().to(target.dtype), drafted, rest.to(target.dtype))
+    made = lambda parts, like: torch.from_numpy(np.array(parts)).to(target.dtype).view(like.shape)  # noqa: E731
+    accept = made([row.accept for row in rows], drafted)
+    residual = lambda: made([row.residual() for row in rows], target)  # noqa: E731
+    return Outcome(accept, residual, drafted, lambda: made([row.rest for row in rows], target[..., 0]))
+
+
+def ratio(target: np.floating, law: np.floating) -> float:
+    """min(1, t / law), which never overflows."""
+    return 1.0 if target >= law else float(target / law)
 
 
 def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row | Coupled:
