@@ -4,18 +4,17 @@ import torch
 
 from multidraft.decoding import State, claim
 from multidraft.errors import AdviceError
+from multidraft.sampling import Prefixes
 
 
 def join(state: State, other: State) -> State:
     """The rows of `state`, then those of `other`; neither can be used any more.
 
-    Both must have been started with the same models. A row's tokens depend on its own random numbers alone: they are
-    those that it would have without the others.
+    Both must have been started with the same models. A row keeps its settings, and its tokens depend on its own random
+    numbers alone: they are those that it would have without the others.
     """
     if (state.draft is None) != (other.draft is None):
         raise AdviceError("one of the states has a draft model and the other has none; start both with the same models")
-    if state.prefixes is not None or other.prefixes is not None:
-        raise AdviceError("a row whose settings look back (penalties, for one) cannot join others; run it by itself")
     claim(state)
     claim(other)
     state.target.join(other.target)
@@ -28,4 +27,11 @@ def join(state: State, other: State) -> State:
         torch.cat([state.root, other.root]),
         torch.cat([state.position, other.position]),
         state.missing + other.missing,
+        state.sampling + other.sampling,
+        prefixes_of(state) + prefixes_of(other) if state.prefixes or other.prefixes else None,
     )
+
+
+def prefixes_of(state: State) -> Prefixes:
+    """The sequences of rows that look back; none of the others'."""
+    return state.prefixes or [None] * len(state.root)

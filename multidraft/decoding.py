@@ -16,7 +16,7 @@ from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes, Row, rows_of
 from multidraft.randomness import Randomness
-from multidraft.sampling import Prefix, Sampling
+from multidraft.sampling import Prefixes, Sampling, together
 from multidraft.tree import Tree, span
 from multidraft.walk import Ending, Verdicts, Walker, drive, walker
 
@@ -31,7 +31,7 @@ class Plan:
     scheme: Scheme
     tree: Tree
     walk: str | Walker = "deferred"
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
     compile_draft: bool = False
     trace: "Trace | None" = None  # is told what happens, and why
@@ -48,7 +48,8 @@ class State:
     root: Int[Tensor, " batch"]  # known, but in neither cache
     position: Int[Tensor, " batch"]  # of the root in its sequence
     missing: list[int]  # the token before it where the draft model has not seen that either, else -1
-    prefixes: list[Prefix] | None = None  # all tokens up to the root, if a processor looks at them
+    sampling: list[Sampling]  # of every row, which it keeps from its start
+    prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
     used: bool = False  # the models have moved on from it
 
 
@@ -116,7 +117,7 @@ def find(state: State, plan: Plan, info: Info) -> tuple[Nodes, list[int], list[E
         rows = rows_of(drafts)
         logits = score(state, drafts, rows)
     with info.watch.part("rule"):
-        nodes = Nodes(plan.scheme, plan.sampling, drafts, rows, logits)
+        nodes = Nodes(plan.scheme, together(state.sampling), drafts, rows, logits)
         endings, last = decide(state, plan, nodes) if plan.trace is None else plan.trace.decide(state, plan, nodes)
     return nodes, forwarded, endings, last
 
@@ -146,7 +147,7 @@ def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], 
     forwarded += slots
     logits = forward_draft(state, drafts, slots, forwarded, depth)
     prefixes = drafts.prefixes((row, slot) for row in range(len(state.root)) for slot in slots)
-    drafts.learn(slots, plan.sampling.draft(logits, max(plan.tree.drafts), prefixes))
+    drafts.learn(slots, together(state.sampling).draft(logits, max(plan.tree.drafts), prefixes))
 
 
 def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
@@ -219,8 +220,8 @@ def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending]
     position, root, prefixes = state.position + moved, torch.tensor(last, device=device), None
     if state.prefixes is not None:
         leaves = nodes.drafts.prefixes((row, ending.leaf) for row, ending in enumerate(endings))
-        prefixes = [leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]
-    return State(state.target, state.draft, state.random, root, position, missing, prefixes)
+        prefixes = [leaf and leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]
+    return State(state.target, state.draft, state.random, root, position, missing, state.sampling, prefixes)
 
 
 def emit(token: list[int], ending: Ending, last: int) -> Emitted:

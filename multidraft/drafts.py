@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
-from multidraft.sampling import Prefix
+from multidraft.sampling import Prefixes
 from multidraft.tree import Tree, span
 
 
@@ -30,10 +30,10 @@ class Drafts:
     draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
     likelihoods: list[tuple[list[int], Float[Tensor, "batch _"]]] = field(default_factory=list)
     latest: tuple[list[int], Tensor] = ([], torch.empty(0))  # what was learnt last: slots, and their distributions
-    roots: list[Prefix] | None = None  # the sequences up to the roots, where a processor looks at them
+    roots: Prefixes | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
-    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: list[Prefix] | None = None) -> "Drafts":
+    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: Prefixes | None = None) -> "Drafts":
         """A tree in which only the root's token is known."""
         batch, size, device = len(root), len(tree), root.device
         repeats = not law.distinct and max(tree.drafts) > 1
@@ -46,11 +46,12 @@ class Drafts:
             alias, sees = alias.clone(), sees.clone()
         return cls(tree, repeats, tokens, alias, sees, drafted, roots=roots)
 
-    def prefixes(self, places: Iterable[tuple[int, int]]) -> list[Prefix] | None:
+    def prefixes(self, places: Iterable[tuple[int, int]]) -> Prefixes | None:
         """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""
         if self.roots is None:
             return None
-        return [self.roots[row].then(self.tokens[row, self.tree.path(slot)]) for row, slot in places]
+        path = self.tree.path
+        return [(root := self.roots[row]) and root.then(self.tokens[row, path(slot)]) for row, slot in places]
 
     def learn(self, slots: list[int], draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
         """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding.

@@ -19,6 +19,7 @@ from multidraft.loop import select, start
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
 from multidraft.nodes import Nodes, Row, rows_of
+from multidraft.sampling import together
 from multidraft.walk import Ending, Verdict, Walker, drive, walker
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side
@@ -50,7 +51,7 @@ class Forest:
         """What the walks need to know about these trees, which may repeat."""
         return Nodes(
             plan.scheme,
-            plan.sampling,
+            together([self.state.sampling[i] for i in rows.tolist()]),
             self.drafts.select(rows),
             [self.rows[i] for i in rows.tolist()],
             self.logits[rows],

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from multidraft.decoding import Emitted, Plan, State, claim, padded, step
+from multidraft.errors import AdviceError
 from multidraft.inputs import Model
 from multidraft.metrics import Info
 from multidraft.models import LanguageModel
@@ -13,7 +14,7 @@ from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.resized import fitted
 from multidraft.randomness import for_rows
-from multidraft.sampling import Prefix
+from multidraft.sampling import Prefix, Prefixes, Sampling
 from multidraft.stopping import Stopping
 
 CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention mask
@@ -55,8 +56,9 @@ def select(state: State, going: list[int]) -> State:
         if model is not None and going:
             model.select(rows)
     random, missing = [state.random[i] for i in going], [state.missing[i] for i in going]
+    sampling = [state.sampling[i] for i in going]
     prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
-    return State(state.target, state.draft, random, state.root[rows], state.position[rows], missing, prefixes)
+    return State(state.target, state.draft, random, state.root[rows], state.position[rows], missing, sampling, prefixes)
 
 
 def start(
@@ -68,11 +70,16 @@ def start(
     generator: torch.Generator | list[torch.Generator] | None,
     info: Info,
     seen: list[list[int]] | None = None,
+    sampling: list[Sampling] | None = None,
 ) -> State:
     """Both models read all of each prompt but its last token, which is the root of the first tree.
 
-    Processors, where they look back, see `seen` in place of the prompts.
+    Processors, where they look back, see `seen` in place of the prompts. `sampling` gives every row settings of its
+    own, in place of the plan's.
     """
+    sampling = list(sampling or [plan.sampling] * len(prompts))
+    if len(sampling) != len(prompts):
+        raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
     capacity = longest + 2 * len(plan.tree) + 2
     with info.watch.part("target"):
         target = reading(target_model, prompts, capacity)
@@ -81,10 +88,18 @@ def start(
         draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
-    prefixes = None
-    if plan.sampling.looks_back:
-        prefixes = [Prefix(row, torch.tensor(p, device=root.device)) for row, p in enumerate(seen or prompts)]
-    return State(target, draft, for_rows(generator, len(prompts)), root, position, [-1] * len(prompts), prefixes)
+    random, missing = for_rows(generator, len(prompts)), [-1] * len(prompts)
+    prefixes = begun(seen or prompts, sampling, root.device)
+    return State(target, draft, random, root, position, missing, sampling, prefixes)
+
+
+def begun(sequences: list[list[int]], sampling: list[Sampling], device: torch.device) -> Prefixes | None:
+    """The sequences of the rows whose settings look back, if there are any."""
+    looking = [own.looks_back for own in sampling]
+    if not any(looking):
+        return None
+    rows = enumerate(zip(sequences, looking, strict=True))
+    return [Prefix(row, torch.tensor(tokens, device=device)) if looks else None for row, (tokens, looks) in rows]
 
 
 def reading(

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from multidraft.catalogue import Scheme
 from multidraft.drafting import Law
 from multidraft.drafts import Drafts
-from multidraft.sampling import Prefix, Sampling
+from multidraft.sampling import PerRow, Prefixes, Sampling
 from multidraft.tree import Tree
 from multidraft.verification import Outcome
 from multidraft.verification.coupling import residual
@@ -59,7 +59,7 @@ def rows_of(drafts: Drafts) -> list[Row]:
 class Nodes:
     """The scored tree of every row: target and draft distributions, tuples, and the rule's verdicts."""
 
-    def __init__(self, scheme: Scheme, sampling: Sampling, drafts: Drafts, rows: list[Row], logits: Tensor):
+    def __init__(self, scheme: Scheme, sampling: Sampling | PerRow, drafts: Drafts, rows: list[Row], logits: Tensor):
         self.scheme, self.sampling, self.drafts, self.rows, self.logits = scheme, sampling, drafts, rows, logits
         self.acceptance = 0.0  # at the roots, summed over rows
         self.known: dict[Place, Tensor] = {}  # target distributions that have been asked for
@@ -179,13 +179,13 @@ class Nodes:
             return self.at(self.everywhere, rows, nodes)
         places = list(zip(rows, nodes, strict=True))
         if new := [place for place in dict.fromkeys(places) if place not in self.known]:
-            computed = self.sampling.target(*self.scored([row for row, _ in new], tuple(node for _, node in new)))
-            self.known |= zip(new, computed, strict=True)
+            rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
+            self.known |= zip(new, self.sampling.at(rows).target(*self.scored(rows, nodes)), strict=True)
         return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
 
     def scored(
         self, rows: list[int], nodes: tuple[int, ...]
-    ) -> tuple[Float[Tensor, "asked vocabulary"], list[Prefix] | None]:
+    ) -> tuple[Float[Tensor, "asked vocabulary"], Prefixes | None]:
         """The target's logits at one node of each of the rows, and the sequences that lead there."""
         return self.at(self.logits, rows, nodes), self.drafts.prefixes(zip(rows, nodes, strict=True))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError
-from multidraft.sampling import Prefix, Sampling
+from multidraft.sampling import Prefixes, Sampling
 
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
@@ -72,14 +72,14 @@ class OneByOne(LogitsProcessor):
 
 
 class Processors:
-    """Lists of processors, one for each prompt (the same object where two prompts share it)."""
+    """Lists of processors: one for each prompt (the same object where two prompts share it), or one for all."""
 
     def __init__(self, lists: Sequence[LogitsProcessorList]):
         self.lists: Sequence[Any] = lists  # transformers' type hints know fewer tensors than it takes
         self.looks_back = any(looks_back(processor) for listed in lists for processor in listed)
 
     def __call__(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: list[Prefix] | None
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """The processed logits of some nodes, whose sequences are needed if a processor looks at them."""
         scores = logits.reshape(-1, logits.shape[-1])
@@ -90,17 +90,17 @@ class Processors:
         drafters = len(scores) // len(prefixes)  # with several, each has logits at every node
         return self.each(scores, [prefix for prefix in prefixes for _ in range(drafters)]).view(logits.shape)
 
-    def each(
-        self, scores: Float[Tensor, "nodes vocabulary"], prefixes: list[Prefix]
-    ) -> Float[Tensor, "nodes vocabulary"]:
+    def each(self, scores: Float[Tensor, "nodes vocabulary"], prefixes: Prefixes) -> Float[Tensor, "nodes vocabulary"]:
         """Nodes whose sequences have the same length and processors go together."""
         groups = defaultdict(list)
         for node, prefix in enumerate(prefixes):
-            groups[id(self.lists[prefix.row]), len(prefix.tokens)].append(node)
+            assert prefix is not None  # rows that look back have theirs
+            listed = self.lists[prefix.row if len(self.lists) > 1 else 0]
+            groups[id(listed), len(prefix.tokens)].append((node, prefix.tokens, listed))
         result = torch.empty_like(scores)
-        for nodes in groups.values():
-            listed = self.lists[prefixes[nodes[0]].row]
-            result[nodes] = listed(torch.stack([prefixes[node].tokens for node in nodes]), scores[nodes])
+        for group in groups.values():
+            nodes, sequences, lists = zip(*group, strict=True)
+            result[list(nodes)] = lists[0](torch.stack(sequences), scores[list(nodes)])
         return result
 
 

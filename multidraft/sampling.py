@@ -1,5 +1,7 @@
 """How logits become the distributions that are sampled from."""
 
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
 class Prefix:
     """What a processor may look at: the whole sequence that ends at a node, and the prompt that it belongs to."""
 
-    row: int  # of the prompts, each of which may have processors of its own
+    row: int  # of the prompts that it started with, each of which may have processors of its own
     tokens: Int[Tensor, " length"]
 
     def then(self, tokens: Int[Tensor, " more"]) -> "Prefix":
         """The sequence with more tokens; those of an empty slot (-1), which nobody asks for, become valid ones."""
         return replace(self, tokens=torch.cat([self.tokens, tokens.clamp(min=0)]))
+
+
+Prefixes = list[Prefix | None]  # None for rows whose settings do not look back
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,12 @@ class Sampling:
         """Whether the sequences that lead to the nodes are needed."""
         return any(part is not None and part.looks_back for part in (self.before, self.after))
 
+    def at(self, rows: Sequence[int]) -> "Sampling":
+        """The settings of some rows of a batch: they are the same for all."""
+        return self
+
     def target(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: list[Prefix] | None = None
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None = None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """The distribution that the output must have."""
         if self.before is not None:
@@ -64,7 +73,7 @@ class Sampling:
         return self.distribution(logits, prefixes)
 
     def distribution(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: list[Prefix] | None
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """The same, from logits that have been processed."""
         result = distributions.distribution(logits, self.temperature, self.top_k, self.top_p)
@@ -73,7 +82,7 @@ class Sampling:
         return result
 
     def draft(
-        self, logits: Float[Tensor, "*batch vocabulary"], drafts: int, prefixes: list[Prefix] | None = None
+        self, logits: Float[Tensor, "*batch vocabulary"], drafts: int, prefixes: Prefixes | None = None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """The distribution that drafts are drawn from; at temperature 0 it still ranks the `drafts` top tokens.
 
@@ -87,10 +96,66 @@ class Sampling:
         return distributions.ranked(logits, drafts) if own.temperature == 0 else own.distribution(logits, prefixes)
 
     def log_probabilities(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: list[Prefix] | None = None
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None = None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """Logarithms of `target`; greedily, where that is a certainty, those at temperature 1."""
         return replace(self, temperature=self.temperature or 1.0).target(logits, prefixes).log()
+
+
+class PerRow:
+    """Settings of each row's own, where `Sampling` has the same for all: the first dimension of logits is the rows."""
+
+    def __init__(self, rows: Sequence[Sampling]):
+        self.rows = rows
+        self.groups = defaultdict[Sampling, list[int]](list)  # rows with equal settings go together
+        for row, sampling in enumerate(rows):
+            self.groups[sampling].append(row)
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether it may be done at every node at once, for all rows."""
+        return all(sampling.is_softmax for sampling in self.groups)
+
+    def at(self, rows: Sequence[int]) -> "Sampling | PerRow":
+        """The settings of some rows, which may repeat: of logits with one line for each of them."""
+        return together([self.rows[row] for row in rows])
+
+    def target(
+        self, logits: Float[Tensor, "rows *nodes vocabulary"], prefixes: Prefixes | None = None
+    ) -> Float[Tensor, "rows *nodes vocabulary"]:
+        """Every row's distribution that its output must have."""
+        return self.each(lambda own, *lines: own.target(*lines), logits, prefixes)
+
+    def draft(
+        self, logits: Float[Tensor, "rows *nodes vocabulary"], drafts: int, prefixes: Prefixes | None = None
+    ) -> Float[Tensor, "rows *nodes vocabulary"]:
+        """Every row's distribution that drafts are drawn from."""
+        return self.each(lambda own, lines, before: own.draft(lines, drafts, before), logits, prefixes)
+
+    def log_probabilities(
+        self, logits: Float[Tensor, "rows *nodes vocabulary"], prefixes: Prefixes | None = None
+    ) -> Float[Tensor, "rows *nodes vocabulary"]:
+        """Every row's logarithms of `target`."""
+        return self.each(lambda own, *lines: own.log_probabilities(*lines), logits, prefixes)
+
+    def each(
+        self,
+        evaluate: Callable[[Sampling, Tensor, Prefixes | None], Tensor],
+        logits: Float[Tensor, "rows *nodes vocabulary"],
+        prefixes: Prefixes | None,
+    ) -> Float[Tensor, "rows *nodes vocabulary"]:
+        """What the rows' settings make of their logits; `prefixes` has as many nodes of each row, row after row."""
+        nodes = len(prefixes or ()) // len(self.rows)
+        result = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+        for sampling, rows in self.groups.items():
+            own = prefixes and [prefix for row in rows for prefix in prefixes[row * nodes : (row + 1) * nodes]]
+            result[rows] = evaluate(sampling, logits[rows], own)
+        return result
+
+
+def together(rows: list[Sampling]) -> Sampling | PerRow:
+    """The settings of a batch: where all rows have the same, these, which is fastest."""
+    return rows[0] if rows.count(rows[0]) == len(rows) else PerRow(rows)
 
 
 def empty(logits: Float[Tensor, "*batch vocabulary"]) -> Bool[Tensor, "*batch 1"]:

@@ -11,7 +11,13 @@ import torch
 import transformers
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 import multidraft as md
 from multidraft import blocks
@@ -24,7 +30,8 @@ from multidraft.metrics import Info
 from multidraft.models.causal_lm import CausalLM
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling import Sampling
+from multidraft.processors import CountPenalty, sampling_from
+from multidraft.sampling import Prefix, Sampling
 from multidraft.tree import Tree
 from multidraft.walk import WALKS
 
@@ -59,19 +66,23 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def begin(models: Callable, prompts: list[list[int]], plan: Plan, seeds: list[int]) -> State:
-    return start(prompts, *models(len(prompts)), plan, LONGEST, [generator(seed) for seed in seeds], Info())
+def begin(
+    models: Callable, prompts: list[list[int]], plan: Plan, seeds: list[int], own: list[Sampling] | None = None
+) -> State:
+    random = [generator(seed) for seed in seeds]
+    return start(prompts, *models(len(prompts)), plan, LONGEST, random, Info(), sampling=own)
 
 
 @torch.inference_mode()
-def serve(models: Callable, plan: Plan) -> list[list[int]]:
+def serve(models: Callable, plan: Plan, settings: list[Sampling] | None = None) -> list[list[int]]:
     """As a server would: rows join a running batch when they come, and leave it when they are done."""
     done: list[list[int]] = [[] for _ in PROMPTS]
     running: list[int] = []
     state: State | None = None
     for tick in range(100):
         if come := [row for row, at in enumerate(COMES) if at == tick]:
-            new = begin(models, [PROMPTS[row] for row in come], plan, come)
+            own = settings and [settings[row] for row in come]
+            new = begin(models, [PROMPTS[row] for row in come], plan, come, own)
             state, running = (join(state, new) if running else new), running + come
         state, emitted = step(state, plan, Info())
         for row, new in zip(running, emitted, strict=True):
@@ -94,7 +105,7 @@ def plan_of(models: Callable, scheme: str, walk: str, **sampling: float) -> Plan
     )
 
 
-def alone(models: Callable, plan: Plan, row: int) -> list[int]:
+def alone(models: Callable, plan: Plan, row: int, **settings: float) -> list[int]:
     rows, _ = md.generate(
         *models(1),
         [PROMPTS[row]],
@@ -103,6 +114,7 @@ def alone(models: Callable, plan: Plan, row: int) -> list[int]:
         walk=plan.walk,
         generator=[generator(row)],
         max_new_tokens=LEAVES[row],
+        **settings,
     )
     return rows[0].tolist()
 
@@ -140,13 +152,66 @@ def test_misuse_gets_advice():
         join(newer, begin(padded_tiny, PROMPTS[:1], plan, [2]))
     with pytest.raises(md.AdviceError, match="start both with the same models"):
         join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
-    looking_back = replace(begin(tiny, PROMPTS[:1], plan, [2]), prefixes=[])
-    with pytest.raises(md.AdviceError, match=r"a row whose settings look back .* cannot join others; run it by itself"):
-        join(looking_back, begin(tiny, PROMPTS[:1], plan, [2]))
+    with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
+        begin(tiny, PROMPTS[:2], plan, [0, 1], [Sampling()])
     cache = TreeCache(1, 4)
     cache.append(torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(md.AdviceError, match="tokens are pending; keep some, or none, before rows join"):
         cache.join(TreeCache(1, 4))
+
+
+# Settings of each row's own
+
+
+def penalised(*processors: LogitsProcessor) -> Sampling:
+    return sampling_from([LogitsProcessorList(processors)], greedy=False)
+
+
+OWN = [  # as `generate` takes them, and as the loop does
+    (dict(temperature=0), Sampling(0)),
+    (dict(repetition_penalty=1.7), penalised(RepetitionPenaltyLogitsProcessor(1.7))),
+    (dict(temperature=0.7, top_p=0.9), Sampling(0.7, top_p=0.9)),
+    (dict(temperature=1.5, top_k=3), Sampling(1.5, top_k=3)),
+    (dict(presence_penalty=1.5, frequency_penalty=0.5), penalised(CountPenalty(1.5, 0.5, len(PROMPTS[4])))),
+]
+SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.5)], OWN[3]]
+
+
+@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize(("models", "scheme"), [
+    (tables, "anchored:lorenz"), (tables, "iid:lorenz"), (tables, "top:naive"), (tiny, "iid:lorenz"),
+    (padded_tiny, "anchored:lorenz"), (with_ngrams, "anchored:lorenz"), (without_draft, "iid:lorenz"),
+])  # fmt: skip
+def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
+    plan = plan_of(models, scheme, walk)
+    expected = [alone(models, plan, row, **changes) for row, (changes, _) in enumerate(settings)]
+    assert serve(models, plan, [own for _, own in settings]) == expected
+
+
+@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
+@pytest.mark.parametrize("models", [tables, tiny])
+def test_the_comparison_catches_rows_that_swap_settings(models, settings):
+    plan = plan_of(models, "iid:lorenz", "deferred")
+    swapped = [own for _, own in (*settings[1:], settings[0])]
+    tokens = serve(models, plan, swapped)
+    assert all(tokens[row] != alone(models, plan, row, **settings[row][0]) for row in range(3))  # the longest
+
+
+def test_rows_with_settings_of_their_own_get_their_log_probabilities():
+    """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
+    plan = replace(plan_of(tables, "iid:lorenz", "deferred"), logprobs=1)
+    state = join(
+        begin(tables, PROMPTS[:1], plan, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], plan, [1], [Sampling(0.5)])
+    )
+    _, emitted = step(state, plan, Info())
+    table = random_table(SIZE, 3, 1)
+    for row, new in enumerate(emitted):
+        own, sequence = state.sampling[row], PROMPTS[row]
+        for token, entry in zip(new.tokens, new.logprobs, strict=True):
+            law = own.target(table(tuple(sequence)).log(), [Prefix(0, torch.tensor(sequence))])
+            assert entry.logprob == pytest.approx(float(law[token].log()))
+            sequence = [*sequence, token]
 
 
 # Interruptions

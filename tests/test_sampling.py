@@ -12,7 +12,8 @@ from transformers.generation import PrefixConstrainedLogitsProcessor, SynthIDTex
 
 import multidraft as md
 from multidraft import adapters, settings
-from multidraft.decoding import Plan
+from multidraft.batching import join
+from multidraft.decoding import Plan, State
 from multidraft.drafts import Drafts
 from multidraft.enumeration import (
     Law,
@@ -29,11 +30,12 @@ from multidraft.metrics import Info
 from multidraft.models.several import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.processors import CountPenalty, LogitBias, check_pure, for_row, sampling_from
-from multidraft.sampling import Sampling
+from multidraft.sampling import Prefix, Sampling, together
 from multidraft.tree import Tree
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
 PROMPT = [0, 2, 1]
+Pair = tuple[Sampling, Sampling]
 TARGET, DRAFT = random_table(SIZE, 3, 1, 2.0), random_table(SIZE, 3, 2, 2.0)
 
 
@@ -197,6 +199,94 @@ def test_a_greedy_target_stays_greedy_whatever_the_draft(own):
     law = step_law(*models(), PROMPT, plan(Sampling(0, for_draft=own))).law
     assert all(
         token == int(TARGET((*PROMPT, *tokens[:i])).argmax()) for tokens in law for i, token in enumerate(tokens)
+    )
+
+
+# Rows side by side, each with settings of its own
+
+SIDE_BY_SIDE = [[0, 2, 1], [3, 1, 1]]
+PAIRS = [  # temperatures alone; then one row looks back, or both do
+    (Sampling(0.5), Sampling(1.8)),
+    (Sampling(0), Sampling(1.2, top_k=3)),
+    (Sampling(0), sampling("repetition")),
+    (sampling("minimum"), Sampling(0.7, top_p=0.9)),
+    (sampling("a user's own"), sampling("presence and frequency")),
+    (sampling("min-p"), replace(sampling("repetition"), for_draft=Sampling(0.6))),
+]
+WAYS = [  # scheme, tree, walk, steps
+    ("anchored:lorenz", "2x1", "deferred", 1),
+    ("distinct:recursive_rejection", "2x1", "deferred", 1),
+]
+TWO_STEPS = ("iid:lorenz", "2", "commit", 2)
+
+
+def joined(both: Pair, path: Plan) -> State:
+    """Two rows that have been started one by one."""
+    states = []
+    for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
+        target, draft = models()
+        several = Several([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
+        drafter = several if path.scheme.law.name == "distinct" else draft
+        states.append(first_state(target, drafter, prompt, replace(path, sampling=own)))
+    return join(*states)
+
+
+def laws_of_rows(state: State, path: Plan, steps: int) -> list[Law]:
+    """What each row of a batch emits in several steps."""
+    emitted = [(row, (), 1.0) for row in range(len(state.root))]
+    for _ in range(steps):
+        forest, branches = all_branches(state, path)
+        before = [(emitted[branch.origin], branch) for branch in branches]
+        emitted = [(row, (*old, *b.emitted.tokens), chance * b.probability) for (row, old, chance), b in before]
+        state = follow(forest, path, branches)
+    laws: list[Law] = [{}, {}]
+    for row, tokens, probability in emitted:
+        add(laws[row], tokens, probability)
+    return laws
+
+
+def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:
+    """How far two rows with the settings `given` are from the targets of `both`."""
+    scheme, tree, walk, steps = way
+    path, result = plan(Sampling(), scheme, tree, walk), []
+    count = steps * (max(path.tree.depths) + 1)
+    for prompt, own, law in zip(SIDE_BY_SIDE, both, laws_of_rows(joined(given, path), path, steps), strict=True):
+
+        def conditional(tokens: tuple[int, ...], prompt: list[int] = prompt, own: Sampling = own) -> Tensor:
+            sequence = (*prompt, *tokens)
+            return own.target(TARGET(sequence).log()[None], [Prefix(0, torch.tensor(sequence))])[0]
+
+        result.append(largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("both", "way"), [*((both, way) for both in PAIRS for way in WAYS), *((both, TWO_STEPS) for both in PAIRS[1:4])]
+)
+def test_rows_side_by_side_have_each_their_own_law(both, way):
+    assert max(errors(both, both, way)) <= EXACT
+
+
+@pytest.mark.parametrize("both", PAIRS)
+def test_swapped_settings_are_caught(both):
+    """The biased twin."""
+    assert min(errors(both, both[::-1], WAYS[0])) > BIASED
+
+
+def test_settings_that_agree_are_one():
+    """So that a batch in which all rows have the same is as fast as one without settings of its rows' own."""
+    assert together([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
+    each = together([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
+    assert each.at([2, 0]) == Sampling(0.5)
+    assert not each.is_softmax
+    assert together([Sampling(0.5), Sampling(0)]).is_softmax
+
+
+def test_all_nodes_at_once_agree_with_every_row_by_itself():
+    rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
+    logits = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+    assert torch.equal(
+        together(rows).target(logits), torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)])
     )
 
 
