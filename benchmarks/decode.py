@@ -43,7 +43,7 @@ OURS = [
     ("greedy:maximal_coupling", "2x1x1x1", "deferred"),
     ("iid:lorenz", "2x1x1x1", "deferred"),
     ("anchored:lorenz", "2x1x1x1", "deferred"),
-    ("anchored:lorenz", "2x1x1", "deferred"),
+    ("anchored:lorenz", "3x1x1x1", "deferred"),
     ("anchored:lorenz", "3x1x1", "deferred"),
     ("iid:recursive_rejection", "4x2x2x1", "commit"),
     ("without_replacement:recursive_rejection", "4x2x2x1", "deferred"),
