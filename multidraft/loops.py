@@ -40,6 +40,15 @@ def lines(values: Tensor) -> np.ndarray:
     return values.detach().contiguous().view(-1, values.shape[-1]).numpy()
 
 
+@compiled
+def sum_of(values):
+    """The sum, one after another in float64."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
 def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
 ) -> Int[Tensor, "*batch draws"]:
@@ -52,9 +61,7 @@ def pick_lines(weights, uniform):
     """For each number the first token whose cumulative weight exceeds that part of the sum; -1 without any weight."""
     tokens = np.full(uniform.shape, -1)
     for row in range(len(weights)):
-        total = 0.0
-        for weight in weights[row]:
-            total += weight
+        total = sum_of(weights[row])
         for draw in range(uniform.shape[1] if total > 0 else 0):
             point, passed, token = min(uniform[row, draw], BELOW_ONE) * total, 0.0, -1
             while passed <= point:

@@ -12,9 +12,9 @@ from multidraft.verification import anchored_lorenz, lorenz
 from multidraft.verification.coupling import residual
 
 
-def warm_up(scheme: Scheme, tree: Tree) -> None:
+def warm_up(scheme: Scheme, tree: Tree, device: torch.device) -> None:
     """Draw and verify once with every number of drafts in the tree, where that runs as loops."""
-    for count in set(tree.drafts) - {0} if loops.HAS_NUMBA else ():
+    for count in set(tree.drafts) - {0} if loops.HAS_NUMBA and device.type == "cpu" else ():
         use_once(scheme.at(count))
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
-from multidraft.loops import SMALLEST, compiled, lines, over
+from multidraft.loops import SMALLEST, compiled, lines, over, sum_of
 from multidraft.verification.lorenz_loops import Row, row_of
 from multidraft.verification.outcome import Outcome
 
@@ -102,15 +102,6 @@ def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row 
 
 
 @compiled
-def sum_of(values):
-    """The sum, one after another in float64."""
-    total = 0.0
-    for value in values:
-        total += value
-    return total
-
-
-@compiled
 def common(target, law):
     """sum min(t, law)."""
     total = 0.0
@@ -122,12 +113,11 @@ def common(target, law):
 @compiled
 def without(draft, tokens, tiny):
     """As `law.without`, in float64: the distribution renormalised without some tokens, zero below a total of `tiny`."""
-    left, total = draft.astype(np.float64), 0.0
+    left = draft.astype(np.float64)
     for token in tokens:
         if token >= 0:
             left[token] = 0.0
-    for probability in left:
-        total += probability
+    total = sum_of(left)
     if total < tiny:
         return np.zeros_like(left)
     for token in range(left.size):

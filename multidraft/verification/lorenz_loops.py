@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.loops import SMALLEST, compiled, lines
+from multidraft.loops import SMALLEST, compiled, lines, sum_of
+from multidraft.verification.roots import CONVERGED, STEPS
 
 SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
-STEPS, CONVERGED = 40, 1e-15
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
 @compiled
 def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
-    total = 0.0
-    for token in range(q.size):
-        total += q[token]
+    total = sum_of(q)
     least = SUPPORT * max(total, SMALLEST)
     tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
