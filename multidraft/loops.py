@@ -14,7 +14,6 @@ from torch import Tensor
 
 HAS_NUMBA = find_spec("numba") is not None
 BELOW_ONE = 1 - 2.0**-52
-SMALLEST = np.finfo(np.float64).tiny
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -69,22 +68,3 @@ def pick_lines(weights, uniform):
                 passed += weights[row, token]
             tokens[row, draw] = token
     return tokens
-
-
-def residual(
-    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
-) -> Float[Tensor, " vocabulary"]:
-    """As `coupling.residual`."""
-    return torch.from_numpy(over(target.numpy(), law.numpy(), weight, accept))
-
-
-@compiled
-def over(target, law, weight, accept):
-    """(1 - accept) (w t - law)_+ / (1 - sum min(w t, law)), for a law that sums to one."""
-    left, above, below = np.empty(target.size), 0.0, 0.0
-    for token in range(target.size):
-        difference = weight * np.float64(target[token]) - np.float64(law[token])
-        left[token] = max(difference, 0.0)
-        above += left[token]
-        below += left[token] - difference
-    return left * ((1 - accept) / max(above, below, SMALLEST))

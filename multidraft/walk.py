@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from multidraft.precision import FULL
+
 Coin = Callable[[float], bool]
 ROUNDING = 1e-12
+NEARLY_ONE = 1 - 2 * FULL  # no target is asked for between it and one: a rule could not tell it from a full one
 SMALLEST = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 
@@ -85,6 +88,10 @@ def deferred(
     """
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
+    if weight > NEARLY_ONE:
+        if weight < 1 - ROUNDING and not coin(weight):
+            return None
+        weight = 1.0
     verdict, left = (yield slot, weight), 1.0
     for child, accept, _ in sorted(verdict.children, key=order):
         if left <= ROUNDING:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multidraft.distributions import pick
 from multidraft.errors import AdviceError
+from multidraft.precision import least
 
 MOST_TUPLES = 1_000_000
 
@@ -109,20 +110,30 @@ class Law(ABC):
         self, draft: Float[Tensor, "*drafting vocabulary"]
     ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
-        drafted, weight = torch.empty((1, 0), dtype=torch.int64, device=draft.device), draft.new_ones(1)
-        for _ in range(self.width):
-            law = self.conditional(draft.expand(len(drafted), *draft.shape), drafted)
-            law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
-            row, token = law.nonzero(as_tuple=True)
-            if len(row) > MOST_TUPLES:
-                raise AdviceError(f"more than {MOST_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
-            weight = weight[row] * law[row, token]
-            token = token.masked_fill(token == draft.shape[-1], -1)
-            drafted = torch.cat([drafted[row], token[:, None]], -1)
-        if self.draft_probability < 1:
-            drafted = torch.cat([drafted, torch.full_like(drafted[:1], -1)])
-            weight = torch.cat([self.draft_probability * weight, weight.new_tensor([1 - self.draft_probability])])
+        _, drafted, weight = self.tuples_of_rows(draft[None])
         return drafted, weight
+
+    def tuples_of_rows(
+        self, draft: Float[Tensor, "rows *drafting vocabulary"]
+    ) -> tuple[Int[Tensor, " tuples"], Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple of each row, with its row and its probability."""
+        row = torch.arange(len(draft), device=draft.device)
+        drafted, weight = row.new_empty((len(row), 0)), draft.new_ones(len(row))
+        for _ in range(self.width):
+            law = self.conditional(draft[row], drafted)
+            law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
+            earlier, token = law.nonzero(as_tuple=True)
+            if len(earlier) > MOST_TUPLES:
+                raise AdviceError(f"more than {MOST_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
+            row, weight = row[earlier], weight[earlier] * law[earlier, token]
+            drafted = torch.cat([drafted[earlier], token.masked_fill(token == draft.shape[-1], -1)[:, None]], -1)
+        if self.draft_probability < 1:
+            nothing = torch.arange(len(draft), device=draft.device)
+            row, drafted = torch.cat([row, nothing]), torch.nn.functional.pad(drafted.T, (0, len(nothing)), value=-1).T
+            weight = torch.cat(
+                [self.draft_probability * weight, weight.new_full((len(nothing),), 1 - self.draft_probability)]
+            )
+        return row, drafted, weight
 
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
         """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
@@ -144,13 +155,17 @@ def at_each(
 def without(
     draft: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
 ) -> Float[Tensor, "*batch vocabulary"]:
-    """The distribution renormalised without the given tokens (-1 is ignored); all zero where nothing is left."""
+    """The distribution renormalised without the given tokens (-1 is ignored); all zero where nothing is left.
+
+    What is below `precision.least` beside the tokens that are gone counts as nothing.
+    """
     if tokens.shape[-1] == 0:
         return draft
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
     left = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
-    total, tiny = left.sum(-1, keepdim=True), torch.finfo(left.dtype).tiny
-    return left / torch.where(total >= tiny, total, torch.inf)  # a subnormal total has lost its digits
+    left = left.masked_fill(left < least(left.dtype), 0.0)
+    total = left.sum(-1, keepdim=True)
+    return left / torch.where(total > 0, total, 1.0)
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

@@ -67,9 +67,10 @@ class Case:
 
         A row sums to 1; `r = u.T @ (F(T_k) - F(T_{k-1}))` is what the rule accepts of each token.
         """
-        passed = self.plan.log_survive[: self.size]
-        left = self.draft * (passed[:, None] - passed).clamp(max=0).exp()
-        return left.tril() / (self.plan.Q[: self.size] - shifted(self.ends))[:, None]
+        phase, token = torch.tril_indices(self.size, self.size)
+        left = self.draft.new_zeros(self.size, self.size)
+        left[phase, token] = self.draft[token] * self.plan.stages.between(token, phase)
+        return left / (self.plan.Q[: self.size] - shifted(self.ends))[:, None]
 
 
 def telling_case(recording: Recording, drafts: int, top_k: int) -> Case:

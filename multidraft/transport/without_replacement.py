@@ -27,12 +27,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.precision import least
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
 LARGEST = 690.0  # e^690 is still a float64
 MOST_LINEAR = 24  # drafts; up to here P(N < n) is below 1e-12 before e^LARGEST is reached. Beyond, logarithms
-SMALLEST = 1e-290  # a mass below this cannot be told from none: its arrival time overflows
 AT_ONCE = 1 << 18  # numbers held per prefix sum: memory stays linear in the vocabulary, and in the cache
 
 
@@ -58,9 +58,9 @@ def optimal_without_replacement(
     """
     if target.shape != draft.shape:
         raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
-    p, q = (x.double().reshape(-1, x.shape[-1]) for x in (target, draft))
-    q = q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
-    q = torch.where(q > SMALLEST, q, 0.0)
+    drawn = draft.masked_fill(draft < least(draft.dtype), 0.0)  # as the law draws
+    p, q = (x.double().reshape(-1, x.shape[-1]) for x in (target, drawn))
+    q = q / q.sum(-1, keepdim=True).clamp(min=least(q.dtype))
     counts = torch.as_tensor(drafts, device=p.device).expand(target.shape[:-1]).reshape(-1)
     support = (q > 0).sum(-1)
     rate = torch.where(q > 0, p, 0.0).sum(-1) * (counts > 0)  # right where all of the support is drafted

@@ -1,6 +1,7 @@
 """The Lorenz rule for anchored drafts row by row, for CPUs: the numbers of `anchored_lorenz`, several times faster."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,7 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
-from multidraft.loops import SMALLEST, compiled, lines, over, sum_of
+from multidraft.errors import AdviceError
+from multidraft.loops import compiled, lines, sum_of
+from multidraft.precision import FULL, SPARE, least
+from multidraft.verification.coupling_loops import over, scale_to_rejected
 from multidraft.verification.lorenz_loops import Row, row_of
 from multidraft.verification.outcome import Outcome
 
@@ -19,7 +23,6 @@ class Coupled:
 
     target: np.ndarray  # (vocabulary,)
     draft: np.ndarray  # (vocabulary,), what the draw comes from; zero where there is none
-    optimum: float
 
     def accept(self, draws: np.ndarray) -> np.ndarray:
         """Probability of emitting each draw, of which the first alone may hold a token."""
@@ -30,40 +33,67 @@ class Coupled:
 
     def unclaimed(self) -> np.ndarray:
         """What of the target the draft cannot cover."""
-        return np.maximum(self.target - self.draft, 0.0)
+        return np.maximum(self.target.astype(np.float64) - self.draft, 0.0)
+
+    @property
+    def record(self) -> float:
+        """The sum of it."""
+        return float(sum_of(self.unclaimed()))
+
+    undrafted = 0.0  # is in the record
 
 
 class Verified:
     """One row: what every position of its tuple may claim, and what is left of the target beside."""
 
     def __init__(self, target: np.ndarray, draft: np.ndarray, drafted: list[int], known: list[int], law: Anchored):
-        n, tiny = law.drafts, np.finfo(draft.dtype).tiny
-        self.target, self.anchors = target, drafted[:n]
+        n, lowest = law.drafts, least_of(draft.dtype)
+        self.target, self.anchors, self.whole = target, drafted[:n], sum_of(target)
         draws, top_ups = drafted[n : 2 * n], [t for t in drafted[2 * n :] if t >= 0]
-        others = without(draft, np.array(known), tiny) if max(known) >= 0 else draft
+        others = without(draft, np.array(known), lowest) if max(known) >= 0 else draft
         self.plan = plan_of(target, others, known.count(-1), law.draft_probability)
-        self.missing = max(sum_of(target) - self.plan.optimum, 0.0)
-        self.rejected = max(1 - self.plan.optimum, self.missing, SMALLEST)
-        self.left: np.ndarray | None = None  # for the sample that may be an anchor; until a top-up R / rejected
+        self.left: np.ndarray | None = None  # the target of what comes next, once it has been asked for
         of_draws, of_top_ups = self.plan.accept(np.array(draws)).tolist(), [0.0] * (law.width - 2 * n)
         self.alive = max(1 - sum(of_draws), 0.0)
         for j, token in enumerate(top_ups):
-            conditional, left = without(draft, np.array(drafted[: 2 * n + j]), tiny), self.leftover()
+            conditional, left = without(draft, np.array(drafted[: 2 * n + j]), lowest), self.leftover()
             claim = ratio(left[token], conditional[token])
-            self.left, of_top_ups[j] = over(left, conditional, 1.0, 0.0), self.alive * claim
+            self.left, of_top_ups[j] = over(left, conditional, 1.0), self.alive * claim
             self.alive *= 1 - claim
-        of_anchors = [self.alive * self.left_of(anchor) if anchor >= 0 else 0.0 for anchor in self.anchors]
-        total = self.missing / self.rejected if self.left is None else sum_of(self.left)
+        anchored = any(anchor >= 0 for anchor in self.anchors)
+        of_anchors = self.of_anchors() if anchored else [0.0] * n
         self.accept = of_anchors + of_draws + of_top_ups
-        self.rest = max(self.alive * total - sum(of_anchors), 0.0)
+        self.rest = max(self.alive * self.total() - sum(of_anchors), 0.0)
 
-    def left_of(self, anchor: int) -> float:
-        """What is left of an anchor's target; the draws leave it whole."""
-        return float(self.target[anchor]) / self.rejected if self.left is None else float(self.left[anchor])
+    def of_anchors(self) -> list[float]:
+        """What each anchor may claim of what is left: the draws leave all of its target."""
+        if self.left is not None:
+            return [self.alive * float(self.left[anchor]) if anchor >= 0 else 0.0 for anchor in self.anchors]
+        scale = self.alive / (self.missing + self.remainder + SPARE)
+        return [scale * float(self.target[anchor]) if anchor >= 0 else 0.0 for anchor in self.anchors]
+
+    @property
+    def missing(self) -> float:
+        """What the target lacks to one."""
+        return 1 - self.whole if 1 - self.whole > FULL else 0.0
+
+    @cached_property
+    def remainder(self) -> float:
+        """The sum of what the draws leave of the target."""
+        return self.plan.record + self.plan.undrafted
+
+    def total(self) -> float:
+        """The sum of the target of what comes next."""
+        if self.left is not None:
+            return sum_of(self.left)
+        return self.remainder / (self.missing + self.remainder) if self.missing > 0 else 1.0
 
     def leftover(self) -> np.ndarray:
         """The target of whatever comes after the draws, and after the top-ups so far."""
-        return self.plan.unclaimed() / self.rejected if self.left is None else self.left
+        if self.left is None:
+            self.left = self.plan.unclaimed()
+            scale_to_rejected(self.left, sum_of(self.left), self.target, 1.0, self.whole)
+        return self.left
 
     def residual(self) -> np.ndarray:
         """Probability of emitting each token otherwise than as a draft."""
@@ -80,6 +110,8 @@ def verify(
     law: Anchored,
 ) -> Outcome:
     """The law of the emitted token; `known` are the anchors, drafted or not."""
+    if target.shape != draft.shape:  # the loops trust it
+        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
     tuples, anchors = (tokens.reshape(-1, tokens.shape[-1]).tolist() for tokens in (drafted, known))
     rows = [Verified(*row, law) for row in zip(lines(target), lines(draft), tuples, anchors, strict=True)]
     made = lambda parts, like: torch.from_numpy(np.array(parts)).to(target.dtype).view(like.shape)  # noqa: E731
@@ -97,29 +129,25 @@ def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row 
     """The schedule of the draws, or their coupling if there is one at most."""
     if count > 1:
         return row_of(target, draft, count, a)
-    law = draft * a if count else np.zeros_like(draft)
-    return Coupled(target, law, float(common(target, law)))
+    return Coupled(target, draft * a if count else np.zeros_like(draft))
+
+
+def least_of(dtype: np.dtype) -> float:
+    """As `precision.least`."""
+    return least(torch.float64 if dtype == np.float64 else torch.float32)
 
 
 @compiled
-def common(target, law):
-    """sum min(t, law)."""
-    total = 0.0
-    for token in range(target.size):
-        total += min(np.float64(target[token]), np.float64(law[token]))
-    return total
-
-
-@compiled
-def without(draft, tokens, tiny):
-    """As `law.without`, in float64: the distribution renormalised without some tokens, zero below a total of `tiny`."""
+def without(draft, tokens, lowest):
+    """As `law.without`, in float64: the distribution renormalised without some tokens and all below `lowest`."""
     left = draft.astype(np.float64)
     for token in tokens:
         if token >= 0:
             left[token] = 0.0
-    total = sum_of(left)
-    if total < tiny:
-        return np.zeros_like(left)
     for token in range(left.size):
-        left[token] /= total
+        if left[token] < lowest:
+            left[token] = 0.0
+    total = sum_of(left)
+    for token in range(left.size):
+        left[token] /= total if total > 0 else 1.0
     return left

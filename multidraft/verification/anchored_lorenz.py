@@ -47,7 +47,7 @@ def anchored_lorenz(
         return naive(alive[..., None] * remaining, draft, anchors, law).residual.to(target.dtype)
 
     accept = torch.cat([alive[..., None] * claims, verified.accept, of_top_ups], -1)
-    rest = alive * (total - claims.sum(-1)).clamp(min=0)
+    rest = (alive * (total - claims.sum(-1))).clamp(min=0)
     return Outcome(accept.to(target.dtype), residual, drafted, rest.to(target.dtype))
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from multidraft.distributions import most_likely
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import Law, at_each, without
+from multidraft.precision import handed_on
 from multidraft.verification.k_sequential import accepted as k_sequential
 from multidraft.verification.lorenz import schedule
 
@@ -44,10 +45,8 @@ def recursive_rejection(target: Distributions, draft: Float[Tensor, "*drafting v
             law.draft_probability if j == 0 else 1
         )
         overlap = torch.minimum(target, q)
-        under = (q - overlap).sum(-1)
         accepted = accepted + (total - accepted) * overlap.sum(-1) / (total if j == 0 else 1)
-        missed = under + (1 - law.draft_probability if j == 0 else 0)
-        target = (target - overlap) / missed.clamp(min=torch.finfo(draft.dtype).tiny)[..., None]
+        target = handed_on(target - overlap, target)
     return accepted
 
 
@@ -67,11 +66,11 @@ def naive_distinct(target: Distributions, draft: Float[Tensor, "*batch drafts vo
 
 
 def maximal_coupling(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """m + (a - m) / (1 - m) p(sure tokens), with m = sum min(p, a q')."""
+    """m + (1 - m) left(sure tokens), with m = sum min(p, a q') and left = (p - a q')_+ / (1 - m)."""
     sure, a = most_likely(draft, law.drafts - 1), law.draft_probability
     overlap = torch.minimum(target, a * without(draft, sure)).sum(-1)
-    rejected = (a - overlap) / (1 - overlap).clamp(min=torch.finfo(target.dtype).tiny)
-    return overlap + rejected * at_each(target, sure).sum(-1)
+    left = handed_on((target - a * without(draft, sure)).clamp_(min=0), target)
+    return overlap + (1 - overlap) * at_each(left, sure).sum(-1)
 
 
 def lorenz_anchored(target: Distributions, draft: Distributions, law: Anchored) -> Rates | None:

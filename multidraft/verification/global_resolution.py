@@ -9,6 +9,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
+from multidraft.precision import FULL
 from multidraft.transport.global_resolution import ITERATIONS, Resolution
 from multidraft.transport.global_resolution import global_resolution as resolve
 from multidraft.verification.k_sequential import k_sequential
@@ -23,7 +24,6 @@ from multidraft.verification.solved import leftover, row_by_row
 FALLBACKS = {
     rule.__name__: rule for rule in (k_sequential, naive, recursive_rejection, lorenz, max_flow, linear_program)
 }
-NOISE = 1e-5  # what a target may lack to one by its rounding; a rule that is itself inexact must not fail for it
 
 
 class ResolutionFailure(AdviceError):
@@ -107,8 +107,8 @@ class GlobalResolution:
         a = draft_probability
         found = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
         missing = 1 - target.sum()
-        deviation = a * found.deviation + (missing if 0 < missing <= NOISE else 0.0)
-        return Node(found, leftover(target, a * found.split.residual, NOISE), float(deviation))
+        deviation = a * found.deviation + (missing if 0 < missing <= FULL else 0.0)
+        return Node(found, leftover(target, a * found.split.residual), float(deviation))
 
     def _instead(
         self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, at_each
+from multidraft.precision import handed_on, ratio
 from multidraft.verification.outcome import Outcome
 
 TINY = torch.finfo(torch.float64).tiny
@@ -43,7 +44,7 @@ def k_sequential(
 ) -> Outcome:
     """Accept draft j with b_j = min(1, t(x_j) / (rho* q(x_j))) if none before it was; then sample what is left.
 
-        r_i = a min(q_i, t_i / rho) (1 - (1 - beta)^n) / beta,   residual = (1 - sum accept) (t - r) / (1 - sum r)
+        r_i = a min(q_i, t_i / rho) (1 - (1 - beta)^n) / beta,   residual = prod_j (1 - b_j) (t - r) / (1 - sum r)
 
     At least 1 - 1/e of the optimal acceptance rate (SpecTr, Theorem 1).
     """
@@ -53,11 +54,10 @@ def k_sequential(
     overlap = torch.minimum(q, p / rho)
     beta = overlap.sum(-1, keepdim=True).clamp(max=1)
     reach = a * (1 - (1 - beta) ** count[..., None])
-    left = (p - overlap * reach / beta.clamp(min=TINY)).clamp(min=0)
-    b = (at_each(p, drafted) / (rho * at_each(q, drafted)).clamp(min=TINY)).clamp(max=1)
+    left = handed_on((p - overlap * reach / beta.clamp(min=TINY)).clamp_(min=0), p)
+    b = ratio(at_each(p, drafted), rho * at_each(q, drafted)) * (drafted >= 0)
     accept = b * torch.cat([torch.ones_like(b[..., :1]), (1 - b).cumprod(-1)[..., :-1]], -1)
-    rejected = torch.maximum(1 - reach, left.sum(-1, keepdim=True)).clamp(min=TINY)
-    residual = (1 - b).prod(-1, keepdim=True) * left / rejected
+    residual = (1 - b).prod(-1, keepdim=True) * left
     return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
 
 

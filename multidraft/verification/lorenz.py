@@ -10,7 +10,7 @@ below are those of that page.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -18,15 +18,15 @@ from torch import Tensor
 
 from multidraft import loops
 from multidraft.distributions import descending
-from multidraft.drafting.law import Law
+from multidraft.drafting.law import Law, at_each
+from multidraft.precision import SPARE, handed_on, missing
 from multidraft.verification import lorenz_loops
-from multidraft.verification.coupling import claim, overlap
+from multidraft.verification.coupling import claim
 from multidraft.verification.lorenz_loops import SUPPORT
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
 
 TINY = torch.finfo(torch.float64).tiny
-NOTHING = 1e-22  # a probability that no float64 sum can see
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,15 @@ class Schedule:
     Q: Float[Tensor, "*batch vocabulary"]  # draft mass up to a position
     T: Float[Tensor, "*batch vocabulary"]  # when the phase of a position ends
     drop: Float[Tensor, "*batch vocabulary"]  # how far D falls below its record at a position: positive at a reset
-    log_survive: Float[Tensor, "*batch vocabulary_plus_1"]  # sum of log s over the phases before a position
+    survive: Float[Tensor, "*batch vocabulary"]  # s: what is left of a draw after the phase of a position
     optimum: Float[Tensor, "*batch"]  # alpha*
+    record: Float[Tensor, "*batch"]  # the sum of all drops: what the drafted tokens leave of the target
+    undrafted: Float[Tensor, "*batch"]  # the target's mass on tokens that are never drafted
+
+    @cached_property
+    def stages(self) -> "Stages":
+        """The products of s between any two positions."""
+        return Stages(self.survive)
 
     def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
         """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
@@ -52,9 +59,11 @@ class Schedule:
         place = torch.arange(size, device=p.device)
         following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
         k = following.clamp(max=size - 1)
-        through = (self.log_survive.gather(-1, k) - self.log_survive[..., :-1]).exp()
         width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=TINY)
-        loss = torch.minimum(self.drop.gather(-1, k) * q * through / width, p).masked_fill(following == size, 0.0)
+        share = q * self.stages.between(place.expand_as(k), k) / width
+        loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
+        loss = loss.add_(p, alpha=SPARE) * (q > SUPPORT)
+        loss *= (self.record / loss.sum(-1).clamp(min=TINY))[..., None]  # its sum, however the shares are rounded
         return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > SUPPORT, loss, p))
 
     def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -64,36 +73,55 @@ class Schedule:
             -1, self.order, torch.arange(size, device=draws.device).expand_as(self.order)
         )
         place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
-        ends = torch.nn.functional.pad(place, (0, 1), value=size)
+        ends = torch.nn.functional.pad(place[..., 1:], (0, 1), value=size)
         active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-        through = (active * self.log_survive.gather(-1, ends).diff()).exp()
+        through = self.stages.between(place, ends) ** active
         alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
         each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
         accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
-        return torch.empty_like(accept).scatter_(-1, order, accept)
+        # A token without any target claims nothing, and not the rounding of its neighbours either.
+        return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
+
+
+class Stages:
+    """Products of s over the phases from one position up to, not including, another."""
+
+    def __init__(self, survive: Float[Tensor, "*batch vocabulary"]):
+        ends = survive <= 0  # counted on their own, so that no infinities meet
+        self.logs = padded(survive.masked_fill(ends, 1.0).log_().cumsum(-1))
+        self.ends = padded(ends.cumsum(-1))
+
+    def between(
+        self, start: Int[Tensor, "*batch some"], end: Int[Tensor, "*batch some"]
+    ) -> Float[Tensor, "*batch some"]:
+        """prod of s over the phases start, .., end - 1."""
+        sure = self.ends.gather(-1, end) == self.ends.gather(-1, start)
+        return (self.logs.gather(-1, end) - self.logs.gather(-1, start)).clamp_(max=0).exp_() * sure
 
 
 @dataclass(frozen=True)
 class Verified:
-    """I.i.d. draws verified: what each may claim, and the target that is left once all are rejected, for any tuple."""
+    """I.i.d. draws verified: what each may claim, and the target that is handed on once all are rejected."""
 
+    target: Float[Tensor, "*batch vocabulary"]
     accept: Float[Tensor, "*batch width"]
     unclaimed: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
-    chance: Callable[[], tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]]
+    total: Callable[[], Float[Tensor, "*batch"]]  # the sum of R
 
     @cached_property
     def rejected(self) -> Float[Tensor, "*batch"]:
-        """1 - alpha*, at least the sum of R."""
-        return self.chance()[0]
+        """1 - alpha* = (1 - sum p) + sum R, in positive terms; positive also where nothing is ever rejected."""
+        return missing(self.target) + self.total() + SPARE
 
     @cached_property
     def left(self) -> Float[Tensor, "*batch"]:
-        """The sum of R / rejected: one where the target sums to one."""
-        return self.chance()[1]
+        """The sum of what is handed on: one where the target is full."""
+        lacks = missing(self.target)
+        return torch.where(lacks > 0, self.total() / (lacks + self.total()), 1.0)
 
     def leftover(self) -> Float[Tensor, "*batch vocabulary"]:
         """R / (1 - alpha*), the target of whatever comes next."""
-        return self.unclaimed() / self.rejected[..., None]
+        return handed_on(self.unclaimed(), self.target.double())
 
 
 def schedule(
@@ -118,15 +146,9 @@ def schedule(
     c = (P + M).sub_(m * Q).clamp_(min=0)
     T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
     T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
-    return Schedule(p, q, order, Q, T, drop, log_survival(Q - T, Q - shifted(T)), P[..., -1] + M[..., -1])
-
-
-def log_survival(
-    after: Float[Tensor, "*batch vocabulary"], before: Float[Tensor, "*batch vocabulary"]
-) -> Float[Tensor, "*batch vocabulary_plus_1"]:
-    """Prefix sums over phases of log s, s = after / before; s = 0 counts as 1e-22, so that no infinities meet."""
-    s = after.div_(before).nan_to_num_(1.0)  # an empty phase at the very end lets everything through
-    return padded(s.clamp_(min=NOTHING).log_().cumsum(-1))
+    survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
+    optimum, record = P[..., -1] + M[..., -1], -M[..., -1]
+    return Schedule(p, q, order, Q, T, drop, survive, optimum, record, (p - drawable).sum(-1))
 
 
 def verify_draws(
@@ -142,13 +164,7 @@ def verify_draws(
         return verify_one(target, possible, draws, draft_probability)
     planned = lorenz_loops.schedule if loops.usable(target, draft) else drawable_schedule
     plan = planned(target, draft, count, draft_probability)
-
-    def chance() -> tuple[Tensor, Tensor]:
-        wanted = (target.sum(-1, dtype=torch.float64) - plan.optimum).clamp(min=0)
-        rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=TINY)
-        return rejected, wanted / rejected
-
-    return Verified(plan.accept(draws), plan.unclaimed, chance)
+    return Verified(target, plan.accept(draws), plan.unclaimed, lambda: plan.record + plan.undrafted)
 
 
 def verify_one(
@@ -158,11 +174,10 @@ def verify_one(
     draft_probability: float,
 ) -> Verified:
     """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
-    a = draft_probability
-    accept = claim(target, draft * a if a < 1 else draft, draws[..., 0])
-    left = cache(lambda: overlap(target.double(), draft.double() * a, a))
-    chance = lambda: (left()[1], left()[0].sum(-1) / left()[1])  # noqa: E731
-    return Verified(torch.nn.functional.pad(accept[..., None], (0, draws.shape[-1] - 1)), lambda: left()[0], chance)
+    law = draft * draft_probability if draft_probability < 1 else draft
+    accept = torch.nn.functional.pad(claim(target, law, draws[..., 0])[..., None], (0, draws.shape[-1] - 1))
+    over = lambda: (target.double() - law.double()).clamp_(min=0)  # noqa: E731
+    return Verified(target, accept, over, lambda: over().sum(-1))
 
 
 @dataclass(frozen=True)
@@ -177,6 +192,16 @@ class Truncated:
     def optimum(self) -> Float[Tensor, "*batch"]:
         """alpha*."""
         return self.plan.optimum
+
+    @property
+    def record(self) -> Float[Tensor, "*batch"]:
+        """What the drafted tokens leave of the target."""
+        return self.plan.record
+
+    @property
+    def undrafted(self) -> Float[Tensor, "*batch"]:
+        """The target's mass on tokens that are never drafted."""
+        return self.plan.undrafted + self.target.double().scatter(-1, self.tokens, 0.0).sum(-1)
 
     def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Probability of emitting each draw."""

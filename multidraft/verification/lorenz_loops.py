@@ -11,9 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.loops import SMALLEST, compiled, lines, sum_of
+from multidraft.errors import AdviceError
+from multidraft.loops import compiled, lines, sum_of
+from multidraft.precision import SPARE
 from multidraft.verification.roots import CONVERGED, STEPS
 
+TINY = np.finfo(np.float64).tiny
 SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
 
 
@@ -27,14 +30,16 @@ class Row:
     order: np.ndarray  # position -> token
     columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
     optimum: float
+    record: float  # the sum of all drops: what the drafted tokens leave of the target
+    undrafted: float  # the target's mass on tokens that are never drafted
 
     def accept(self, draws: np.ndarray) -> np.ndarray:
         """Probability of emitting each draw."""
-        return accept(self.order, self.columns[3], draws)
+        return accept(self.target, self.order, self.columns[3], draws)
 
     def unclaimed(self) -> np.ndarray:
         """R = p - r, by token."""
-        return unclaimed(self.target, self.draft, self.total, self.order, self.columns)
+        return unclaimed(self.target, self.draft, self.total, self.order, self.columns, self.record)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,21 @@ class Schedule:
     @property
     def optimum(self) -> Float[Tensor, "*batch"]:
         """alpha*."""
-        return torch.tensor([row.optimum for row in self.rows], dtype=torch.float64).view(self.shape[:-1])
+        return self.of_rows([row.optimum for row in self.rows])
+
+    @property
+    def record(self) -> Float[Tensor, "*batch"]:
+        """What the drafted tokens leave of the target."""
+        return self.of_rows([row.record for row in self.rows])
+
+    @property
+    def undrafted(self) -> Float[Tensor, "*batch"]:
+        """The target's mass on tokens that are never drafted."""
+        return self.of_rows([row.undrafted for row in self.rows])
+
+    def of_rows(self, numbers: list[float]) -> Float[Tensor, "*batch"]:
+        """One number a row as a tensor."""
+        return torch.tensor(numbers, dtype=torch.float64).view(self.shape[:-1])
 
 
 def schedule(
@@ -72,28 +91,32 @@ def schedule(
 
 def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
     """The schedule of one row."""
-    tokens, rising, total = candidates(p, q)
+    if p.shape != q.shape:  # the loops trust it
+        raise AdviceError(f"target has {p.size} tokens and draft {q.size}; give both over one vocabulary")
+    tokens, rising, total, undrafted = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
-    columns, optimum = phases(p, q, total, order, count if total > 0 else 0, float(a))
-    return Row(p, q, total, order, columns, optimum)
+    columns, optimum, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
+    return Row(p, q, total, order, columns, optimum, record, undrafted)
 
 
 @compiled
 def candidates(p, q):
-    """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
-    total = sum_of(q)
-    least = SUPPORT * max(total, SMALLEST)
+    """The tokens that can be drafted, -p/q up to a factor, the sum of q, and the sum of p over all other tokens."""
+    total, undrafted = sum_of(q), 0.0
+    lowest = SUPPORT * max(total, TINY)
     tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
-        if q[token] > least:
+        if q[token] > lowest:
             tokens[found], rising[found] = token, -np.float64(p[token]) / np.float64(q[token])
             found += 1
-    return tokens[:found], rising[:found], total
+        else:
+            undrafted += p[token]
+    return tokens[:found], rising[:found], total, undrafted
 
 
 @compiled
 def phases(p, q, total, order, n, a):
-    """Q, T, drop and s at every position (docs/theory.md), and alpha*."""
+    """Q, T, drop and s at every position (docs/theory.md), alpha*, and the sum of all drops."""
     columns = np.empty((4, order.size))
     Q, P, M, T, x = 0.0, 0.0, 0.0, 0.0, 1.0
     for k in range(order.size):
@@ -107,7 +130,7 @@ def phases(p, q, total, order, n, a):
         T = Q if drop > 0 else max(T, min(1 - x, Q))
         columns[0, k], columns[1, k], columns[2, k] = Q, T, drop
         columns[3, k] = (Q - T) / before if before > 0 else 1.0  # an empty phase lets everything through
-    return columns, P + M
+    return columns, P + M, -M
 
 
 @compiled
@@ -148,7 +171,7 @@ def last_root(c, m, n, a, guess):
 
 
 @compiled
-def accept(order, survive, draws):
+def accept(p, order, survive, draws):
     """Probability of emitting each draw: in stage c the first c draws are active and share what does not survive it."""
     accepted, places = np.zeros(draws.size), np.full(draws.size, order.size)
     for place in range(order.size):
@@ -164,20 +187,24 @@ def accept(order, survive, draws):
         lost = alive * (1 - power(through, c + 1))
         alive -= lost
         for j in by_place[: c + 1]:
-            accepted[j] += lost / (c + 1)
+            # A token without any target claims nothing, and not the rounding of its neighbours either.
+            accepted[j] += lost / (c + 1) if draws[j] >= 0 and p[draws[j]] > 0 else 0.0
     return accepted
 
 
 @compiled
-def unclaimed(p, q, total, order, columns):
+def unclaimed(p, q, total, order, columns, record):
     """R = p - r: nothing after the last reset, and before one a share of its drop; p where nothing can be drafted."""
-    left = p.astype(np.float64)
+    left, lost = p.astype(np.float64), 0.0
     share = 0.0  # of the next reset's drop, for each unit of draft mass
     for k in range(order.size - 1, -1, -1):
         Q, drop, token = columns[0, k], columns[2, k], order[k]
         if drop > 0:
-            share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), SMALLEST)
+            share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), TINY)
         else:
             share *= columns[3, k]
-        left[token] = min(share * q[token] / total, left[token])
+        left[token] = min(share * q[token] / total, left[token]) + SPARE * left[token]
+        lost += left[token]
+    for token in order:
+        left[token] *= record / lost if lost > 0 else 0.0  # their sum, however the shares are rounded
     return left

@@ -25,7 +25,7 @@ def maximal_coupling(
     """
     sure, last = drafted[..., :-1], drafted[..., -1]
     a, known = law.draft_probability, most_likely(draft, law.drafts - 1)
-    b, left = couple(target, a * without(draft, known), last, a)
+    b, left = couple(target, a * without(draft, known), last)
     rest = naive((1 - b)[..., None] * left, draft, sure, law)
     return Outcome(torch.cat([rest.accept, b[..., None]], -1), rest.residual, drafted)
 

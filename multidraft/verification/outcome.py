@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.distributions import pick, uniform
+from multidraft.precision import missing
 
 
 class Outcome:
@@ -55,9 +56,7 @@ class Outcome:
         """
         batch, width = self.accept.shape[:-1], self.accept.shape[-1]
         weights = torch.cat([self.accept, self.residual], -1)
-        missing = (1 - weights.sum(-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
-        missing = torch.where(missing > 1e-6, missing, 0.0)
-        weights = torch.cat([weights.double(), missing], -1)
+        weights = torch.cat([weights.double(), missing(weights)[..., None]], -1)
         choice = pick(weights, uniform((*batch, 1), generator, weights.device))
         position = torch.where(choice < width, choice, -1)
         drafted = self.drafted.gather(-1, choice.clamp(max=width - 1))

@@ -27,7 +27,7 @@ def recursive_rejection(
     alive, accept, start = torch.ones_like(target[..., 0]), [], law.draft_probability
     for j in range(drafted.shape[-1]):
         conditional, total = law.conditional(draft, drafted[..., :j]), start if j == 0 else 1.0
-        b, left = couple(target, conditional * total, drafted[..., j], total)
+        b, left = couple(target, conditional * total if total < 1 else conditional, drafted[..., j])
         target = left if j == 0 else torch.where(drafted[..., j, None] < 0, target, left)
         accept.append(alive * b)
         alive = alive * (1 - b)

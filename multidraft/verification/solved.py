@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, is_duplicate
+from multidraft.precision import handed_on
 from multidraft.transport import optimal_acceptance_rate
 from multidraft.transport.moved import Moved
 from multidraft.transport.network import Network, network_of
@@ -135,15 +136,7 @@ def optimum(
 
 
 def leftover(
-    target: Float[np.ndarray, " vocabulary"], unclaimed: Float[np.ndarray, " vocabulary"], noise: float = 1e-15
+    target: Float[np.ndarray, " vocabulary"], unclaimed: Float[np.ndarray, " vocabulary"]
 ) -> Float[np.ndarray, " vocabulary"]:
-    """`R / (1 - alpha)`, where `1 - alpha` is what the target lacks to one plus the sum of `R = unclaimed`.
-
-    A target that lacks no more than `noise` counts as one; if it is all claimed, only rounding is ever rejected, and
-    that is emitted from the target.
-    """
-    missing = 1 - target.sum()
-    rejected = unclaimed.sum() + (missing if missing > noise else 0.0)
-    if rejected > 0:
-        return unclaimed / rejected
-    return target / max(target.sum(), np.finfo(float).tiny)
+    """`R / (1 - alpha)`, for R = `unclaimed`."""
+    return handed_on(torch.tensor(unclaimed), torch.tensor(target)).numpy()

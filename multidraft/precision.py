@@ -1,0 +1,66 @@
+"""The floating-point facts that laws, rules and optima rely on, each with the one constant that states it.
+
+**Sums.** A distribution sums to one within `FULL`: a float32 softmax over 128,256 tokens does within 1e-6. A target
+that does is *full*: nothing of it is missing, and every tuple of drafts emits a token. A target that sums to less is a
+measure, and what it lacks is the probability of failing. The deferred walk never asks for a weight between the two.
+
+**Differences.** `t - q` is right to 1e-16 of the larger, so that a difference of two sums may be rounding and nothing
+else, or zero although a draft can still be rejected. What is handed on after a rejection is therefore divided by the
+sum of its own positive terms, never by a difference of totals. Where that sum is zero all of the target is claimed, and
+the target itself is handed on: `SPARE` of it is in every remainder. That happens to a tuple with a probability of the
+order of 1e-16 at most, and emits nothing that the target does not.
+
+**Quotients.** `t / q` may overflow where `q` is subnormal, and a probability needs it only where it is below one:
+`ratio` compares before it divides.
+
+**Small masses.** Adding subnormals is exact, but sums beside large terms lose them. A draft mass below `least` counts
+as none once larger ones are gone: a law does not draw it, and no optimum counts on it.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+FULL = 1e-5
+SPARE = 1e-30  # too little to be seen in any remainder above rounding
+
+
+def least(dtype: torch.dtype) -> float:
+    """The smallest mass that counts beside larger ones: its inverse is finite, also times the size of a vocabulary."""
+    return 1e-290 if dtype == torch.float64 else 2.0**-126
+
+
+def missing(target: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch"]:
+    """What a target lacks to one, in float64; exactly 0 where it is full.
+
+    >>> missing(torch.tensor([[0.5, 0.25], [0.5, 0.5]]))
+    tensor([0.2500, 0.0000], dtype=torch.float64)
+    """
+    lacks = 1 - target.sum(-1, dtype=torch.float64)
+    return torch.where(lacks > FULL, lacks, 0.0)
+
+
+def ratio(target: Float[Tensor, "*any"], law: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """min(1, target / law), which never overflows; 1 where both are zero.
+
+    >>> ratio(torch.tensor([0.25, 1.0]), torch.tensor([0.5, 1e-45]))
+    tensor([0.5000, 1.0000])
+    """
+    return torch.where(target >= law, 1.0, target / law)
+
+
+def handed_on(
+    unclaimed: Float[Tensor, "*batch vocabulary"], target: Float[Tensor, "*batch vocabulary"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """The target of whatever comes after a rejection: R / (missing + sum R), of which R is overwritten.
+
+    It sums to one where the target is full, and to less where it is not; R is what nobody has claimed of the target.
+
+    >>> handed_on(torch.tensor([0.0, 0.25]), torch.tensor([0.25, 0.25]))
+    tensor([2.5000e-31, 3.3333e-01])
+    >>> handed_on(torch.zeros(2), torch.tensor([0.25, 0.75]))
+    tensor([0.2500, 0.7500])
+    """
+    unclaimed.add_(target, alpha=SPARE)
+    rejected = missing(target) + unclaimed.sum(-1, dtype=torch.float64)
+    return unclaimed / rejected.to(unclaimed.dtype)[..., None]  # positive: something is missing, or something is spare
