@@ -41,12 +41,12 @@ def missing(target: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch
 
 
 def ratio(target: Float[Tensor, "*any"], law: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """min(1, target / law), which never overflows; 1 where both are zero.
+    """min(1, target / law), which never overflows; 0 where both are zero.
 
     >>> ratio(torch.tensor([0.25, 1.0]), torch.tensor([0.5, 1e-45]))
     tensor([0.5000, 1.0000])
     """
-    return torch.where(target >= law, 1.0, target / law)
+    return torch.where(target >= law, (target > 0).to(target.dtype), target / law)
 
 
 def handed_on(

@@ -73,7 +73,7 @@ def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> No
 
 def largest(known: float, values: Tensor) -> float:
     """The largest value so far; what is no number is infinite."""
-    values = torch.nan_to_num(values, nan=torch.inf)
+    values = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf)
     return max(known, float(values.max())) if values.numel() else known
 
 

@@ -98,6 +98,6 @@ def double(values: object) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
 
 
-def drafting(law: Law, draft: Float[Tensor, " vocabulary"]) -> Tensor:
+def drafting(law: Law, draft: Float[Tensor, "*batch vocabulary"]) -> Tensor:
     """The draft distribution, or as many (shifted by a token each) as the law takes."""
     return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft

@@ -121,8 +121,8 @@ def verify(
 
 
 def ratio(target: np.floating, law: np.floating) -> float:
-    """min(1, t / law), which never overflows."""
-    return 1.0 if target >= law else float(target / law)
+    """As `precision.ratio`."""
+    return float(target > 0) if target >= law else float(target / law)
 
 
 def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row | Coupled:

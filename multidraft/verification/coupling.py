@@ -40,6 +40,8 @@ def couple(
         b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
 
     The denominator is (1 - sum t) + sum (t - law)_+, in positive terms. `law` sums to less than one where nothing may
-    be drawn; an empty position (token -1) accepts nothing (Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2).
+    be drawn; an empty position (token -1) accepts nothing.
+
+    Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2.
     """
     return claim(target, law, token).to(target.dtype), handed_on((target - law).clamp_(min=0), target)

@@ -26,12 +26,17 @@ class Row:
 
     target: np.ndarray  # (vocabulary,)
     draft: np.ndarray  # (vocabulary,), not normalised
+    count: int  # of drafts
     total: float  # of the draft
     order: np.ndarray  # position -> token
     columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
     optimum: float
     record: float  # the sum of all drops: what the drafted tokens leave of the target
     undrafted: float  # the target's mass on tokens that are never drafted
+
+    def is_of(self, p: np.ndarray, q: np.ndarray, count: int) -> bool:
+        """Whether it is the schedule of these."""
+        return count == self.count and np.array_equal(p, self.target) and np.array_equal(q, self.draft)
 
     def accept(self, draws: np.ndarray) -> np.ndarray:
         """Probability of emitting each draw."""
@@ -84,9 +89,11 @@ def schedule(
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
 ) -> Schedule:
-    """The optimal schedule for `count` i.i.d. drafts, row by row."""
-    rows = zip(lines(target), lines(draft), count.flatten().tolist(), strict=True)
-    return Schedule([row_of(p, q, n, draft_probability) for p, q, n in rows], target.shape)
+    """The optimal schedule for `count` i.i.d. drafts, row by row; a row equal to the one before shares its schedule."""
+    rows = list[Row]()
+    for p, q, n in zip(lines(target), lines(draft), count.flatten().tolist(), strict=True):
+        rows.append(rows[-1] if rows and rows[-1].is_of(p, q, n) else row_of(p, q, n, draft_probability))
+    return Schedule(rows, target.shape)
 
 
 def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
@@ -96,7 +103,7 @@ def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
     tokens, rising, total, undrafted = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
     columns, optimum, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
-    return Row(p, q, total, order, columns, optimum, record, undrafted)
+    return Row(p, q, count, total, order, columns, optimum, record, undrafted)
 
 
 @compiled

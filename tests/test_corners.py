@@ -1,0 +1,165 @@
+"""Every scheme in every corner: pairs that are near-equal, banned, vanishing, tied; both ways of computing."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import multidraft as md
+from multidraft import loops
+from multidraft.auditing.adversarial import KINDS, TINY, adversarial
+from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
+from multidraft.catalogue import Scheme
+from multidraft.precision import least
+from multidraft.transport import optimal_acceptance_rate
+from multidraft.verification import Outcome, anchored_lorenz, lorenz
+from multidraft.verification.lorenz import drawable_schedule
+
+COMPILED = ["iid:lorenz", "anchored:lorenz"]  # the others run as tensor operations anyway
+
+
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "usable", lambda *_: False)
+
+
+@pytest.mark.parametrize("name", exact_schemes())
+def test_three_thousand_pairs(name: str) -> None:
+    found = try_corners(name, 3_000)
+    assert found.pairs >= 3_000
+    assert found.worst <= 1, found
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_as_tensor_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_numba(monkeypatch)
+    found = try_corners(name, 3_000, seed=1)
+    assert found.worst <= 1, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", exact_schemes())
+def test_a_hundred_thousand_pairs(name: str) -> None:
+    found = try_corners(name, 100_000, seed=2)
+    assert found.worst <= 1, found
+
+
+def faulty_lorenz(target: Tensor, draft: Tensor, drafted: Tensor, law) -> Outcome:
+    """The biased twin: a remainder divided by differences of totals, which leave out what is really unclaimed."""
+    plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], law.drafts), law.draft_probability)
+    accept = plan.accept(drafted)
+    wanted = target.double().sum(-1) - plan.optimum
+    rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=torch.finfo(torch.float64).tiny)
+    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.unclaimed() / rejected[:, None]
+    return Outcome(accept, residual, drafted)
+
+
+def test_a_remainder_divided_by_differences_is_caught() -> None:
+    target, draft = adversarial("near_equal", 500, 4, seed=0)
+    scheme, wrong, right = md.scheme("iid:lorenz", 4), Corners(), Corners()
+    examine(right, scheme, target, draft)
+    examine(wrong, Twin(scheme.name, scheme.law), target, draft)
+    assert right.worst <= 1 < wrong.worst, (right, wrong)
+
+
+class Twin(Scheme):
+    """The faulty rule as a scheme."""
+
+    def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
+        return faulty_lorenz(target, draft, drafted, self.law)
+
+
+def test_the_pair_that_showed_it() -> None:
+    """alpha* rounds to one with three drafts, and a left-over of 1e-17 was divided by 2e-308."""
+    target, draft = torch.tensor([1, 7, 12, 6.0]).double() / 26, torch.tensor([3, 6, 12, 7.0]).double() / 28
+    for drafts in (3, 4, 8):
+        scheme = md.scheme("iid:lorenz", drafts)
+        if drafts < 8:
+            drafted, weight = scheme.tuples(draft)
+            law = (
+                weight @ scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted).law()
+            )
+            assert torch.allclose(law, target, rtol=0, atol=1e-12)
+        outcome = scheme.outcome(target, draft, scheme.draw(draft, torch.Generator().manual_seed(0)))
+        assert abs(outcome.law().sum() - 1) < 1e-12
+
+
+@pytest.mark.parametrize("top_up", [True, False])
+@pytest.mark.parametrize("p", TINY)
+@pytest.mark.parametrize("numba", [True, False])
+def test_an_anchor_that_the_target_hardly_allows(p: float, top_up: bool, numba: bool, monkeypatch) -> None:
+    """It claimed 1e275 of the law; now no more than its probability, on average over the tuples."""
+    if not numba:
+        without_numba(monkeypatch)
+    draft = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    target = torch.tensor([p, 0.5, 1 / 3, 1 / 6], dtype=torch.float64)
+    found = Corners()
+    examine(found, md.scheme("anchored:lorenz", 4, anchors=1, top_up=top_up), target[None], draft[None])
+    assert found.worst <= 1, found
+
+
+@pytest.mark.parametrize("drafts", [3, 8, 16, 64])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("numba", [True, False])
+def test_many_drafts(drafts: int, kind: str, numba: bool, monkeypatch) -> None:
+    """Up to 64 drafts of two tokens: the rule looks at how often each was drawn, so 65 tuples stand for all."""
+    if not numba:
+        without_numba(monkeypatch)
+    law = md.scheme("iid:lorenz", drafts).law
+    ones = torch.arange(drafts + 1)
+    drafted = (torch.arange(drafts) < ones[:, None]).long()
+    ways = torch.tensor([math.comb(drafts, k) for k in range(drafts + 1)], dtype=torch.float64)
+    for target, draft in zip(*adversarial(kind, 20, 2, seed=drafts), strict=True):
+        weight = ways * draft[1] ** ones * draft[0] ** (drafts - ones)
+        many = (drafts + 1, 2)
+        outcome = lorenz(target.expand(many), draft.expand(many), drafted, law)
+        assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=1e-12)
+        assert torch.allclose(outcome.accept.sum(-1) + outcome.residual.sum(-1), torch.ones(()).double(), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 300, 4_096, 128_256])
+@pytest.mark.parametrize("name", exact_schemes())
+def test_large_vocabularies(name: str, size: int, dtype: torch.dtype) -> None:
+    """Drawn tuples alone: every outcome a law, loops and tensor operations of one mind."""
+    kinds = list(KINDS) if size < 100_000 else ["near_equal", "banned"]
+    for kind in kinds:
+        scheme = md.scheme(name, 2 if name.startswith("spechub") else 5)
+        target, draft = (x.to(dtype) for x in adversarial(kind, 2, size, seed=size))
+        if scheme.law.name == "distinct":
+            draft = torch.stack([draft.roll(j, -1) for j in range(5)], -2)
+        drafted = scheme.draw(draft, torch.Generator().manual_seed(0))
+        outcome = scheme.outcome(target, draft, drafted)
+        total = outcome.accept.double().sum(-1) + outcome.residual.double().sum(-1)
+        assert (outcome.accept >= 0).all()
+        assert (outcome.residual >= 0).all()
+        assert torch.allclose(total, torch.ones_like(total), atol=1e-10 if dtype == torch.float64 else 1e-5), kind
+        assert (outcome.law()[target == 0] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [lorenz, anchored_lorenz])
+@pytest.mark.parametrize("size", [7, 4_096])
+def test_loops_and_tensor_operations_agree(kind: str, rule, size: int, monkeypatch) -> None:
+    """What is claimed in all, and what is left in all; token by token they may share rounding in other ways."""
+    scheme = md.scheme("iid:lorenz" if rule is lorenz else "anchored:lorenz", 4)
+    target, draft = adversarial(kind, 50 if size < 100 else 4, size, seed=3)
+    drafted = scheme.draw(draft, torch.Generator().manual_seed(1))
+    loops_give = scheme.verify(target, draft, drafted)
+    without_numba(monkeypatch)
+    tensors_give = scheme.verify(target, draft, drafted)
+    if kind not in ("integers", "near_equal", "pushed_down"):  # where ratios tie, any order is right
+        assert torch.allclose(loops_give.accept.sum(-1), tensors_give.accept.sum(-1), rtol=0, atol=1e-7)
+    for outcome in (loops_give, tensors_give):
+        assert torch.allclose(outcome.rest, outcome.residual.sum(-1), rtol=0, atol=1e-12)
+
+
+def test_the_optimum_counts_what_the_law_draws() -> None:
+    """A mass of 1e-300 beside one: neither drawn as a second token nor counted on. One of 1e-280 is both."""
+    for mass, drawn in ((1e-300, False), (1e-280, True)):
+        target, draft = torch.tensor([[0.0, 1.0], [1.0, mass]], dtype=torch.float64)
+        scheme = md.scheme("without_replacement:recursive_rejection", 2)
+        drafted, _ = scheme.tuples(draft)
+        assert (1 in drafted[0].tolist()) == drawn == (mass >= least(torch.float64))
+        rate = optimal_acceptance_rate(target, draft, "without_replacement", drafts=2)
+        assert float(rate) == pytest.approx(float(drawn), abs=1e-9)
