@@ -10,6 +10,7 @@ import multidraft as md
 from multidraft import loops
 from multidraft.auditing.adversarial import KINDS, TINY, adversarial
 from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
+from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import Scheme
 from multidraft.precision import least
 from multidraft.transport import optimal_acceptance_rate
@@ -163,3 +164,16 @@ def test_the_optimum_counts_what_the_law_draws() -> None:
         assert (1 in drafted[0].tolist()) == drawn == (mass >= least(torch.float64))
         rate = optimal_acceptance_rate(target, draft, "without_replacement", drafts=2)
         assert float(rate) == pytest.approx(float(drawn), abs=1e-9)
+
+
+@pytest.mark.parametrize("drafts", [1, 2])
+@pytest.mark.parametrize("name", exact_schemes())
+def test_precisions_may_differ(name: str, drafts: int) -> None:
+    """A float32 target with a float64 draft, and the other way round: the outcome has the target's precision."""
+    scheme = md.scheme(name, 2 if name.startswith("spechub") else drafts)
+    target, draft = adversarial("peaked", 3, 4, seed=0)
+    for p, q in ((target.float(), draft), (target, draft.float())):
+        q = drafting(scheme.law, q)
+        outcome = scheme.outcome(p, q, scheme.draw(q, torch.Generator().manual_seed(0)))
+        assert outcome.law().dtype == p.dtype
+        assert torch.allclose(outcome.law().sum(-1).double(), torch.ones(3).double(), atol=1e-6)

@@ -319,10 +319,14 @@ def test_the_check_catches_broken_twins(twin, biased: bool) -> None:
 
 def test_leftover_of_targets_that_are_claimed_or_lack_something() -> None:
     p = np.array([0.25, 0.75])
-    assert leftover(p, np.zeros(2)).tolist() == [0.25, 0.75]
-    assert leftover(p / 2, np.zeros(2)).tolist() == [0.0, 0.0]
-    assert leftover(p / 2, np.array([0.0, 0.5])).tolist() == [0.0, 0.5]
-    assert leftover(p * (1 - 1e-7), np.array([0.0, 1e-12]), noise=1e-5).tolist() == [0.0, 1.0]
+    cases = [
+        (p, [0.0, 0.0], [0.25, 0.75]),  # all claimed: what rounding rejects is emitted from the target
+        (p / 2, [0.0, 0.0], [0.0, 0.0]),
+        (p / 2, [0.0, 0.5], [0.0, 0.5]),
+        (p * (1 - 1e-7), [0.0, 1e-12], [0.0, 1.0]),  # a full target but for rounding
+    ]
+    for target, unclaimed, left in cases:
+        assert leftover(target, np.array(unclaimed)) == pytest.approx(np.array(left), abs=1e-17)
 
 
 # --- canonical decomposition -----------------------------------------------------------------------------------------

@@ -66,11 +66,11 @@ def naive_distinct(target: Distributions, draft: Float[Tensor, "*batch drafts vo
 
 
 def maximal_coupling(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """m + (1 - m) left(sure tokens), with m = sum min(p, a q') and left = (p - a q')_+ / (1 - m)."""
+    """m + (a - m) left(sure tokens), with m = sum min(p, a q') and left = (p - a q')_+ / (1 - m)."""
     sure, a = most_likely(draft, law.drafts - 1), law.draft_probability
     overlap = torch.minimum(target, a * without(draft, sure)).sum(-1)
     left = handed_on((target - a * without(draft, sure)).clamp_(min=0), target)
-    return overlap + (1 - overlap) * at_each(left, sure).sum(-1)
+    return overlap + (a - overlap).clamp(min=0) * at_each(left, sure).sum(-1)
 
 
 def lorenz_anchored(target: Distributions, draft: Distributions, law: Anchored) -> Rates | None:

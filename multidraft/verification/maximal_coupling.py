@@ -27,7 +27,8 @@ def maximal_coupling(
     a, known = law.draft_probability, most_likely(draft, law.drafts - 1)
     b, left = couple(target, a * without(draft, known), last)
     rest = naive((1 - b)[..., None] * left, draft, sure, law)
-    return Outcome(torch.cat([rest.accept, b[..., None]], -1), rest.residual, drafted)
+    accept = torch.cat([rest.accept, b[..., None]], -1)
+    return Outcome(accept.to(target.dtype), rest.residual.to(target.dtype), drafted)
 
 
 def spechub(

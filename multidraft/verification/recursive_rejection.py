@@ -24,11 +24,11 @@ def recursive_rejection(
     SpecInfer's multi-round form). Where nothing may be drafted, the first round knows: the tuples without drafts are
     left with what it leaves. Not optimal with more than one draft.
     """
-    alive, accept, start = torch.ones_like(target[..., 0]), [], law.draft_probability
+    alive, accept, start, dtype = torch.ones_like(target[..., 0]), [], law.draft_probability, target.dtype
     for j in range(drafted.shape[-1]):
         conditional, total = law.conditional(draft, drafted[..., :j]), start if j == 0 else 1.0
         b, left = couple(target, conditional * total if total < 1 else conditional, drafted[..., j])
         target = left if j == 0 else torch.where(drafted[..., j, None] < 0, target, left)
         accept.append(alive * b)
         alive = alive * (1 - b)
-    return Outcome(torch.stack(accept, -1), alive[..., None] * target, drafted)
+    return Outcome(torch.stack(accept, -1).to(dtype), (alive[..., None] * target).to(dtype), drafted)
