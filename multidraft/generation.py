@@ -195,6 +195,7 @@ def row_processors(
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
+    settings.check_tokens(config, vocabulary)  # whose kinds transformers has checked by now
     return result
 
 

@@ -52,6 +52,7 @@ def generate_sequences(
             "or leave out custom_generate"
         )
     settings.check(config)
+    settings.check_tokens(config, vocabulary_of(model))
     if options.plan.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")

@@ -74,6 +74,7 @@ FLAGS = "do_sample renormalize_logits remove_invalid_values return_dict_in_gener
 TOKENS = (
     "eos_token_id pad_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
 )
+OURS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}  # by their names there
 KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
 
 
@@ -88,7 +89,7 @@ def check_kinds(config: GenerationConfig) -> None:
     for name in given.keys() & COUNTS.keys():
         check_integer(given[name], name, 0 if name == "top_k" else COUNTS[name])  # transformers' top_k=0 is none
     for name in given.keys() & set(NUMBERS):
-        check_number(given[name], name)
+        check_number(given[name], name, 0)
     for name in given.keys() & set(FLAGS):
         check_flag(given[name], name)
     for name in given.keys() & set(TOKENS):
@@ -97,6 +98,27 @@ def check_kinds(config: GenerationConfig) -> None:
             raise AdviceError(f"{name} is {shown(given[name])}; use a token id, or a list of them")
     if "stop_strings" in given:
         check_stop(given["stop_strings"], None)
+
+
+def check_tokens(config: GenerationConfig, vocabulary: int) -> None:
+    """Raise on a field that forces or biases a token beyond the vocabulary."""
+    bias = config.sequence_bias or {}
+    listed: dict[str, Any] = {
+        "forced_bos_token_id": config.forced_bos_token_id,
+        "forced_eos_token_id": config.forced_eos_token_id,
+        "bad_words_ids": config.bad_words_ids,
+        "sequence_bias": list(bias) if isinstance(bias, Mapping) else [entry[0] for entry in bias],
+    }
+    for name, tokens in listed.items():
+        if wrong := [token for token in flat(tokens) if not 0 <= token < vocabulary]:
+            raise AdviceError(f"{name} names token {wrong[0]}, but the vocabulary is 0 to {vocabulary - 1}; check it")
+
+
+def flat(tokens: Any) -> list[int]:
+    """All numbers in lists of lists."""
+    if isinstance(tokens, list | tuple | set):
+        return [token for part in tokens for token in flat(part)]
+    return [] if tokens is None else [tokens]
 
 
 def check(config: GenerationConfig) -> None:
@@ -119,8 +141,10 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
     known = fields()
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, "stop_tokenizer", "stream", "draft_model"], 1)
-            raise AdviceError(f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            near = difflib.get_close_matches(name, [*known, *OURS.values()], 1)
+            near = [OURS[name]] if name in OURS else near
+            advice = f"did you mean {near[0]!r}?" if near else "docs/generate.md lists all"
+            raise AdviceError(f"unknown setting {name!r}; {advice}")
     if base is not None and not isinstance(base, GenerationConfig):
         raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
     config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)

@@ -11,6 +11,7 @@ from multidraft.distributions import check_distribution
 from multidraft.drafting.anchored import Anchored, anchor_count
 from multidraft.drafting.law import check_draft_probability, check_drafts
 from multidraft.errors import AdviceError
+from multidraft.kinds import is_integer
 from multidraft.transport.anchored import optimal_anchored
 from multidraft.transport.distinct import optimal_distinct
 from multidraft.transport.iid import optimal_iid
@@ -64,7 +65,7 @@ def check_numbers(drafts: int | Tensor, draft_probability: float, settings: Mapp
     if isinstance(drafts, Tensor):
         if drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
             raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
-    elif drafts != 0:
+    elif not is_integer(drafts) or drafts != 0:
         check_drafts(drafts)
     if draft_probability != 0:
         check_draft_probability(draft_probability)
