@@ -1,5 +1,6 @@
 """Models and tokenizers from folders or the hub: whole and able to run, or refused by name in one line."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from multidraft.models.support import check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
 def load_model(name: str, **settings: object) -> "PreTrainedModel":
@@ -42,6 +45,8 @@ def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
         raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
     if folder.is_dir() and not (folder / "config.json").exists():
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
+    for file in SETTINGS if folder.is_dir() else ():
+        check_object(folder / file)
     try:
         return kind.from_pretrained(str(folder) if folder.is_dir() else name, **settings)
     except Exception as error:  # files can be broken in more ways than there are kinds of errors
@@ -49,6 +54,16 @@ def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
         if folder.is_dir():
             advice = "a folder needs whole files config.json, safetensors and tokenizer.json, all of one model"
         raise AdviceError(f"cannot load a {what} from {name!r}: {reason(error)}; {advice}") from None
+
+
+def check_object(path: Path) -> None:
+    """Raise unless a file of settings is missing or holds a JSON object: transformers would do without some of them."""
+    try:
+        is_object = not path.exists() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise AdviceError(f"{path.name} in {str(path.parent)!r} is broken: it holds no JSON object; get the file again")
 
 
 def reason(error: Exception) -> str:
