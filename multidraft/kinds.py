@@ -34,7 +34,7 @@ def check_integer(value: Any, name: str, least: int) -> None:
         raise AdviceError(f"{name} is {shown(value)}; use a whole number, at least {least}")
 
 
-def check_number(value: Any, name: str, least: float = -float("inf")) -> None:
+def check_number(value: Any, name: str, least: float | int = -float("inf")) -> None:
     """Raise unless it is a finite number that is large enough."""
     if not is_number(value) or not least <= value < float("inf") or value == -float("inf"):
         above = "" if least == -float("inf") else f", at least {least:g}"

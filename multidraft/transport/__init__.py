@@ -45,7 +45,9 @@ def _anchored(
     anchors: int | Tensor | None = None,
     top_up: bool = True,
 ) -> Tensor:
-    anchors = anchor_count(draft, drafts) if anchors is None else torch.as_tensor(anchors).clamp(max=drafts)
+    anchors = anchor_count(draft, drafts) if anchors is None else anchors
+    if isinstance(anchors, int) and isinstance(drafts, int):
+        anchors = min(anchors, drafts)  # as the law takes them
     return optimal_anchored(target, draft, drafts, anchors, top_up)
 
 
