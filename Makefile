@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-oldest | check | setup
+# make demo | test | test-loops | test-slow | test-oldest | check | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -7,7 +7,7 @@ CONSTRAINTS := constraints.txt
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-slow test-oldest check setup
+.PHONY: demo test test-loops test-slow test-oldest check setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
@@ -16,6 +16,14 @@ demo: .venv/.runtime
 
 test: setup
 	$(PYTEST)
+	$(MAKE) BIN=$(BIN) test-loops
+
+# The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
+# of their own, because Numba's does not tell them from others.
+LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m pytest -q tests/test_loops.py tests/test_loop_shapes.py
+test-loops: setup
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
+	$(LOOPS) -p without_numba
 
 test-slow: setup
 	$(PYTEST) -m slow

@@ -75,5 +75,6 @@ def logits_processors(
             logits_processor=LogitsProcessorList(extra),
             device=device,
         )
-    except (ValueError, TypeError) as error:
-        raise AdviceError(str(error)) from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())
+        raise AdviceError(f"transformers takes no such settings: {what}; check them, or leave them out") from None

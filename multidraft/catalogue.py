@@ -14,6 +14,7 @@ from multidraft import distributions
 from multidraft.acceptance import Acceptance, by_enumeration, by_sampling
 from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
+from multidraft.kinds import shown
 from multidraft.verification import Outcome, anchored_lorenz, formulas, k_sequential, lorenz, naive, recursive_rejection
 from multidraft.verification.global_resolution import global_resolution
 from multidraft.verification.linear_program import linear_program
@@ -181,6 +182,8 @@ class Scheme:
     ) -> Acceptance:
         """The acceptance rate with the method that gave it: a formula, enumeration where small, else sampling."""
         self.check_pair(target, draft)
+        if not target.numel():
+            return Acceptance(target.new_empty(target.shape[:-1]), "nothing to average")
         formula = self.entry.formula
         if formula is not None and (rate := formula(target, draft, self.law)) is not None:
             return Acceptance(rate, "formula")
@@ -247,6 +250,8 @@ def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
     >>> scheme("iid:lorenz", drafts=2).acceptance_rate(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]))
     tensor(0.5000)
     """
+    if not isinstance(name, str):
+        raise AdviceError(f"a scheme's name is {shown(name)}; write law:rule, as in iid:lorenz; md.schemes() lists all")
     name, *written = name.split(",")
     settings = dict(map(setting, written)) | settings
     if name not in SCHEMES:

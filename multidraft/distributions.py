@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multidraft import loops
 from multidraft.errors import AdviceError
+from multidraft.kinds import is_integer, is_number
 
 SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 
@@ -17,9 +18,11 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
         raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {type(values).__name__}")
     if not values.dtype.is_floating_point or values.ndim == 0 or values.shape[-1] == 0:
         raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {values.dtype} {tuple(values.shape)}")
+    if values.dtype not in (torch.float32, torch.float64):
+        raise AdviceError(f"{name} is {values.dtype}, too coarse to sum to one; pass logits.float().softmax(-1)")
     rows = values.reshape(-1, values.shape[-1])
     total = rows.double().sum(-1)
-    slack = 1e-3 if values.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    slack = 1e-4
     low = 0.0 if total_at_most_one else 1 - slack
     bad = ~((total >= low) & (total <= 1 + slack)) | ~(rows >= 0).all(-1)
     if bad.any():
@@ -32,14 +35,15 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
 
 def check_sampling(temperature: float | int, top_k: int | None, top_p: float | int | None) -> None:
     """Raise on settings that make no distribution."""
-    if temperature != 0 and not temperature >= SMALLEST_TEMPERATURE:
+    if not is_number(temperature) or (temperature != 0 and not SMALLEST_TEMPERATURE <= temperature < float("inf")):
         raise AdviceError(
-            f"temperature {temperature} is out of range; use 0 for greedy or at least {SMALLEST_TEMPERATURE}"
+            f"temperature {temperature!r} is out of range; use 0 for greedy, or a number of at least "
+            f"{SMALLEST_TEMPERATURE}"
         )
-    if top_k is not None and top_k < 1:
-        raise AdviceError(f"top_k {top_k} keeps no token; use at least 1, or leave it out")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise AdviceError(f"top_p {top_p} is out of range; use a number in (0, 1], or leave it out")
+    if top_k is not None and (not is_integer(top_k) or top_k < 1):
+        raise AdviceError(f"top_k {top_k!r} keeps no token; use a whole number, at least 1, or leave it out")
+    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+        raise AdviceError(f"top_p {top_p!r} is out of range; use a number in (0, 1], or leave it out")
 
 
 def distribution(
@@ -111,6 +115,7 @@ def pick(
     total = cumulative[..., -1:]
     point = uniform * total
     index = torch.searchsorted(cumulative, point, right=True)
+    index = index.minimum(torch.searchsorted(cumulative, total.contiguous()))  # a subnormal total may be the point
     return torch.where(total > 0, index, -1)
 
 

@@ -19,20 +19,24 @@ from multidraft.errors import AdviceError
 from multidraft.inputs import (
     Model,
     Prompts,
-    as_lists,
+    as_drafter,
     check_compiles,
     check_drafters,
+    check_model,
     lengths,
     make_plan,
     top_count,
     vocabulary_of,
 )
+from multidraft.kinds import check_flag
 from multidraft.loop import loop, start
 from multidraft.metrics import Info, Stopwatch
 from multidraft.models.causal_lm import home
 from multidraft.models.several import Several
-from multidraft.options import Options
+from multidraft.options import Options, check_callables
 from multidraft.processors import check_known, check_pure, for_row, is_bound, sampling_from
+from multidraft.prompts import as_lists
+from multidraft.randomness import check_generators
 from multidraft.sampling import Sampling
 from multidraft.stopping import Stopping, stop_strings
 from multidraft.streams import Stream, Streamer, as_stream
@@ -113,16 +117,18 @@ def generate(
 
     Raises `AdviceError` on bad input.
     """
-    draft = draft_model if inputs is None else draft_or_prompts
-    draft = Several(draft) if isinstance(draft, Sequence) else draft
+    check_model(target_model, "target")
+    draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
     plan = make_plan(scheme, tree if draft is not None else NO_DRAFTS, walk, Sampling(), measure, top_count(logprobs))
     if draft is not None:
         check_drafters(plan.scheme, isinstance(draft, Several))
+    check_flag(compile_draft, "compile_draft")
     if compile_draft:
         check_compiles(draft)
+    check_callables(trace, logits_processor, stopping_criteria)
     options = Options(
         replace(plan, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
-        *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, dict(logit_bias or {})),
+        *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, logit_bias or {}),
         *(stop, stop_tokenizer, generator, stream, synchronise),
     )
     prepared = generation_config, list(logits_processor or ()), list(stopping_criteria or ())
@@ -149,6 +155,7 @@ def generate_rows(
     ends = settings.ends_of(getattr(target, "generation_config", None), set())
     config = settings.configuration(config, changes, ends)
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
+    check_generators(options.generator, len(prompts))
     limits = lengths(prompts, target, draft, [settings.new_tokens(config, len(prompt)) for prompt in prompts])
     device = home(target) if isinstance(target, PreTrainedModel) else target.device
     lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, device)
@@ -188,6 +195,7 @@ def row_processors(
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
+    settings.check_tokens(config, vocabulary)  # whose kinds transformers has checked by now
     return result
 
 

@@ -13,11 +13,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from multidraft import settings
 from multidraft.errors import AdviceError
 from multidraft.generation import run
-from multidraft.inputs import Model, as_lists, lengths, vocabulary_of
+from multidraft.inputs import Model, lengths, vocabulary_of
 from multidraft.logprobs import Logprob
 from multidraft.metrics import Info
 from multidraft.options import Options
 from multidraft.processors import before_warpers, check_known, check_pure, for_row, is_bound, sampling_from
+from multidraft.prompts import as_lists
+from multidraft.randomness import check_generators
 from multidraft.stopping import Stopping, from_criteria, stop_strings
 
 OURS = {"use_cache", "logits_to_keep", "num_logits_to_keep", "cache_position", "synced_gpus"}  # of no use here
@@ -44,12 +46,19 @@ def generate_sequences(
     """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
     if config is None or not isinstance(input_ids, Tensor):
         raise AdviceError("call generate(target, draft, inputs), or pass it to model.generate as custom_generate")
+    if draft is None:
+        raise AdviceError(
+            "no draft model has arrived; pass it as draft_model, because transformers keeps assistant_model to itself, "
+            "or leave out custom_generate"
+        )
     settings.check(config)
+    settings.check_tokens(config, vocabulary_of(model))
     if options.plan.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     check_prepared(prepared, mask)
+    check_generators(options.generator, len(input_ids))
     prompts, seen = as_lists({"input_ids": input_ids, "attention_mask": mask}), input_ids.tolist()
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     limits = lengths(prompts, model, draft, room)

@@ -1,8 +1,8 @@
 """What a user passes in, checked with advice and made into what the loop works on."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -10,10 +10,13 @@ from multidraft.catalogue import Scheme
 from multidraft.catalogue import scheme as scheme_named
 from multidraft.decoding import Plan
 from multidraft.errors import AdviceError
+from multidraft.kinds import check_flag, is_integer, shown
 from multidraft.models import LanguageModel
+from multidraft.models.causal_lm import home
 from multidraft.models.resized import check_sizes
+from multidraft.models.several import Several
 from multidraft.sampling import Sampling
-from multidraft.tree import Tree
+from multidraft.tree import FORMS, Tree
 from multidraft.walk import WALKS, Walker
 
 Model = PreTrainedModel | LanguageModel
@@ -29,10 +32,15 @@ def make_plan(
     logprobs: int | None = None,
 ) -> Plan:
     """Names made into objects."""
-    if isinstance(walk, str) and walk not in WALKS:
-        raise AdviceError(f"unknown walk {walk!r}; walks are {', '.join(WALKS)}")
+    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
+        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
     scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
+    if not isinstance(scheme, Scheme):
+        raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
+    if not isinstance(tree, Tree):
+        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+    check_flag(measure, "measure")
     check_fits(scheme, tree)
     return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
 
@@ -41,9 +49,33 @@ def top_count(logprobs: bool | int) -> int | None:
     """None: no log-probabilities; otherwise the number of alternatives beside the emitted token."""
     if isinstance(logprobs, bool):
         return 0 if logprobs else None
-    if logprobs < 0:
-        raise AdviceError(f"logprobs is {logprobs}; use True, or the number of alternatives")
+    if not is_integer(logprobs) or logprobs < 0:
+        raise AdviceError(f"logprobs is {shown(logprobs)}; use True, or the number of alternatives")
     return logprobs
+
+
+def check_model(model: Any, name: str) -> None:
+    """Raise unless it is a model that the loop can read with, on a device that has float64."""
+    if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
+        raise AdviceError(f"the {name} model is compiled; pass the model itself, and compile_draft=True for its drafts")
+    if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
+        raise AdviceError(
+            f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
+            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
+        )
+    device = home(model) if isinstance(model, PreTrainedModel) else model.device
+    if device.type == "mps":
+        raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
+    if device.type == "meta":
+        raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
+
+
+def as_drafter(draft: Any) -> Model | None:
+    """The drafter that was passed, several of them as one; raises AdviceError on what is none."""
+    listed = list(draft) if isinstance(draft, list | tuple) else [draft]
+    for model in listed if draft is not None else ():
+        check_model(model, "draft")
+    return Several(listed) if isinstance(draft, list | tuple) else draft
 
 
 def check_compiles(draft_model: Model | None) -> None:
@@ -72,22 +104,6 @@ def check_drafters(scheme: Scheme, several: bool) -> None:
         )
     if not several and scheme.law.name == "distinct":
         raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
-
-
-def as_lists(inputs: Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]) -> list[list[int]]:
-    """Prompts as lists of token ids, without padding."""
-    if isinstance(inputs, Mapping):
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        mask = torch.ones_like(ids) if mask is None else mask
-        return as_lists([row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)])
-    if isinstance(inputs, Tensor):
-        inputs = inputs.tolist() if inputs.ndim == 2 else [inputs.tolist()]
-    prompts = [[int(token) for token in prompt] for prompt in inputs]
-    if not prompts:
-        raise AdviceError("there are no prompts; pass at least one")
-    if not all(prompts):
-        raise AdviceError(f"prompt {prompts.index([])} is empty; give it at least one token, such as the start of text")
-    return prompts
 
 
 def lengths(

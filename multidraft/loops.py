@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
+
 HAS_NUMBA = find_spec("numba") is not None
 BELOW_ONE = 1 - 2.0**-52
 
@@ -39,6 +41,12 @@ def lines(values: Tensor) -> np.ndarray:
     return values.detach().contiguous().view(-1, values.shape[-1]).numpy()
 
 
+def same_shape(names: str, *shapes: torch.Size) -> None:
+    """Raise unless all shapes are equal: a compiled loop would read and write beyond the smaller arrays."""
+    if any(shape != shapes[0] for shape in shapes):
+        raise AdviceError(f"{names} have shapes {' and '.join(str(tuple(shape)) for shape in shapes)}; make them equal")
+
+
 @compiled
 def sum_of(values):
     """The sum, one after another in float64."""
@@ -52,6 +60,7 @@ def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
 ) -> Int[Tensor, "*batch draws"]:
     """As `distributions.pick`."""
+    same_shape("weights and uniform numbers", weights.shape[:-1], uniform.shape[:-1])
     return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
 
 
@@ -62,9 +71,11 @@ def pick_lines(weights, uniform):
     for row in range(len(weights)):
         total = sum_of(weights[row])
         for draw in range(uniform.shape[1] if total > 0 else 0):
-            point, passed, token = min(uniform[row, draw], BELOW_ONE) * total, 0.0, -1
-            while passed <= point:
-                token += 1
-                passed += weights[row, token]
-            tokens[row, draw] = token
+            point, passed = min(uniform[row, draw], BELOW_ONE) * total, 0.0
+            for token in range(weights.shape[1]):  # a subnormal total may be the point: then the last token is it
+                if weights[row, token] > 0:
+                    tokens[row, draw] = token
+                    passed += weights[row, token]
+                    if passed > point:
+                        break
     return tokens

@@ -1,13 +1,16 @@
 """What `generate` takes beyond transformers' GenerationConfig, however it is called."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from multidraft.decoding import Plan
+from multidraft.distributions import check_sampling
+from multidraft.errors import AdviceError
+from multidraft.kinds import check_flag, check_integer, check_number, shown
 from multidraft.processors import CountPenalty, LogitBias
 from multidraft.sampling import Sampling
 from multidraft.streams import Stream, Streamer
@@ -23,18 +26,31 @@ class Options:
     draft_top_p: float | int | None = None
     presence_penalty: float | int = 0
     frequency_penalty: float | int = 0
-    logit_bias: dict[int, float | int] = field(default_factory=dict)
+    logit_bias: Mapping[int, float | int] = field(default_factory=dict)
     stop: str | Sequence[str] | None = None
     stop_tokenizer: Any = None
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
     synchronise: bool = False
 
+    def __post_init__(self) -> None:
+        check_penalties(self.presence_penalty, self.frequency_penalty, self.logit_bias)
+        check_stop(self.stop, self.stop_tokenizer)
+        check_flag(self.synchronise, "synchronise")
+        if self.synchronise and not torch.cuda.is_available():
+            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
+        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
+            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+        for name in ("draft_temperature", "draft_top_k", "draft_top_p"):
+            given = {name.removeprefix("draft_"): getattr(self, name)}
+            if getattr(self, name) is not None:
+                check_sampling(**({"temperature": 1.0, "top_k": None, "top_p": None} | given))
+
     def processors(self, prompt_length: int) -> list[LogitsProcessor]:
         """Biases and penalties that transformers does not have."""
         result: list[LogitsProcessor] = []
         if self.logit_bias:
-            result.append(LogitBias(self.logit_bias))
+            result.append(LogitBias(dict(self.logit_bias)))
         if self.presence_penalty or self.frequency_penalty:
             result.append(CountPenalty(self.presence_penalty, self.frequency_penalty, prompt_length))
         return result
@@ -46,3 +62,33 @@ class Options:
         if given:
             sampling = replace(sampling, for_draft=replace(sampling, **given))
         return replace(self.plan, sampling=sampling)
+
+
+def check_penalties(presence: Any, frequency: Any, bias: Any) -> None:
+    """Raise unless penalties are finite numbers, and biases numbers by token, of which minus infinity forbids one."""
+    check_number(presence, "presence_penalty")
+    check_number(frequency, "frequency_penalty")
+    if not isinstance(bias, Mapping):
+        raise AdviceError(f"logit_bias is {shown(bias)}; use a dictionary from token ids to numbers")
+    for token, value in bias.items():
+        check_integer(token, "a token of logit_bias", 0)
+        if value != -float("inf"):
+            check_number(value, f"the logit_bias of token {token}")
+
+
+def check_stop(stop: Any, tokenizer: Any) -> None:
+    """Raise unless the texts that end a row are texts, none of them empty, and have a tokenizer."""
+    listed = [stop] if isinstance(stop, str) else stop if isinstance(stop, list | tuple) else None
+    if stop is not None and (listed is None or not all(isinstance(text, str) and text for text in listed)):
+        raise AdviceError(f"stop is {shown(stop)}; use a text that is not empty, or a list of such")
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise AdviceError(f"stop_tokenizer is {shown(tokenizer)}; pass the target's tokenizer")
+
+
+def check_callables(trace: Any, processors: Any, criteria: Any) -> None:
+    """Raise unless what is to be called can be."""
+    if trace is not None and not callable(trace):
+        raise AdviceError(f"trace is {shown(trace)}; pass a function trace(record)")
+    for name, listed in (("logits_processor", processors), ("stopping_criteria", criteria)):
+        if listed is not None and not (isinstance(listed, Sequence) and all(map(callable, listed))):
+            raise AdviceError(f"{name} is {shown(listed)}; pass a list of functions of (input_ids, scores)")

@@ -13,6 +13,8 @@ from transformers import GenerationConfig
 
 from multidraft import adapters, distributions
 from multidraft.errors import AdviceError
+from multidraft.kinds import check_flag, check_integer, check_number, is_integer, shown
+from multidraft.options import check_stop
 
 HONOURED = set(
     "max_length max_new_tokens min_length min_new_tokens max_time stop_strings do_sample temperature top_k top_p min_p "
@@ -60,6 +62,19 @@ INSTEAD = {
     "cache_implementation": "trees have a cache of their own; leave it out",
     "use_cache": "trees have a cache of their own; leave it out",
 }
+COUNTS = {  # whole numbers, and the least that makes sense
+    **dict.fromkeys("max_length max_new_tokens top_k num_return_sequences".split(), 1),
+    **dict.fromkeys("min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size".split(), 0),
+}
+NUMBERS = (
+    "temperature top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty "
+    "max_time"
+).split()
+FLAGS = "do_sample renormalize_logits remove_invalid_values return_dict_in_generate".split()
+TOKENS = (
+    "eos_token_id pad_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
+)
+OURS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}  # by their names there
 KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
 
 
@@ -68,8 +83,47 @@ def fields() -> dict[str, Any]:
     return {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
 
 
+def check_kinds(config: GenerationConfig) -> None:
+    """Raise on the first field that holds a value of a wrong kind."""
+    given = {name: value for name in HONOURED if (value := getattr(config, name, None)) is not None}
+    for name in given.keys() & COUNTS.keys():
+        check_integer(given[name], name, 0 if name == "top_k" else COUNTS[name])  # transformers' top_k=0 is none
+    for name in given.keys() & set(NUMBERS):
+        check_number(given[name], name, 0)
+    for name in given.keys() & set(FLAGS):
+        check_flag(given[name], name)
+    for name in given.keys() & set(TOKENS):
+        listed = given[name] if isinstance(given[name], list | tuple | set) else [given[name]]
+        if not all(map(is_integer, listed)):
+            raise AdviceError(f"{name} is {shown(given[name])}; use a token id, or a list of them")
+    if "stop_strings" in given:
+        check_stop(given["stop_strings"], None)
+
+
+def check_tokens(config: GenerationConfig, vocabulary: int) -> None:
+    """Raise on a field that forces or biases a token beyond the vocabulary."""
+    bias = config.sequence_bias or {}
+    listed: dict[str, Any] = {
+        "forced_bos_token_id": config.forced_bos_token_id,
+        "forced_eos_token_id": config.forced_eos_token_id,
+        "bad_words_ids": config.bad_words_ids,
+        "sequence_bias": list(bias) if isinstance(bias, Mapping) else [entry[0] for entry in bias],
+    }
+    for name, tokens in listed.items():
+        if wrong := [token for token in flat(tokens) if not 0 <= token < vocabulary]:
+            raise AdviceError(f"{name} names token {wrong[0]}, but the vocabulary is 0 to {vocabulary - 1}; check it")
+
+
+def flat(tokens: Any) -> list[int]:
+    """All numbers in lists of lists."""
+    if isinstance(tokens, list | tuple | set):
+        return [token for part in tokens for token in flat(part)]
+    return [] if tokens is None else [tokens]
+
+
 def check(config: GenerationConfig) -> None:
     """Raise AdviceError on the first field that is set to what cannot be honoured."""
+    check_kinds(config)
     for name, default in fields().items():
         value = getattr(config, name, None)
         allowed = REFUSED.get(name, (default,))
@@ -87,13 +141,18 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
     known = fields()
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, "stop_tokenizer", "stream", "draft_model"], 1)
-            raise AdviceError(f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            near = difflib.get_close_matches(name, [*known, *OURS.values()], 1)
+            near = [OURS[name]] if name in OURS else near
+            advice = f"did you mean {near[0]!r}?" if near else "docs/generate.md lists all"
+            raise AdviceError(f"unknown setting {name!r}; {advice}")
+    if base is not None and not isinstance(base, GenerationConfig):
+        raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
     config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)
     for name, value in settings.items():
         setattr(config, name, value)
     given = settings.get("temperature"), settings.get("top_k"), settings.get("top_p")
     distributions.check_sampling(1.0 if given[0] is None else given[0], *given[1:])
+    check_kinds(config)
     if config.temperature == 0:
         config.do_sample, config.temperature = False, 1.0
     config.eos_token_id = sorted(ends_of(config, ends))
@@ -109,14 +168,12 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:
     """The end-of-text tokens that a configuration names, or the default where it leaves them open."""
     ends = getattr(config, "eos_token_id", None)
-    return default if ends is None else {ends} if isinstance(ends, int) else set(ends)
+    return default if ends is None else set(ends) if isinstance(ends, list | tuple | set) else {ends}
 
 
 def new_tokens(config: GenerationConfig, prompt: int, default: int = 128) -> int:
     """How many new tokens a configuration asks for after a prompt of this length."""
     if config.max_new_tokens is not None:
-        if config.max_new_tokens < 1:
-            raise AdviceError(f"max_new_tokens is {config.max_new_tokens}; ask for at least 1")
         return config.max_new_tokens
     if config.max_length is None or config.max_length == fields()["max_length"]:
         return default

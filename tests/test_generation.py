@@ -182,7 +182,7 @@ def test_a_tokenizer_s_output_is_read_without_its_padding():
         (dict(temperature=float("nan")), "temperature nan is out of range"),
         (dict(top_p=0), r"top_p 0 is out of range; use a number in \(0, 1\]"),
         (dict(top_k=0), "top_k 0 keeps no token"),
-        (dict(max_new_tokens=0), "max_new_tokens is 0; ask for at least 1"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0; use a whole number, at least 1"),
         (dict(prompts=[]), "there are no prompts"),
         (dict(prompts=[[1], []]), "prompt 1 is empty; give it at least one token"),
         (dict(prompts=[[1, SIZE]]), f"prompt 0 has token {SIZE}, but the vocabulary is 0 to {SIZE - 1}"),

@@ -1,5 +1,8 @@
 """The way in through transformers: `generate(..., custom_generate=md.generate)` returns what plain generate would."""
 
+import copy
+import functools
+import importlib.util
 import inspect
 from pathlib import Path
 
@@ -309,3 +312,16 @@ def test_the_folder_for_the_hub(names, tmp_path, monkeypatch, tokenizer):
                       logits_processor=[Zigzag()])  # fmt: skip
     assert torch.equal(output, plain)
     assert [token for value in recorder.values[1:] for token in value] == output[0, 4:].tolist()
+
+
+def test_a_model_folder_with_that_file_does_not_call_itself():
+    """As from_pretrained with trust_remote_code leaves it: `model.generate` is the folder's function."""
+    path = FOLDER / "custom_generate" / "generate.py"
+    spec = importlib.util.spec_from_file_location("of_the_folder", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = copy.copy(tiny_model("llama"))
+    model.generate = functools.partial(module.generate, model=model)
+    given = dict(max_new_tokens=12, do_sample=False, pad_token_id=0, assistant_model=tiny_model("qwen2"), tree="2x1")
+    assert torch.equal(model.generate(PROMPTS, attention_mask=MASK, **given), continued(plain=True))
+    assert torch.equal(model.generate(inputs=PROMPTS, attention_mask=MASK, **given), continued(plain=True))

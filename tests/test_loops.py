@@ -69,6 +69,7 @@ def test_both_ways_are_lossless(name, kind, monkeypatch):
         assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
 
 
+@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
 def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     """The biased twin: what survives one phase is left out."""
     target, draft = pair(3, 5, "any")

@@ -1,8 +1,7 @@
 """The two models that a command decodes with, by folder or hub name, checked to share one vocabulary."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multidraft.errors import AdviceError
 from multidraft.zoo.pair import Pair, load_pair
@@ -15,6 +14,7 @@ EMBEDDED = "embedded"
 
 def load(target: str | None, draft: str | None) -> Pair:
     """The named pair, or the embedded one where both names are left out; on the GPU where there is one."""
+    target, draft = (None if name == EMBEDDED else name for name in (target, draft))
     if (target is None) != (draft is None):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
         raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
@@ -28,44 +28,31 @@ def load_models(
     """A target, draft models and their tokenizer, on the GPU where there is one; without a target's name, embedded."""
     import torch
 
+    from multidraft.models.pretrained import check_runs, check_sizes
+
     silence()
-    if target is None:
+    if target is None or target == EMBEDDED:
         pair = load_pair()
         models, tokenizer = [pair.target, *[pair.draft] * len(drafts)], pair.tokenizer
     else:
         models, tokenizer = load_named(target, drafts)
-    if torch.cuda.is_available():
-        for model in models:
+    for name, model in zip([target or EMBEDDED, *drafts], models, strict=True):
+        if torch.cuda.is_available():
             model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
+        check_runs(model, name)
+    check_sizes(tokenizer, models[0], target or EMBEDDED)
     return models[0], models[1:], tokenizer
 
 
 def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[PreTrainedModel], PreTrainedTokenizerBase]":
     """Models from folders or the hub; tokenizers first, because they are small and often wrong."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from multidraft.models.pretrained import load_model, load_tokenizer
 
     names = [target, *drafts]
-    tokenizers = [pretrained(AutoTokenizer, name, "tokenizer") for name in names]
+    tokenizers = [load_tokenizer(name) for name in names]
     for draft, tokenizer in zip(drafts, tokenizers[1:], strict=True):
         check_vocabularies(target, tokenizers[0], draft, tokenizer)
-    return [pretrained(AutoModelForCausalLM, name, "model", dtype="auto").eval() for name in names], tokenizers[0]
-
-
-def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
-    """`from_pretrained` whose failures say what to do in one line."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
-    try:
-        return kind.from_pretrained(str(folder) if folder.is_dir() else name, **settings)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".: ") or type(error).__name__
-        advice = "no such folder is here, so the hub was asked: check the name and the network"
-        if folder.is_dir():
-            advice = "a folder needs config.json, safetensors and tokenizer.json"
-        raise AdviceError(f"cannot load a {what} from {name!r}: {reason}; {advice}") from None
+    return [load_model(name) for name in names], tokenizers[0]
 
 
 def check_vocabularies(

@@ -11,6 +11,7 @@ from torch import Tensor
 from multidraft import loops
 from multidraft.distributions import most_likely, pick
 from multidraft.drafting.law import Law, is_duplicate, without
+from multidraft.kinds import check_flag, check_integer
 from multidraft.loops import compiled
 
 TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
@@ -30,7 +31,8 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
 def anchors_of(
     draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
 ) -> Int[Tensor, "*batch drafts"]:
-    """The anchors of each row, padded with -1: `wanted` of them, or as many as `anchor_count` says."""
+    """The anchors of each row, padded with -1: `wanted` of them at most, or as many as `anchor_count` says."""
+    wanted = None if wanted is None else min(wanted, drafts)
     if loops.usable(draft):
         found = anchor_lines(loops.lines(draft), drafts, -1 if wanted is None else wanted)
         return torch.from_numpy(found).view(*draft.shape[:-1], drafts)
@@ -56,7 +58,7 @@ def anchor_lines(draft, drafts, wanted):
     anchors = np.full((len(draft), drafts), -1)
     for row in range(len(draft)):
         rest = draft[row].astype(np.float64)
-        for j in range(drafts if wanted < 0 else wanted):
+        for j in range(drafts if wanted < 0 else min(wanted, drafts)):
             top = rest.argmax()
             if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < TIE * rest.sum()):
                 break
@@ -70,8 +72,8 @@ class Anchored(Law):
 
     Of the 3n - 1 positions the first n hold the anchors (so that a tuple tells m), the next n the draws, and for every
     duplicate among the draws one of the last n - 1 holds one more token, drawn from q' without all tokens drawn so
-    far. The other positions are empty. `anchors` fixes m; left out, `anchor_count` chooses it. `top_up=False` leaves
-    the last positions out.
+    far. The other positions are empty. `anchors` fixes m (all n drafts where it is more); left out, `anchor_count`
+    chooses it. `top_up=False` leaves the last positions out.
     """
 
     anchors: int | None = None
@@ -79,6 +81,12 @@ class Anchored(Law):
 
     name = "anchored"
     settings = ("anchors", "top_up")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag(self.top_up, "top_up")
+        if self.anchors is not None:
+            check_integer(self.anchors, "anchors", 0)
 
     @property
     def has_anchors(self) -> bool:

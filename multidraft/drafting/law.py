@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from multidraft.distributions import pick
 from multidraft.errors import AdviceError
+from multidraft.kinds import is_integer, is_number
 from multidraft.precision import least
 
 MOST_TUPLES = 1_000_000
@@ -26,10 +27,8 @@ class Law(ABC):
     """
 
     def __post_init__(self) -> None:
-        if self.drafts < 1:
-            raise AdviceError(f"{self.drafts} drafts a node make no scheme; use at least 1")
-        if not 0 < self.draft_probability <= 1:
-            raise AdviceError(f"draft_probability {self.draft_probability} is out of range; use a number in (0, 1]")
+        check_drafts(self.drafts)
+        check_draft_probability(self.draft_probability)
 
     drafts: int
     draft_probability: float = 1.0
@@ -138,6 +137,18 @@ class Law(ABC):
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
         """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
         return drafted
+
+
+def check_drafts(drafts: Any) -> None:
+    """Raise unless it is a number of drafts."""
+    if not is_integer(drafts) or drafts < 1:
+        raise AdviceError(f"{drafts!r} drafts a node make no scheme; use a whole number, at least 1")
+
+
+def check_draft_probability(probability: Any) -> None:
+    """Raise unless it is a probability above zero."""
+    if not is_number(probability) or not 0 < probability <= 1:
+        raise AdviceError(f"draft_probability {probability!r} is out of range; use a number in (0, 1]")
 
 
 def at(values: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

@@ -35,6 +35,8 @@ def check_supported(model: PreTrainedModel) -> None:
         )
     if getattr(config, "is_encoder_decoder", False):
         raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
+    if not model.can_generate():
+        raise AdviceError(f"{type(model).__name__} gives no logits of tokens; load {name} with AutoModelForCausalLM")
     check_call(model, name)
     if any(scales_by_pass(module) for module in model.modules()):
         warnings.warn(

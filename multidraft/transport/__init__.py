@@ -1,14 +1,17 @@
 """The optimal transport problem behind verification: how often the best rule accepts, for every drafting law."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.distributions import check_distribution
-from multidraft.drafting.anchored import anchor_count
+from multidraft.drafting.anchored import Anchored, anchor_count
+from multidraft.drafting.law import check_draft_probability, check_drafts
 from multidraft.errors import AdviceError
+from multidraft.kinds import is_integer
 from multidraft.transport.anchored import optimal_anchored
 from multidraft.transport.distinct import optimal_distinct
 from multidraft.transport.iid import optimal_iid
@@ -43,6 +46,8 @@ def _anchored(
     top_up: bool = True,
 ) -> Tensor:
     anchors = anchor_count(draft, drafts) if anchors is None else anchors
+    if isinstance(anchors, int) and isinstance(drafts, int):
+        anchors = min(anchors, drafts)  # as the law takes them
     return optimal_anchored(target, draft, drafts, anchors, top_up)
 
 
@@ -55,6 +60,19 @@ LAWS: dict[str, tuple[Callable[..., Tensor], set[str]]] = {  # the optimum, and 
     "top": (optimal_top, set()),
     "distinct": (optimal_distinct, set()),
 }
+
+
+def check_numbers(drafts: int | Tensor, draft_probability: float, settings: Mapping[str, Any]) -> None:
+    """Raise unless the numbers of drafts and the law's settings make sense; none at all are allowed here."""
+    if isinstance(drafts, Tensor):
+        if drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
+            raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
+    elif not is_integer(drafts) or drafts != 0:
+        check_drafts(drafts)
+    if draft_probability != 0:
+        check_draft_probability(draft_probability)
+    if not isinstance(settings.get("anchors"), Tensor):  # one number a row
+        Anchored(1, **settings)
 
 
 def optimal_acceptance_rate(
@@ -98,6 +116,7 @@ def optimal_acceptance_rate(
         )
     check_distribution(target, "target", total_at_most_one=True)
     check_distribution(draft, "draft")
+    check_numbers(drafts, draft_probability, settings)
     # With probability 1 - a nothing is drafted, which is in every H: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H).
     if draft_probability == 0:
         return torch.zeros_like(target[..., 0])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
 from multidraft.errors import AdviceError
-from multidraft.loops import compiled, lines, sum_of
+from multidraft.loops import compiled, lines, same_shape, sum_of
 from multidraft.precision import FULL, SPARE, least
 from multidraft.verification.coupling_loops import over, scale_to_rejected
 from multidraft.verification.lorenz_loops import Row, row_of
@@ -110,8 +110,10 @@ def verify(
     law: Anchored,
 ) -> Outcome:
     """The law of the emitted token; `known` are the anchors, drafted or not."""
-    if target.shape != draft.shape:  # the loops trust it
-        raise AdviceError(f"target {tuple(target.shape)} and draft {tuple(draft.shape)} must have the same shape")
+    same_shape("target and draft", target.shape, draft.shape)
+    same_shape("drafted and the law's width", drafted.shape[-1:], (law.width,))
+    if int(max(drafted.max(), known.max())) >= target.shape[-1]:
+        raise AdviceError(f"drafted has token id {int(drafted.max())}; ids are below {target.shape[-1]}")
     tuples, anchors = (tokens.reshape(-1, tokens.shape[-1]).tolist() for tokens in (drafted, known))
     rows = [Verified(*row, law) for row in zip(lines(target), lines(draft), tuples, anchors, strict=True)]
     made = lambda parts, like: torch.from_numpy(np.array(parts)).to(target.dtype).view(like.shape)  # noqa: E731

@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.loops import compiled
+from multidraft.loops import compiled, same_shape
 from multidraft.precision import FULL
 
 
@@ -13,8 +13,8 @@ def residual(
     target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:
     """As `coupling.residual`."""
-    assert target.shape == law.shape  # the loop trusts it
-    left = over(target.numpy(), law.numpy(), weight)
+    same_shape("target and law", target.shape, law.shape)
+    left = over(target.detach().numpy(), law.detach().numpy(), weight)
     left *= 1 - accept
     return torch.from_numpy(left)
 

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.loops import compiled, lines, sum_of
+from multidraft.loops import compiled, lines, same_shape, sum_of
 from multidraft.precision import SPARE
 from multidraft.verification.roots import CONVERGED, STEPS
 
@@ -98,8 +97,7 @@ def schedule(
 
 def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
     """The schedule of one row."""
-    if p.shape != q.shape:  # the loops trust it
-        raise AdviceError(f"target has {p.size} tokens and draft {q.size}; give both over one vocabulary")
+    same_shape("target and draft", p.shape, q.shape)
     tokens, rising, total, undrafted = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
     columns, optimum, record = phases(p, q, total, order, count if total > 0 else 0, float(a))

@@ -47,9 +47,8 @@ def train_tokenizer(text: str, vocabulary: int, context: int) -> PreTrainedToken
         show_progress=False,
     )
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, model_max_length=context
-    )
+    special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **special)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Int[Tensor, " tokens"]:

@@ -24,7 +24,7 @@ def load_pair(folder: Path = FOLDER) -> Pair:
 
     `folder` may be the DIR of `multidraft train --out DIR`.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from multidraft.models.pretrained import load_model, load_tokenizer
 
     for role in ("target", "draft"):
         if not (folder / role / "config.json").exists():
@@ -32,8 +32,5 @@ def load_pair(folder: Path = FOLDER) -> Pair:
                 f"there is no model in {folder / role}; train a pair with `multidraft train`, "
                 "or pass --target and --draft"
             )
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(folder / role, local_files_only=True, dtype="auto").eval()
-        for role in ("target", "draft")
-    )
-    return Pair(target, draft, AutoTokenizer.from_pretrained(folder / "target", local_files_only=True))
+    target, draft = (load_model(str(folder / role), local_files_only=True) for role in ("target", "draft"))
+    return Pair(target, draft, load_tokenizer(str(folder / "target"), local_files_only=True))

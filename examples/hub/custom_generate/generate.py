@@ -3,10 +3,11 @@
 import multidraft
 
 
-def generate(model, **arguments):
+def generate(*inputs, model, **arguments):
     """`model.generate`, decoded with drafts of `draft_model` (or `assistant_model`).
 
-    What transformers would drop on the way to a callable arrives here, and goes on under a name that is kept.
+    The class is asked, because in a model folder that holds this file `model.generate` is this very function. What
+    transformers would drop on the way to a callable arrives here, and goes on under a name that is kept.
     """
     names = {
         "assistant_model": "draft_model",
@@ -18,4 +19,4 @@ def generate(model, **arguments):
         value = arguments.pop(theirs, None)
         if value is not None:
             arguments.setdefault(ours, value)
-    return model.generate(custom_generate=multidraft.generate, **arguments)
+    return type(model).generate(model, *inputs, custom_generate=multidraft.generate, **arguments)
