@@ -41,7 +41,7 @@ def lines(values: Tensor) -> np.ndarray:
     return values.detach().contiguous().view(-1, values.shape[-1]).numpy()
 
 
-def same_shape(names: str, *shapes: torch.Size) -> None:
+def same_shape(names: str, *shapes: tuple[int, ...]) -> None:
     """Raise unless all shapes are equal: a compiled loop would read and write beyond the smaller arrays."""
     if any(shape != shapes[0] for shape in shapes):
         raise AdviceError(f"{names} have shapes {' and '.join(str(tuple(shape)) for shape in shapes)}; make them equal")
