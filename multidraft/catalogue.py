@@ -258,9 +258,8 @@ def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
         raise AdviceError(
             f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(of_law | of_rule)) or 'none'}"
         )
-    check_kinds(
-        settings, {field.name: field.type for kind in (law, rule) if is_dataclass(kind) for field in fields(kind)}
-    )
+    described: Any = [kind for kind in (law, rule) if is_dataclass(kind)]
+    check_kinds(settings, {field.name: field.type for kind in described for field in fields(kind)})
     drafts = (2 if law.name == "spechub" else 4) if drafts is None else drafts
     made = law(drafts, **{key: settings[key] for key in settings if key in of_law})
     found = Scheme(name, made, tuple((key, settings[key]) for key in settings if key in of_rule))
@@ -283,8 +282,8 @@ def check_kinds(settings: dict[str, Any], kinds: dict[str, Any]) -> None:
     """Raise on a setting whose value is of another kind than its field's."""
     for name, value in settings.items():
         kind = kinds[name]
-        given = float if type(value) is int and isinstance(1.0, kind) else type(value)
-        if not (isinstance(value, kind) or given is float) or (given is bool and kind is not bool):
+        fits = isinstance(value, kind) or (type(value) is int and isinstance(1.0, kind))
+        if not fits or (type(value) is bool and kind is not bool):
             wanted = getattr(kind, "__name__", str(kind))
             raise AdviceError(f"setting {name}={value!r} is of another kind than {wanted}; write it as in anchors=2")
 

@@ -1,5 +1,6 @@
 """The shape of one step's drafts: which node draws how many tokens, fixed before anything is drawn."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from multidraft import json_lines
 from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
@@ -79,9 +79,12 @@ class Tree:
             return cls.levels([number(count) for count in text.split("x")])
         if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
             return cls.levels([number(match[1])] + [1] * (number(match[2]) - 1))
-        listed = json_lines.parse(text, f"tree {text!r} does not parse: it", FORMS)
+        try:
+            listed = json.loads(text)
+        except (ValueError, RecursionError):  # of JSON, of the digits that Python reads, of its depth
+            listed = None
         if not is_paths(listed):
-            raise AdviceError(f"tree {text!r} does not parse as paths of ranks, counted from 0; {FORMS}")
+            raise AdviceError(f"tree {text!r} does not parse; {FORMS}")
         return cls.paths(listed)
 
     def __len__(self) -> int:

@@ -44,7 +44,7 @@ def parse(text: str | None) -> list[list[Member]]:
 def member(name: str, text: str) -> Member:
     """One name, with its weight in front of a star."""
     match = WEIGHTED.fullmatch(name)
-    if match is None or match[2] == "layers":
+    if match is None or match[2] == "layers" or "*" in match[2]:
         raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
     number = OWN.fullmatch(match[2])
     if number and number[2] and not 1 <= int(number[2][:9]) <= MOST:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multidraft.commands.hub import settle
 from multidraft.errors import AdviceError
 from multidraft.zoo.pair import Pair, load_pair
 
@@ -45,6 +46,7 @@ def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[PreTrainedMode
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     names = [target, *drafts]
+    settle(names)
     tokenizers = [pretrained(AutoTokenizer, name, "tokenizer") for name in names]
     for draft, tokenizer in zip(drafts, tokenizers[1:], strict=True):
         check_vocabularies(target, tokenizers[0], draft, tokenizer)
