@@ -65,11 +65,12 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
 
 
-def show_version(asked: bool) -> None:
+def show_version(asked: bool) -> bool:
     """Print the version, and end."""
     if asked:
         typer.echo(f"multidraft {__version__}")
         raise typer.Exit()
+    return asked
 
 
 app = typer.Typer(

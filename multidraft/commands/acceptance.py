@@ -51,7 +51,7 @@ def acceptance(
     from multidraft.studies.acceptance import random_pairs
 
     temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
-    check(random, recording, target, temperatures)
+    check(random, recording, target or draft, temperatures)
     if random:
         pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
     elif recording is not None:
@@ -61,11 +61,11 @@ def acceptance(
     report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
 
 
-def check(random: int, recording: Path | None, target: str | None, temperatures: list[float]) -> None:
+def check(random: int, recording: Path | None, model: str | None, temperatures: list[float]) -> None:
     """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
     from multidraft.distributions import check_sampling
 
-    named = {"--random": random, "--recording": recording, "--target": target}
+    named = {"--random": random, "--recording": recording, "--target or --draft": model}
     given = [name for name, value in named.items() if value]
     if len(given) > 1:
         raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
