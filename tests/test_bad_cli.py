@@ -67,7 +67,7 @@ SIZE = ["", "x", "64", "64x", "x2", "63x2", "0x2", "64x0", "-64x2", "64x2x2", "Â
 PROBLEM = ["", "x", "10", "10,", ",2", "0,2", "10,0", "-10,2", "10,2,2", "Â²,2", "9" * 30 + ",2"]
 TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are left out, the empty text
     "scheme": SCHEME,
-    "name": SCHEME,
+    "name": [text for text in SCHEME if "draft_probability" not in text],  # which has an option there
     "tree": TREE,
     "trees": TREE,
     "draft": DRAFT,
@@ -90,7 +90,7 @@ PROMPTS = {
     "text": b"once upon a time\n",
     "nameless": b'{"id": 1}\n',
     "not-text": b'{"prompt": 1}\n',
-    "torn": b'{"prompt": "a"}\n{"prompt": "b',
+    "torn": b'{"prompt": "a',
     "surrogate": b'{"prompt": "\\ud800"}\n',
     "surrogate-id": b'{"id": "\\udfff", "prompt": "a"}\n',
     "deep": b"[" * 100_000,

@@ -35,8 +35,10 @@ def parse(text: str | None) -> list[list[Member]]:
     >>> parse("0.9*embedded+0.1*ngram:4,lookup")
     [[('embedded', 0.9), ('ngram:4', 0.1)], [('lookup', None)]]
     """
-    if text is None or Path(text).expanduser().is_dir():
-        return [[(text or EMBEDDED, None)]]
+    if text is None:
+        return [[(EMBEDDED, None)]]
+    if text and Path(text).expanduser().is_dir():
+        return [[(text, None)]]
     mixtures = [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
     return list(map(check_weights, mixtures))
 
