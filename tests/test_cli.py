@@ -315,6 +315,7 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     first = run("train", "--corpus", text, "--out", out, *QUICK)
     assert first.exit_code == 0, first.output
     assert "bits per byte" in first.stdout
+    assert all(f" {step}/6 " in first.stderr for step in range(7))  # also between checkpoints
     report = json.loads((out / "report.json").read_text())
     assert 0 < report["mean_acceptance_one_draft"] <= 1
     assert report["target_tokens_seen"] == 6 * 2 * 32
