@@ -275,7 +275,10 @@ def test_wrong_input_ends_with_one_line_that_says_what_to_do(tmp_path, pair, sub
 def test_unknown_command_and_missing_corpus(tmp_path):
     ends_with_advice(run("fly"), "fly")
     ends_with_advice(run("train", "--corpus", tmp_path / "none.txt", "--out", tmp_path / "out"), "corpus")
-    ends_with_advice(run("train", "--corpus", tmp_path, "--out", tmp_path, "--target-size", "wide"), "64x2")
+    (tmp_path / "text.txt").write_text("once\n")
+    ends_with_advice(
+        run("train", "--corpus", tmp_path / "text.txt", "--out", tmp_path, "--target-size", "wide"), "64x2"
+    )
 
 
 def test_control_c_keeps_what_is_complete(pair, prompts, monkeypatch):
