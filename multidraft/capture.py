@@ -6,14 +6,18 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from multidraft import outputs
 from multidraft.errors import AdviceError
 from multidraft.generation import generate
 from multidraft.models.causal_lm import home
 from multidraft.models.resized import resize
+
+HOW = "make one with `multidraft capture --out FILE`"
 
 
 @dataclass(frozen=True)
@@ -24,21 +28,35 @@ class Recording:
     draft: Float[Tensor, "positions vocabulary"]
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file with the tensors `target` and `draft`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"target": self.target.contiguous(), "draft": self.draft.contiguous()}, path)
+        """Write a safetensors file with the tensors `target` and `draft`, whole or not at all."""
+        outputs.write(path, save({"target": self.target.contiguous(), "draft": self.draft.contiguous()}))
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
         """Read what `save` has written."""
         if not path.is_file():
-            raise AdviceError(f"there is no recording {str(path)!r}; make one with `multidraft capture --out FILE`")
-        tensors = load_file(path)
+            raise AdviceError(f"there is no recording {str(path)!r}; {HOW}")
+        try:
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise AdviceError(f"{str(path)!r} is no recording ({error}); {HOW}") from None
         if set(tensors) != {"target", "draft"}:
-            raise AdviceError(
-                f"{str(path)!r} holds {sorted(tensors)}, not target and draft; make one with `multidraft capture`"
-            )
+            raise AdviceError(f"{str(path)!r} holds {sorted(tensors)}, not target and draft; {HOW}")
+        if fault := fault_of(tensors["target"], tensors["draft"]):
+            raise AdviceError(f"{str(path)!r} {fault}; {HOW}")
         return cls(tensors["target"], tensors["draft"])
+
+
+def fault_of(target: Tensor, draft: Tensor) -> str | None:
+    """What is wrong with the logits of a pair."""
+    if target.shape != draft.shape or target.ndim != 2 or not target.numel():
+        return f"holds logits of shapes {tuple(target.shape)} and {tuple(draft.shape)}, not positions x vocabulary"
+    for name, logits in ("target", target), ("draft", draft):
+        if not logits.is_floating_point() or (logits.isnan() | (logits == torch.inf)).any():
+            return f"has logits of the {name} that are no numbers"
+        if (logits == -torch.inf).all(-1).any():
+            return f"has a position where the {name} allows no token"
+    return None
 
 
 def capture(

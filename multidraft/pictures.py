@@ -1,8 +1,11 @@
 """One style for all pictures, drawn without a screen."""
 
+from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from multidraft import outputs
 from multidraft.errors import AdviceError
 from multidraft.optional import optional
 
@@ -25,18 +28,17 @@ def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 
     return drawn, axes
 
 
-def check(path: Path) -> None:
+def check(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
     """Raise, before anything is computed, where no picture could be written to `path`."""
     optional("matplotlib", "matplotlib", "plot")
     if path.suffix not in KINDS:
         raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(KINDS)}")
+    outputs.check(path, "the picture", inputs)
 
 
 def save(drawn: Any, path: Path) -> None:
     """Write a figure; the ending of `path` says how."""
     check(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(path)
-    except OSError as error:
-        raise AdviceError(f"cannot write the picture {str(path)!r} ({error.strerror}); choose another path") from None
+    content = BytesIO()
+    drawn.savefig(content, format=path.suffix[1:])
+    outputs.write(path, content.getvalue())

@@ -30,13 +30,18 @@ def check(records: Iterable[Record], walk: Walker | None = None) -> Iterator[tup
                 first, start = record["first_row"], walk or walker_of(record)
                 rows |= {first + row: Row(prompt[-1]) for row, prompt in enumerate(record["prompts"])}
             elif record["record"] == "step":
-                assert start is not None  # a generation comes first
+                if start is None or record["row"] not in rows:
+                    raise Mismatch("it comes before its generation")
                 rows[record["row"]].follow(record, start)
             elif record["record"] == "end":
                 for row, tokens in enumerate(record["tokens"], first):
                     rows[row].end(tokens)
         except Mismatch as mismatch:
             yield record, str(mismatch)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, AdviceError):
+                raise
+            yield record, f"it is not what a trace holds ({type(error).__name__}: {error})"
 
 
 def walker_of(record: Record) -> Walker:

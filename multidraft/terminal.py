@@ -1,13 +1,17 @@
 """What people and scripts see: text that streams piece by piece, coloured by origin, tables, and JSON."""
 
+import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from multidraft import outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,7 +19,10 @@ if TYPE_CHECKING:
 COLOURS = {"accepted": "green", "corrected": "yellow", "bonus": "cyan"}
 LEGEND = {"accepted": "drafted and accepted", "corrected": "corrected", "bonus": "bonus"}
 INCOMPLETE = "\ufffd"  # what an unfinished character decodes to; a character may span several tokens
-CONTROL = {code: INCOMPLETE for code in (*range(9), *range(11, 32), *range(127, 160))}  # all but tab and line feed
+CONTROL = {code: chr(0x2400 + code) for code in (*range(9), *range(11, 32))}  # all but tab and line feed
+CONTROL |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)}  # some terminals obey these too
+WIDE = 1000  # columns of a table that goes into a file or a pipe: nothing wraps
+LONGEST = 600  # characters of a message
 SHOWN_OF_PROMPT = 400
 
 
@@ -53,9 +60,14 @@ class Pieces:
 def show(piece: str, kind: str | None = None) -> None:
     """Write a piece of text as it is, coloured where stdout is a terminal."""
     if sys.stdout.isatty():
-        piece = piece.translate(CONTROL)  # a model may emit any byte, also those that command a terminal
+        piece = visible(piece)  # a model may emit any byte, also those that command a terminal
     typer.secho(piece, nl=False, fg=COLOURS.get(kind or ""), dim=kind is None or None, color=colour())
     sys.stdout.flush()
+
+
+def visible(text: str) -> str:
+    """The text with its control characters as signs that stand for them."""
+    return text.translate(CONTROL)
 
 
 def colour() -> bool | None:
@@ -87,7 +99,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: 
         table.add_column(column, justify="right" if numbers and index else "left", overflow="fold", no_wrap=not index)
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDE).print(table)
 
 
 def print_json(value: object) -> None:
@@ -96,10 +108,32 @@ def print_json(value: object) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """One JSON value in a file."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """One JSON value in a file, whole or not at all."""
+    outputs.write(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
 
 
 def note(line: str) -> None:
     """A line for people, on stderr, so that stdout stays what scripts read."""
-    typer.echo(line, err=True)
+    typer.echo(visible(line), err=True)
+
+
+def message(text: str) -> str:
+    """What went wrong, on one line that no input can make endless."""
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} .. {line[-LONGEST // 2 :]}"
+
+
+def prepare() -> None:
+    """Streams that take any text: UTF-8 whatever the locale says, and nowhere where one is closed."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))
+    for stream, errors in (sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace"):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def give_up() -> None:
+    """Forget what stdout did not take, or Python would try again at the end and say so."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -42,18 +42,20 @@ class Tree:
         paths: list[Path] = [()]
         level: list[Path] = [()]
         for count in counts:
+            if len(paths) + len(level) * count > MOST_NODES:  # before they are made
+                raise too_large()
             level = [(*path, rank) for path in level for rank in range(count)]
             paths += level
-            if len(paths) > MOST_NODES:
-                raise AdviceError(
-                    f"tree {'x'.join(map(str, counts))} has more than {MOST_NODES} nodes; use a smaller one"
-                )
         return cls.paths(paths[1:])
 
     @classmethod
     def paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
         """A list of paths as in EAGLE: every node by the ranks of the children leading to it, parents added."""
+        if max(map(len, paths), default=0) > MOST_NODES or len(paths) > MOST_NODES:
+            raise too_large()
         nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
+        if len(nodes) > MOST_NODES:
+            raise too_large()
         ordered = sorted(nodes, key=lambda path: (len(path), path))
         index = {path: slot for slot, path in enumerate(ordered)}
         drafts = [0] * len(ordered)
@@ -74,16 +76,16 @@ class Tree:
         """
         text = text.strip().lower()
         if re.fullmatch(r"\d+(x\d+)*", text):
-            return cls.levels([int(count) for count in text.split("x")])
+            return cls.levels([number(count) for count in text.split("x")])
         if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
-            return cls.levels([int(match[1])] + [1] * (int(match[2]) - 1))
+            return cls.levels([number(match[1])] + [1] * (number(match[2]) - 1))
         try:
             listed = json.loads(text)
-            return cls.paths([[int(rank) for rank in path] for path in listed])
-        except (json.JSONDecodeError, TypeError, ValueError) as error:
-            if isinstance(error, AdviceError):
-                raise
-            raise AdviceError(f"tree {text!r} does not parse; {FORMS}") from None
+        except (ValueError, RecursionError):  # of JSON, of the digits that Python reads, of its depth
+            listed = None
+        if not is_paths(listed):
+            raise AdviceError(f"tree {text!r} does not parse; {FORMS}")
+        return cls.paths(listed)
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -140,6 +142,28 @@ class Tree:
             groups = tuple((n, tuple(group)) for n, group in groupby(by_count, key=lambda s: self.drafts[s]))
             result.append((depth, groups))
         return tuple(result)
+
+
+def number(digits: str) -> int:
+    """A number of drafts or levels, as long as a tree can have so many."""
+    if len(digits) > 9 or int(digits) > MOST_NODES:
+        raise too_large()
+    return int(digits)
+
+
+def too_large() -> AdviceError:
+    """What to say of a tree that nobody can want."""
+    return AdviceError(f"the tree has more than {MOST_NODES} nodes; use a smaller one")
+
+
+def is_paths(listed: object) -> bool:
+    """Whether JSON is a list of paths that lead somewhere."""
+    return (
+        isinstance(listed, list)
+        and bool(listed)
+        and all(isinstance(path, list) and path for path in listed)
+        and all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)
+    )
 
 
 def span(slots: Sequence[int]) -> slice | list[int]:

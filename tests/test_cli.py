@@ -275,7 +275,10 @@ def test_wrong_input_ends_with_one_line_that_says_what_to_do(tmp_path, pair, sub
 def test_unknown_command_and_missing_corpus(tmp_path):
     ends_with_advice(run("fly"), "fly")
     ends_with_advice(run("train", "--corpus", tmp_path / "none.txt", "--out", tmp_path / "out"), "corpus")
-    ends_with_advice(run("train", "--corpus", tmp_path, "--out", tmp_path, "--target-size", "wide"), "64x2")
+    (tmp_path / "text.txt").write_text("once\n")
+    ends_with_advice(
+        run("train", "--corpus", tmp_path / "text.txt", "--out", tmp_path, "--target-size", "wide"), "64x2"
+    )
 
 
 def test_control_c_keeps_what_is_complete(pair, prompts, monkeypatch):
@@ -315,6 +318,7 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     first = run("train", "--corpus", text, "--out", out, *QUICK)
     assert first.exit_code == 0, first.output
     assert "bits per byte" in first.stdout
+    assert all(f" {step}/6 " in first.stderr for step in range(7))  # also between checkpoints
     report = json.loads((out / "report.json").read_text())
     assert 0 < report["mean_acceptance_one_draft"] <= 1
     assert report["target_tokens_seen"] == 6 * 2 * 32

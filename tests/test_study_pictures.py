@@ -97,7 +97,7 @@ def test_toy_curves_are_the_closed_forms():
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_toys_writes_its_picture(tmp_path, ending):
-    file = tmp_path / "new" / f"toys.{ending}"
+    file = tmp_path / f"toys.{ending}"
     data = json.loads(study("toys", "--out", file, "--json").stdout)
     assert file.stat().st_size > 10_000
     assert data == {"file": str(file), "figures": figures()}

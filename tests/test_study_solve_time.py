@@ -14,9 +14,9 @@ from multidraft.cli import app
 from multidraft.distributions import distribution
 from multidraft.drafting import Iid
 from multidraft.errors import AdviceError
+from multidraft.journal import Journal
 from multidraft.studies import solve_time
 from multidraft.studies.acceptance import random_pairs
-from multidraft.studies.journal import Journal
 from multidraft.studies.solve_time import Result, measure, power_law_pairs, tasks, top_k
 from multidraft.studies.solve_time_table import best, lines
 from multidraft.studies.solvers import closed_facts, methods, resolution

@@ -83,7 +83,6 @@ def test_paths_of_a_length(paths, length):
         ("1 path of 2", (-1, 0, 1)),
         ("[[0],[0,0],[1]]", (-1, 0, 0, 1)),
         ("[[1, 0], [0]]", (-1, 0, 0, 2)),
-        ("[]", (-1,)),
     ],
 )
 def test_parents(text, parents):
@@ -99,6 +98,12 @@ def test_parents(text, parents):
         ("4y2", "does not parse"),
         ('{"a": 1}', "does not parse"),
         ("[0, 1]", "does not parse"),
+        ("[]", "does not parse"),
+        ("{}", "does not parse"),
+        ("[[]]", "does not parse"),
+        ("[[0.5]]", "does not parse"),
+        ("[[true]]", "does not parse"),
+        ("[" * 100_000, "does not parse"),
         ('[["a"]]', "does not parse"),
         ("4x0x1", "has a level without drafts"),
         ("0", "has a level without drafts"),
@@ -109,6 +114,10 @@ def test_parents(text, parents):
         ("[[-1]]", "-1"),
         ("64x64x64", f"more than {MOST_NODES} nodes"),
         ("9999 paths of 9", f"more than {MOST_NODES} nodes"),
+        ("9" * 24, f"more than {MOST_NODES} nodes"),
+        ("9" * 5000, f"more than {MOST_NODES} nodes"),
+        ("1 paths of " + "9" * 24, f"more than {MOST_NODES} nodes"),
+        (str([[0] * 5000]), f"more than {MOST_NODES} nodes"),
     ],
 )
 def test_advice(text, advice):

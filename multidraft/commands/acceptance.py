@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft import terminal
+from multidraft import outputs, terminal
 from multidraft.commands.pair import load
 from multidraft.commands.prompts import encode, read_prompts
+from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
     from multidraft.capture import Recording
@@ -24,24 +25,25 @@ def capture(
     prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
-    seed: Annotated[int, Option(min=0)] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
 ) -> None:
     """Record the logits of a model pair at every token of continuations sampled from the target."""
+    outputs.check(out, "--out", [prompts, target, draft])
     recorded(target, draft, prompts, limit, new_tokens, seed).save(out)
     terminal.note(f"wrote {out}")
 
 
 def acceptance(
     recording: Annotated[Path | None, Option(help="A file of `multidraft capture`. Default: record now.")] = None,
-    random: Annotated[int, Option(min=0, help="Use N random pairs of 4096 tokens instead.")] = 0,
+    random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
-    temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
-    drafts: Annotated[list[int] | None, Option(help="May be repeated. Default: 2, 3, 4, 8.")] = None,
-    seed: Annotated[int, Option(min=0)] = 0,
+    temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
+    drafts: Annotated[list[int] | None, Option(min=1, max=64, help="May be repeated. Default: 2, 3, 4, 8.")] = None,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Compare the acceptance rate of every scheme with the optimum of its drafts."""
@@ -49,6 +51,7 @@ def acceptance(
     from multidraft.studies.acceptance import random_pairs
 
     temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
+    check(random, recording, target or draft, temperatures)
     if random:
         pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
     elif recording is not None:
@@ -56,6 +59,18 @@ def acceptance(
     else:
         pairs, source = recorded(target, draft, prompts, limit, new_tokens, seed), target or "embedded pair"
     report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
+
+
+def check(random: int, recording: Path | None, model: str | None, temperatures: list[float]) -> None:
+    """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
+    from multidraft.distributions import check_sampling
+
+    named = {"--random": random, "--recording": recording, "--target or --draft": model}
+    given = [name for name, value in named.items() if value]
+    if len(given) > 1:
+        raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
+    for temperature in temperatures:
+        check_sampling(temperature, None, None)
 
 
 def recorded(

@@ -52,9 +52,9 @@ def encode_chats(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", co
         check_length(prompt, context)
 
 
-def check_session(as_json: bool, compare: bool) -> None:
+def check_session(options: dict[str, object]) -> None:
     """Raise on what a conversation cannot do."""
-    for name, given in {"--json": as_json, "--compare": compare}.items():
+    for name, given in options.items():
         if given:
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
 
@@ -62,17 +62,14 @@ def check_session(as_json: bool, compare: bool) -> None:
 class Spoken(Screen):
     """Shows an answer as it comes, and keeps it, because it may be stopped."""
 
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-
     def show(self, row: int, piece: str, kind: str) -> None:
-        self.pieces.append(piece)
+        super().show(row, piece, kind)
         terminal.show(piece, kind)
 
     @property
     def text(self) -> str:
         """All that was shown."""
-        return "".join(self.pieces)
+        return "".join(piece for pieces in self.texts for piece in pieces)
 
 
 class Session:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HELP = "Folder, hub name, ngram[:3], lookup[:3] or layers:2; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
 OWN = re.compile(r"(ngram|lookup|layers)(?::(\d+))?")  # drafters that need no model of their own
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
+MOST = 1000  # tokens or layers; far more than any drafter looks at
 Member = tuple[str, float | None]  # a name, and its weight in a mixture where one is given
 
 
@@ -34,22 +35,38 @@ def parse(text: str | None) -> list[list[Member]]:
     >>> parse("0.9*embedded+0.1*ngram:4,lookup")
     [[('embedded', 0.9), ('ngram:4', 0.1)], [('lookup', None)]]
     """
-    if text is None or Path(text).expanduser().is_dir():
-        return [[(text or EMBEDDED, None)]]
-    return [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
+    if text is None:
+        return [[(EMBEDDED, None)]]
+    if text and Path(text).expanduser().is_dir():
+        return [[(text, None)]]
+    mixtures = [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
+    return list(map(check_weights, mixtures))
 
 
 def member(name: str, text: str) -> Member:
     """One name, with its weight in front of a star."""
     match = WEIGHTED.fullmatch(name)
-    if match is None or match[2] == "layers":
+    if match is None or match[2] == "layers" or "*" in match[2]:
         raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
+    number = OWN.fullmatch(match[2])
+    if number and number[2] and not 1 <= int(number[2][:9]) <= MOST:
+        raise AdviceError(f"--draft {text!r}: {match[2]} is out of range; use at least 1 and at most {MOST}")
     return match[2], float(match[1]) if match[1] else None
+
+
+def check_weights(mixture: list[Member]) -> list[Member]:
+    """The mixture, if every member has a weight and they sum to 1, or none has."""
+    from multidraft.models.several import check_weights
+
+    given = [weight for _, weight in mixture if weight is not None]
+    if given:
+        check_weights(given, len(mixture))
+    return mixture
 
 
 def load(target: str | None, draft: str | None) -> Models:
     """The named target with the named drafters, or the embedded ones where names are left out."""
-    listed = parse(draft)
+    target, listed = None if target == EMBEDDED else target, parse(draft)
     names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not OWN.fullmatch(name)))
     check(target, draft, names)
     model, loaded, tokenizer = load_models(target, names)

@@ -1,22 +1,26 @@
 """`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
 
+import json
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from multidraft import terminal
+from multidraft import outputs, terminal
 from multidraft.commands.chat import Session, check_session, check_template, encode_chats
 from multidraft.commands.drafters import HELP, Models, load, parse
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live, Screen
+from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
     from multidraft.decoding import Emitted
+    from multidraft.journal import Journal
     from multidraft.metrics import Info
     from multidraft.trace_file import TraceFile
     from multidraft.zoo import Pair
@@ -50,6 +54,8 @@ class Job:
 
         s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         draft = s["draft_temperature"]
+        if "" in (s["stop"] or ()):
+            raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
         plan = make_plan(s["scheme"], s["tree"], s["walk"], Sampling(1.0 if draft is None else draft), False)
         check_drafters(plan.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
@@ -61,6 +67,9 @@ def generate(
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    jsonl: Annotated[
+        Path | None, Option(help="Write each result as it comes; the same call goes on where one was stopped.")
+    ] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = "anchored:lorenz",
     tree: Annotated[str, Option(help="4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = "4x2x2x1",
     walk: Annotated[Walk, Option(help="How a tree is traversed.")] = Walk.deferred,
@@ -90,25 +99,50 @@ def generate(
     job = Job(batch, seed, compare, settings)
     talks = chat and prompt is prompts is None
     if talks:
-        check_session(as_json, compare)
+        check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
+    check_outputs(trace, jsonl, [prompts, target, draft])
     job.check(len(parse(draft)))
+    names = {"target": target or "embedded", "draft": draft or "embedded"}
+    report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
+    journal = None if jsonl is None else begun(jsonl, report.settings | {"chat": chat, "compare": compare}, chosen)
+    if journal and journal.records and trace is not None and trace.exists():
+        raise AdviceError(f"--trace {str(trace)!r} is of the prompts before, and would be lost; give another file")
     pair = load(target, draft)
     if chat:
         check_template(pair.tokenizer, target)
         encode_chats(chosen, pair.tokenizer, context(pair))
     else:
         encode(chosen, pair.tokenizer, context(pair))
-    names = {"target": target or "embedded", "draft": draft or "embedded"}
-    report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
     if trace is not None:
         job = replace(job, trace=trace_file(trace, pair, report))
     if talks:
         return converse(pair, job)
-    run(pair, job, chosen, report, as_json)
+    left = chosen[len(journal.records) if journal else 0 :]
+    run(pair, job, left, report, as_json, journal)
     report.print(as_json)
     if report.interrupted:
-        raise KeyboardInterrupt(f"stopped after {len(report.records)} of {len(chosen)} prompts")
+        raise KeyboardInterrupt(f"stopped after {len(chosen) - len(left) + report.complete} of {len(chosen)} prompts")
+
+
+def check_outputs(trace: Path | None, jsonl: Path | None, inputs: list[Path | str | None]) -> None:
+    """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
+    outputs.check(trace, "--trace", inputs)
+    outputs.check(jsonl, "--jsonl", inputs)
+    if trace is not None and jsonl is not None and trace.resolve() == jsonl.resolve():
+        raise AdviceError("--trace and --jsonl are one file; choose two")
+
+
+def begun(path: Path, settings: dict[str, object], prompts: list[Prompt]) -> "Journal":
+    """The results so far, and where to write the others; raises where they are of another run."""
+    from multidraft.journal import Journal
+
+    asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
+    digest = sha256(asked.encode()).hexdigest()[:16]
+    journal = Journal(path, {"results": "multidraft generate"} | settings | {"prompts": digest})
+    if journal.records:
+        terminal.note(f"{path} has {len(journal.records)} of {len(prompts)} prompts; going on with the others")
+    return journal
 
 
 def converse(pair: Models, job: Job) -> None:
@@ -132,20 +166,33 @@ def context(pair: "Models | Pair") -> int | None:
     return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
 
 
-def run(pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool) -> None:
+def run(
+    pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool, journal: "Journal | None" = None
+) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
     batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
-    warm_up(pair, job, batches[0])
     screen = Bar(len(prompts)) if as_json else Live()
     try:
+        if batches:
+            warm_up(pair, job, batches[0])
         for rows in batches:
             drafted = decode(pair, job, rows, screen=screen)
             plain = decode(pair, job, rows, drafts=False) if job.compare else None
             report.add(rows, drafted, plain)
+            write(journal, report.records[-len(rows) :])
+            screen.forget()
     except KeyboardInterrupt:
-        report.interrupted = True
+        report.interrupt(screen.rows, screen.texts)
+        write(journal, report.records[report.complete :])
     finally:
         screen.close()
+
+
+def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:
+    """A line for each of the results."""
+    if journal is not None:
+        for record in records:
+            journal.append(record)
 
 
 def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:

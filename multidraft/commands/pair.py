@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from multidraft.commands.hub import settle
 from multidraft.errors import AdviceError
 from multidraft.zoo.pair import Pair, load_pair
 
@@ -49,6 +50,7 @@ def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[PreTrainedMode
     from multidraft.models.pretrained import load_model, load_tokenizer
 
     names = [target, *drafts]
+    settle(names)
     tokenizers = [load_tokenizer(name) for name in names]
     for draft, tokenizer in zip(drafts, tokenizers[1:], strict=True):
         check_vocabularies(target, tokenizers[0], draft, tokenizer)

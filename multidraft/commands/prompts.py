@@ -1,17 +1,19 @@
 """Prompts as they come from the command line or a file, checked before anything is decoded."""
 
-import json
+import re
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multidraft import json_lines
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -30,9 +32,11 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
     if (prompt is None) == (file is None):
         raise AdviceError("give either --prompt TEXT or --prompts FILE.jsonl")
     if file is None:
+        if limit is not None:
+            raise AdviceError("--limit is for --prompts FILE, and there is one --prompt; leave it out")
         return [Prompt(0, "prompt", "", prompt or "")]
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would also cut inside strings
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut inside strings
     except UnicodeDecodeError as error:
         raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {FORM}") from None
     except OSError as error:
@@ -46,13 +50,13 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
 
 def parse_line(index: int, line: str, where: str) -> Prompt:
     """One line of a prompts file."""
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise AdviceError(f"{where} is not JSON ({error}); {FORM}") from None
+    item = json_lines.parse(line, where, FORM)
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
         raise AdviceError(f'{where} has no "prompt" string; {FORM}')
-    return Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
+    made = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
+    if HALF_CHARACTER.search(made.id + made.task + made.text):
+        raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); mend or remove it")
+    return made
 
 
 def encode(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:

@@ -37,6 +37,7 @@ def replay(
     if check:
         report_check(trace, as_json)
         return
+    trace.check_sound()
     records = list(trace.steps(row, step))
     if not records:
         raise AdviceError(f"{file} has no such step; it has {extent(trace)}")
@@ -59,6 +60,7 @@ def report_check(trace: Reading, as_json: bool) -> None:
     from multidraft.replaying import check
 
     problems = [f"line {line}: changed after it was written" for line in trace.damaged]
+    problems += [f"line {line}: out of its place" for line in trace.misplaced]
     problems += [f"{where(record)}: {reason}" for record, reason in check(trace.records)]
     if as_json:
         terminal.print_json({"ok": not problems, "checked": extent(trace), "problems": problems})
@@ -82,7 +84,8 @@ def show(trace: Reading, records: list[Record]) -> None:
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else WIDTH)
     before = texts(trace)
     for record in records:
-        console.print(f"── {where(record)} ──\n{before[record['row'], record['step']]}", style="dim", soft_wrap=True)
+        text = terminal.visible(before[record["row"], record["step"]])
+        console.print(f"── {where(record)} ──\n{text}", style="dim", soft_wrap=True)
         console.print(Drawing(trace.pieces, record).tree())
         console.print()
 
@@ -169,4 +172,4 @@ class Drawing:
 
     def text(self, token: int) -> str:
         """A token, with its white space visible."""
-        return json.dumps(self.pieces[token], ensure_ascii=False)
+        return terminal.visible(json.dumps(self.pieces[token], ensure_ascii=False))

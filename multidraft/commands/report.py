@@ -33,6 +33,18 @@ class Report:
             self.plain += plain[1]
 
     @property
+    def complete(self) -> int:
+        """How many prompts came to their end."""
+        return sum("interrupted" not in record for record in self.records)
+
+    def interrupt(self, prompts: list[Prompt], texts: list[list[str]]) -> None:
+        """What there is of a batch that was stopped."""
+        self.interrupted = True
+        for prompt, pieces in zip(prompts, texts, strict=True):
+            if text := "".join(pieces):
+                self.records.append({"id": prompt.id, "task": prompt.task, "text": text, "interrupted": True})
+
+    @property
     def speedup(self) -> float:
         """Tokens per second with drafts over those without."""
         return self.info.tokens_per_second / max(self.plain.tokens_per_second, 1e-9)
@@ -41,21 +53,21 @@ class Report:
         """For people or for scripts."""
         if as_json:
             terminal.print_json(self.as_dict())
-        elif self.records:
+        elif self.complete:
             self.table()
 
     def as_dict(self) -> dict[str, object]:
         """Plain names; null for what was not measured."""
         numbers = self.info.as_dict()
-        compared = self.compare and bool(self.records)
+        compared = self.compare and bool(self.complete)
         return (
-            (numbers if self.records else dict.fromkeys(numbers))
+            (numbers if self.complete else dict.fromkeys(numbers))
             | {
                 "plain_tokens_per_second": self.plain.tokens_per_second if compared else None,
                 "speedup": self.speedup if compared else None,
                 "plain_seconds": self.plain.as_dict()["seconds"] if compared else None,
                 "interrupted": self.interrupted,
-                "settings": self.settings | {"prompts": len(self.records)},
+                "settings": self.settings | {"prompts": self.complete},
                 "versions": versions(),
                 "hardware": hardware(),
             }

@@ -7,16 +7,26 @@ from multidraft.commands.prompts import Prompt
 
 
 class Screen:
-    """Shows nothing, and says what there is to show."""
+    """Shows nothing, says what there is to show, and knows the texts of the batch so far."""
+
+    def __init__(self) -> None:
+        self.rows: list[Prompt] = []
+        self.texts: list[list[str]] = []
 
     def begin(self, prompts: list[Prompt]) -> None:
         """A batch is about to be decoded."""
+        self.rows, self.texts = prompts, [[] for _ in prompts]
 
     def show(self, row: int, piece: str, kind: str) -> None:
         """A row of it has a new piece of text."""
+        self.texts[row].append(piece)
 
     def end(self, prompts: list[Prompt]) -> None:
         """The batch is done."""
+
+    def forget(self) -> None:
+        """The batch is kept elsewhere."""
+        self.rows, self.texts = [], []
 
     def close(self) -> None:
         """All is done, or was interrupted."""
@@ -28,6 +38,7 @@ class Bar(Screen):
     def __init__(self, total: int):
         from tqdm import tqdm
 
+        super().__init__()
         self.bar = tqdm(total=total, desc="decoding", unit="prompt")
 
     def end(self, prompts: list[Prompt]) -> None:
@@ -41,15 +52,18 @@ class Live(Screen):
     """The text as it comes for one prompt at a time; a batch is shown when it is done."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.held: list[list[tuple[str, str]]] = []
         terminal.legend()
 
     def begin(self, prompts: list[Prompt]) -> None:
+        super().begin(prompts)
         self.held = [[] for _ in prompts]
         if len(prompts) == 1:
             terminal.heading(prompts[0].id, prompts[0].text)
 
     def show(self, row: int, piece: str, kind: str) -> None:
+        super().show(row, piece, kind)
         if len(self.held) == 1:
             terminal.show(piece, kind)
         else:

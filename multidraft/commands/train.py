@@ -1,5 +1,6 @@
 """`multidraft train`: the recipe of the embedded pair, on any text, with checkpoints and a report."""
 
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from multidraft import terminal
+from multidraft import outputs, terminal
 from multidraft.commands.machine import hardware, versions
 from multidraft.commands.pair import silence
 from multidraft.errors import AdviceError
@@ -16,6 +17,7 @@ from multidraft.errors import AdviceError
 if TYPE_CHECKING:
     from multidraft.zoo.recipe import Recipe, Shape
 
+SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,2})")
 LINES = {
     "target_bits_per_byte": "target, held-out bits per byte",
     "draft_bits_per_byte": "draft, held-out bits per byte",
@@ -30,14 +32,14 @@ LINES = {
 
 
 def train(
-    corpus: Annotated[Path, Option(help="UTF-8 text, gzipped or not.")],
+    corpus: Annotated[Path, Option(exists=True, dir_okay=False, readable=True, help="UTF-8 text, gzipped or not.")],
     out: Annotated[Path, Option(help="Folder for checkpoints, target, draft and report.json.")],
     target_steps: Annotated[int | None, Option(min=1, help="Default: that of the embedded pair, as below.")] = None,
     draft_steps: Annotated[int | None, Option(min=1)] = None,
     seed: Annotated[int | None, Option(min=0, max=2**32)] = None,
-    vocabulary: Annotated[int | None, Option(min=257, help="Pieces of the tokenizer.")] = None,
+    vocabulary: Annotated[int | None, Option(min=257, max=262_144, help="Pieces of the tokenizer.")] = None,
     window: Annotated[int | None, Option(min=8, help="Tokens of a training window.")] = None,
-    batch: Annotated[int | None, Option(min=1, help="Windows a step.")] = None,
+    batch: Annotated[int | None, Option(min=1, max=65_536, help="Windows a step.")] = None,
     checkpoint_every: Annotated[int | None, Option(min=1, help="Steps between checkpoints.")] = None,
     target_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 64x2.")] = None,
     draft_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 32x1.")] = None,
@@ -53,6 +55,7 @@ def train(
     recipe = Recipe(**{name: value for name, value in (numbers | shapes).items() if value is not None})
     if recipe.window > recipe.context:
         raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
+    outputs.make_folder(out, "--out")
     report = run(corpus, out, recipe)
     if as_json:
         return terminal.print_json(report)
@@ -66,11 +69,13 @@ def shape(size: str | None) -> "Shape | None":
 
     if size is None:
         return None
-    width, _, layers = size.partition("x")
-    if not (width.isdigit() and layers.isdigit() and int(width) >= 2 and int(layers) >= 1 and int(width) % 2 == 0):
-        raise AdviceError(f"model size {size!r} is not WIDTHxLAYERS with an even width; write it like 64x2")
-    heads = int(width) // 64 if int(width) % 64 == 0 else 1
-    return Shape(width=int(width), layers=int(layers), inner=2 * int(width), heads=heads)
+    match = SIZE.fullmatch(size)
+    if match is None or int(match[1]) % 2:
+        raise AdviceError(
+            f"model size {size!r} is not WIDTHxLAYERS with an even width, at most 99998x999; write it like 64x2"
+        )
+    width, layers = int(match[1]), int(match[2])
+    return Shape(width=width, layers=layers, inner=2 * width, heads=width // 64 if width % 64 == 0 else 1)
 
 
 def run(corpus: Path, out: Path, recipe: "Recipe") -> dict[str, Any]:
@@ -101,7 +106,10 @@ class Clock:
 
     def __init__(self, file: Path):
         self.file = file
-        self.before = float(file.read_text()) if file.exists() else 0.0
+        try:
+            self.before = float(file.read_text()) if file.exists() else 0.0
+        except ValueError:
+            raise AdviceError(f"{str(file)!r} is not of an earlier run; choose another --out, or remove it") from None
 
     def __enter__(self) -> None:
         self.start = time.perf_counter()
@@ -109,7 +117,7 @@ class Clock:
     def __exit__(self, *_: object) -> None:
         self.before += time.perf_counter() - self.start
         if self.file.parent.exists():
-            self.file.write_text(f"{self.before:.3f}")
+            outputs.write(self.file, f"{self.before:.3f}".encode())
 
 
 def parameters(file: Path) -> int:

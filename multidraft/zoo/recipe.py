@@ -114,15 +114,17 @@ def train_model(
     steps = getattr(recipe, f"{role}_steps")
     checkpoint = folder / f"{role}.pt"
     first = load_checkpoint(checkpoint, model, optimizer)
-    progress = tqdm(range(first, steps), initial=first, total=steps, desc=f"training the {role}", mininterval=5)
-    for step in progress:
+    progress = tqdm(
+        range(first, steps), initial=first, total=steps, desc=f"training the {role}", mininterval=0, miniters=1
+    )
+    for step in progress:  # each of them shows, as a step may take seconds
         for lr, group in zip(base, (g for o in optimizer for g in o.param_groups), strict=True):
             group["lr"] = lr * schedule(step, steps, recipe)
         loss = accumulate(model, teacher, windows(tokens, step, recipe).to(device))
         for o in optimizer:
             o.step()
         model.zero_grad(set_to_none=True)
-        progress.set_postfix(bits_per_token=f"{loss / math.log(2):.3f}")
+        progress.set_postfix(bits_per_token=f"{loss / math.log(2):.3f}", refresh=False)
         if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == steps:
             save_checkpoint(checkpoint, model, optimizer, step + 1)
     return model.eval()

@@ -22,9 +22,9 @@ def curves(
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.")] = DEMO,
     new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
-    drafts: Annotated[int, Option(min=1, help="Drafts at a node.")] = 4,
+    drafts: Annotated[int, Option(min=1, max=1000, help="Drafts at a node.")] = 4,
     top_k: Annotated[int, Option(min=1, help="The draft is cut to its K most likely tokens.")] = 12,
-    seed: Annotated[int, Option(min=0)] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print the numbers of the picture as JSON.")] = False,
 ) -> None:
     """Draw the Lorenz curve beside F, and the schedule that the rule makes of them, at a recorded position.
@@ -36,7 +36,7 @@ def curves(
     from multidraft.commands.generate import context
     from multidraft.studies.curves import draw, telling_case
 
-    pictures.check(out)
+    pictures.check(out, [prompts, target, draft])
     prompt = read_prompts(None, prompts, 1)
     pair = load(target, draft)
     encode(prompt, pair.tokenizer, context(pair))

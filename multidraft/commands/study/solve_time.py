@@ -1,5 +1,6 @@
 """`multidraft study solve-time`: the solve time, success, acceptance and exactness of every solver, side by side."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,17 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from multidraft import terminal
+from multidraft import outputs, pictures, terminal
 from multidraft.commands.acceptance import DEMO, recorded
 from multidraft.commands.machine import hardware, versions
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
     from multidraft.capture import Recording
-    from multidraft.studies.journal import Journal
+    from multidraft.journal import Journal
     from multidraft.studies.solve_time import Result
     from multidraft.studies.solve_time_table import Best, Line
 
+SIZE = re.compile(r"[1-9]\d{0,5}")  # tokens or drafts
 RECORDED_TOKENS = 16  # of each of the six prompts
 
 
@@ -35,14 +37,18 @@ def solve_time(
     limit_seconds: Annotated[float, Option(min=0.001, help="A method that takes longer for one token stops.")] = 10.0,
     method: Annotated[list[str] | None, Option(help="Only these methods; may be repeated.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the table into this file (.svg, .png).")] = None,
-    seed: Annotated[int, Option(min=0)] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Compare all solvers of the optimal transport problem of i.i.d. drafts: time for a token, success, exactness."""
-    from multidraft.studies.journal import Journal
+    from multidraft.journal import Journal
     from multidraft.studies.solve_time import LARGER_SIZES, PAPER_SIZES
 
     sizes = [parsed(text) for text in size] if size else PAPER_SIZES + LARGER_SIZES
+    check_methods(method, limit_seconds)
+    if plot is not None:
+        pictures.check(plot, [recording])
+    outputs.make_folder(out, "--out")
     sources = pairs(out, recording, seed)
     journal = Journal(out / "results.jsonl", settings(sources, limit_seconds, seed))
     interrupted = not measured(journal, sources, sizes, tokens, limit_seconds, seed, method)
@@ -54,9 +60,18 @@ def solve_time(
 def parsed(text: str) -> tuple[int, int]:
     """k and n from "k,n"."""
     parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if len(parts) != 2 or not all(SIZE.fullmatch(part.strip()) for part in parts):
         raise AdviceError(f"{text!r} is no size; give two whole numbers such as --size 100,2 for k = 100 and n = 2")
     return int(parts[0]), int(parts[1])
+
+
+def check_methods(chosen: list[str] | None, limit: float) -> None:
+    """Raise on a method that there is not."""
+    from multidraft.studies.solvers import methods
+
+    known = methods(limit)
+    if unknown := set(chosen or ()) - set(known):
+        raise AdviceError(f"no method {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
 
 
 def pairs(out: Path, recording: Path | None, seed: int) -> "dict[str, Recording]":
@@ -95,10 +110,7 @@ def measured(
     from multidraft.studies.solve_time import measure, tasks, warm_up
     from multidraft.studies.solvers import methods
 
-    known = methods(limit)
-    if unknown := set(chosen or ()) - set(known):
-        raise AdviceError(f"no method {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
-    known = {name: method for name, method in known.items() if name in (chosen or known)}
+    known = {name: method for name, method in methods(limit).items() if name in (chosen or methods(limit))}
     asked = tasks(sources, sizes, tokens, known)
     warm_up(known)
     try:

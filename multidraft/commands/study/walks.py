@@ -19,7 +19,7 @@ def walks(
     ] = None,
     vocabulary: Annotated[int, Option(min=2, help="Tokens; 2 or 3.")] = 3,
     cases: Annotated[int, Option(min=1, help="Random pairs of models to average over.")] = 6,
-    seed: Annotated[int, Option(min=0)] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Accepted tokens of every walk over tiny trees, exactly, beside the most that any lossless use could accept."""
