@@ -103,7 +103,9 @@ class Info:
     ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
     acceptance: float = 0.0  # summed over row passes: what the rule accepts of the tuple drawn at the root
     measured: int = 0  # row passes of which the optimum is known
-    expected_acceptance: float = 0.0  # summed over them: over all tuples where there is a formula, else of the one drawn
+    expected_acceptance: float = (
+        0.0  # summed over them: over all tuples where there is a formula, else of the one drawn
+    )
     optimal_acceptance: float = 0.0  # summed over them
     gaps: Moments = field(default_factory=Moments)  # from what was drawn to the optimum, where there is no formula
     logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for

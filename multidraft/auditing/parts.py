@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from multidraft.auditing.bets import Alarm
 from multidraft.auditing.exact import Exact, examine_all
 from multidraft.auditing.pairs import DRAFTS, given_pairs, small_pairs, without_empty
-from multidraft.auditing.bets import Alarm
 from multidraft.auditing.report import Report
 from multidraft.auditing.statistical import Sampled, sample
 from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
@@ -91,7 +91,7 @@ def sizes_for(audited: Subject) -> tuple[int, ...]:
 
 
 def draws_for(audited: Subject, size: int) -> int:
-    """Tuples to draw at a vocabulary size: more where an emitted token is all that can be seen, or where they cost less."""
+    """Tuples to draw at a vocabulary size: more where only an emitted token is seen, or where they cost less."""
     if isinstance(audited, Sampler):
         return 50_000
     return 5_000 if size <= 8_192 else 3_000

@@ -173,8 +173,8 @@ def unseen(part: Sampled) -> str:
     if part.smallest_bias is None:
         return f"{part.trials:,} draws of {part.vocabulary:,} tokens are too few to see any bias towards the draft"
     return (
-        f"{part.trials:,} draws of {part.vocabulary:,} tokens would show a bias of {part.smallest_bias:.2%} total variation "
-        "towards the draft with 99 % probability"
+        f"{part.trials:,} draws of {part.vocabulary:,} tokens would show a bias of {part.smallest_bias:.2%} total "
+        "variation towards the draft with 99 % probability"
     )
 
 

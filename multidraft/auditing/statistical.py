@@ -100,7 +100,9 @@ def look(
     size = max(1, AT_ONCE // draft.numel())
     for rows in [size] * (trials // size) + [trials % size] * (trials % size > 0):
         numbers = uniform((rows, law.numbers), generator, draft.device)
-        seen.append(see(subject, target.expand(rows, -1), draft.expand(rows, *draft.shape), features, numbers, generator))
+        seen.append(
+            see(subject, target.expand(rows, -1), draft.expand(rows, *draft.shape), features, numbers, generator)
+        )
     whole = [torch.cat([getattr(d, name) for d in seen]) for name in ("values", "surprises", "accepted")]
     return Draws(*whole, sum(d.out_of_range for d in seen), max(d.impossible for d in seen))
 
