@@ -202,10 +202,13 @@ def test_odds_and_power_are_as_stated(part: str) -> None:
 def test_surprises_are_zero_on_average(name: str, draft_probability: float) -> None:
     """Summed over every tuple, and with the coin that decides whether to draft at all."""
     law = md.scheme(name, 3, draft_probability=draft_probability).law
-    draft = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    draft = torch.tensor([0.24, 0.22, 0.2, 0.18, 0.16], dtype=torch.float64)
     draft = torch.stack([draft, draft.roll(1), draft.roll(2)]) if name.startswith("distinct") else draft
     drawn, weight = dataclasses.replace(law, draft_probability=1.0).tuples(draft)
-    rows, values = draft.expand(len(drawn), *draft.shape), torch.tensor([[1.0, 0.0], [-0.3, 2.0], [0.7, 5.0]])
+    rows, values = (
+        draft.expand(len(drawn), *draft.shape),
+        torch.tensor([[1.0, 0.0], [-0.3, 2.0], [0.7, 5.0], [0.1, 0.4], [3.0, -1.0]]),
+    )
     on = surprises(law, rows, drawn, drawn, values.double())
     off = surprises(law, rows, drawn, torch.full_like(drawn, -2), values.double())
     mean = weight @ (draft_probability * on + (1 - draft_probability) * off)

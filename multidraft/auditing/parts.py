@@ -48,7 +48,7 @@ def audit(
     are that law's (`draft_probability`, `anchors`, ...).
 
     Three parts: every tuple of small vocabularies (or of your own `pairs`); bets on `trials` drawn tuples (by default
-    5,000, or 3,000 of more than 8,192 tokens; 50,000 for a sampler, of which only tokens can be seen) for a draft near
+    5,000, or 3,000 of more than 8,192 tokens; 75,000 for a sampler, of which only tokens can be seen) for a draft near
     the target and one far from it, at each size in `vocabulary` (by default 4,096 and 32,000, or 32 for rules of small
     vocabularies; `()` for none), with false alarms at `odds` in all; with `walks`, every tree that a decode step can
     draw (`trees`: which).
@@ -93,7 +93,7 @@ def sizes_for(audited: Subject) -> tuple[int, ...]:
 def draws_for(audited: Subject, size: int) -> int:
     """Tuples to draw at a vocabulary size: more where only an emitted token is seen, or where they cost less."""
     if isinstance(audited, Sampler):
-        return 50_000
+        return 75_000
     return 5_000 if size <= 8_192 else 3_000
 
 

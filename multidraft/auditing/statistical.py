@@ -17,6 +17,7 @@ from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
 from multidraft.catalogue import Scheme
 from multidraft.distributions import uniform
+from multidraft.drafting import Law
 from multidraft.errors import AdviceError
 from multidraft.transport import LAWS as FORMULAS
 from multidraft.verification import solved
@@ -96,28 +97,29 @@ def look(
     subject: Subject, target: Tensor, draft: Tensor, features: Features, trials: int, generator: torch.Generator
 ) -> Draws:
     """Draw tuples batch by batch, and see what comes of them."""
-    see, law, seen = (tokens_of if isinstance(subject, Sampler) else laws_of), subject.law, []
-    size = max(1, AT_ONCE // draft.numel())
+    law, size, seen = subject.law, max(1, AT_ONCE // draft.numel()), list[Draws]()
     for rows in [size] * (trials // size) + [trials % size] * (trials % size > 0):
         numbers = uniform((rows, law.numbers), generator, draft.device)
-        seen.append(
-            see(subject, target.expand(rows, -1), draft.expand(rows, *draft.shape), features, numbers, generator)
-        )
-    whole = [torch.cat([getattr(d, name) for d in seen]) for name in ("values", "surprises", "accepted")]
-    return Draws(*whole, sum(d.out_of_range for d in seen), max(d.impossible for d in seen))
+        p, q = target.expand(rows, -1), draft.expand(rows, *draft.shape)
+        if isinstance(subject, Sampler):
+            seen.append(tokens_of(subject, p, q, features, numbers, generator))
+        else:
+            seen.append(laws_of(subject, p, q, features, numbers))
+    return Draws(
+        torch.cat([part.values for part in seen]),
+        torch.cat([part.surprises for part in seen]),
+        torch.cat([part.accepted for part in seen]),
+        sum(part.out_of_range for part in seen),
+        max(part.impossible for part in seen),
+    )
 
 
-def laws_of(
-    scheme: Scheme, target: Tensor, draft: Tensor, features: Features, numbers: Tensor, generator: torch.Generator
-) -> Draws:
+def laws_of(scheme: Scheme, target: Tensor, draft: Tensor, features: Features, numbers: Tensor) -> Draws:
     """The exact law of what a rule emits for each tuple."""
-    law = scheme.law
-    drafted = law.draw(draft, numbers)
-    drawn = drafted if law.draft_probability == 1 else law.draw_all(draft, numbers[:, : law.width])
+    drafted, chance = draw(scheme.law, draft, features, numbers)
     outcome = scheme.verify(target, draft, drafted)
     emitted = outcome.law().nan_to_num_().clamp_(min=0)
     values = (emitted @ features.table.to(emitted)).double() - features.mean
-    chance = surprises(law, draft, drawn, drafted, features.coarse)
     return Draws(values, chance, outcome.acceptance().double(), 0, impossible(outcome, target))
 
 
@@ -125,10 +127,18 @@ def tokens_of(
     sampler: Sampler, target: Tensor, draft: Tensor, features: Features, numbers: Tensor, generator: torch.Generator
 ) -> Draws:
     """The token that a sampler emits for each tuple."""
-    tokens = sampler.tokens(target, draft, sampler.law.draw(draft, numbers), generator)
-    good = tokens[(tokens >= 0) & (tokens < target.shape[-1])]
-    values = features.table[good] - features.mean
-    return Draws(values, values.new_zeros(len(good), 0), torch.zeros(0), len(tokens) - len(good), 0.0)
+    drafted, chance = draw(sampler.law, draft, features, numbers)
+    tokens = sampler.tokens(target, draft, drafted, generator)
+    good = (tokens >= 0) & (tokens < target.shape[-1])
+    values = features.table[tokens.where(good, 0)] - features.mean
+    return Draws(values * good[:, None], chance, torch.zeros(0), int((~good).sum()), 0.0)
+
+
+def draw(law: Law, draft: Tensor, features: Features, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Tuples, and what is a surprise about them."""
+    drafted = law.draw(draft, numbers)
+    drawn = drafted if law.draft_probability == 1 else law.draw_all(draft, numbers[:, : law.width])
+    return drafted, surprises(law, draft, drawn, drafted, features.coarse)
 
 
 @dataclass(frozen=True)
@@ -144,9 +154,9 @@ class Test:
         """The first draws, the pilot, tell the stakes, which are fixed for all others."""
         y, table, mean = draws.values[:, part], features.table[:, part], features.mean[part]
         pilot, low, high = -(-len(y) // PILOT), table.min(0).values, table.max(0).values
-        exact = draws.surprises.shape[1] > 0  # outcomes were seen, with their rounding
-        bounds = Range(low - mean, high - mean, alarm.within * (high - low) + ROUNDING * exact)
-        if exact and part.start == 0:
+        rounding = ROUNDING * (len(draws.accepted) > 0)  # tokens have none
+        bounds = Range(low - mean, high - mean, alarm.within * (high - low) + rounding)
+        if part.start == 0:
             y, bounds = y.clone(), bounds.clone()
             y[:, 0] = quiet(y[:, 0], draws.surprises, pilot)
             farthest = (WIDE * y[:pilot, 0].abs().max()).clamp(min=NARROW)

@@ -67,11 +67,12 @@ def assisted(pair: "Models", prompts: "list[Prompt]", settings: dict[str, Any], 
 
     import torch
 
+    target: Any = pair.target  # its type hides `generate`
     tokens, start = 0, time.perf_counter()
     for prompt in prompts:
         torch.manual_seed(seed + prompt.index)
         ids = torch.tensor([prompt.tokens], device=pair.target.device)
-        out = pair.target.generate(
+        out = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             assistant_model=pair.draft,
