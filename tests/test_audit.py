@@ -159,7 +159,7 @@ def speculative(leak: float):
 
 
 def test_a_sampler_without_bias_passes_and_one_with_two_percent_does_not() -> None:
-    settings = dict(law="iid", drafts=1, vocabulary=512, trials=100_000)
+    settings = dict(law="iid", drafts=1, vocabulary=512, trials=150_000)
     right, leaky = (md.audit(speculative(leak), **settings) for leak in (0.0, 0.02))
     assert right.verdict == "no bias found"
     assert "99 % probability" in right.sentence
@@ -173,7 +173,7 @@ def test_a_sampler_may_not_emit_what_is_no_token_or_never_comes() -> None:
     outside = md.audit(lambda p, q, x, generator: torch.full((len(x),), 50), **settings)
     assert "ids are no tokens" in outside.sentence
     drafts_only = md.audit(lambda p, q, x, generator: x[:, 0], **settings)
-    assert drafts_only.sampled[0].p_values["fine"] == 0
+    assert drafts_only.sampled[0].p_values["fine"] < 1e-12
 
 
 @pytest.mark.parametrize("part", ["coarse", "fine"])
