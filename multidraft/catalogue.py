@@ -173,6 +173,11 @@ class Scheme:
         """`outcome` without its checks, for the decoding loop."""
         return self.entry.rule(target, draft, drafted, self.law)
 
+    def expected_acceptance(self, target: Tensor, draft: Tensor) -> Tensor | None:
+        """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
+        formula = self.entry.formula
+        return None if formula is None else formula(target, draft, self.law)
+
     def acceptance(
         self,
         target: Float[Tensor, "*batch vocabulary"],
@@ -184,8 +189,7 @@ class Scheme:
         self.check_pair(target, draft)
         if not target.numel():
             return Acceptance(target.new_empty(target.shape[:-1]), "nothing to average")
-        formula = self.entry.formula
-        if formula is not None and (rate := formula(target, draft, self.law)) is not None:
+        if (rate := self.expected_acceptance(target, draft)) is not None:
             return Acceptance(rate, "formula")
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             return by_enumeration(self, target, draft)

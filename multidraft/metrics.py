@@ -64,6 +64,30 @@ class Stopwatch:
 
 
 @dataclass
+class Moments:
+    """How many numbers there were, their sum, and that of their squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """One more number."""
+        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """The numbers of both."""
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def error_of_sum(self) -> float:
+        """The standard error of the sum; of one number alone it is not known."""
+        if self.count < 2:
+            return math.nan
+        return math.sqrt(max(self.squares * self.count - self.total**2, 0.0) / (self.count - 1))
+
+
+@dataclass
 class Info:
     """What happened in a generation, summed over its steps and rows (docs/metrics.md)."""
 
@@ -77,9 +101,13 @@ class Info:
     nodes: int = 0  # drafted nodes that the target scored
     lengths: list[int] = field(default_factory=list)  # row passes with drafts, by the length of their accepted path
     ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
-    acceptance: float = 0.0  # summed over row passes: the rule's exact acceptance probability at the root
+    acceptance: float = 0.0  # summed over row passes: what the rule accepts of the tuple drawn at the root
     measured: int = 0  # row passes of which the optimum is known
+    expected_acceptance: float = (
+        0.0  # summed over them: over all tuples where there is a formula, else of the one drawn
+    )
     optimal_acceptance: float = 0.0  # summed over them
+    gaps: Moments = field(default_factory=Moments)  # from what was drawn to the optimum, where there is no formula
     logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -87,7 +115,7 @@ class Info:
         """Add one step: every row's tree, and where its walk ended."""
         self.target_passes += 1
         self.row_passes += len(endings)
-        self.acceptance += nodes.acceptance
+        self.acceptance += sum(nodes.acceptance.values())
         for row, ending in enumerate(endings):
             self.accepted += len(ending.path)
             self.bonus += ending.weights is None
@@ -105,15 +133,22 @@ class Info:
             tally(self.ranks, nodes.rank(row, node, slot), max(tree.drafts) - 1)
 
     def measure(self, scheme: "Scheme", nodes: "Nodes") -> None:
-        """Add the best acceptance that any rule could reach at the roots of a step."""
+        """Add the acceptance to expect at the roots of a step, and the best that any rule could reach there."""
         rows = [row for row, tree in enumerate(nodes.rows) if tree.has_drafts(0)]
         self.measured += len(nodes.rows)
         if not rows:
             return
-        law = scheme.at(nodes.drafts.tree.drafts[0]).law
-        roots = (0,) * len(rows)
-        best = optimum(nodes.target(rows, roots), nodes.draft(rows, roots), law)
+        scheme, roots = scheme.at(nodes.drafts.tree.drafts[0]), (0,) * len(rows)
+        target, draft = nodes.target(rows, roots), nodes.draft(rows, roots)
+        best, expected = optimum(target, draft, scheme.law).double(), scheme.expected_acceptance(target, draft)
         self.optimal_acceptance += float(best.sum())
+        if expected is not None:
+            self.expected_acceptance += float(expected.double().minimum(best).sum())  # above it only by rounding
+            return
+        drawn = [nodes.acceptance.get(row, 0.0) for row in rows]
+        self.expected_acceptance += sum(drawn)
+        for one, most in zip(drawn, best.tolist(), strict=True):
+            self.gaps.add(most - one)
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
@@ -155,13 +190,26 @@ class Info:
 
     @property
     def acceptance_rate(self) -> float:
-        """Probability that the first token of a step is a drafted one, averaged over the exact outcomes of the rule."""
+        """Probability that the first token of a step is a drafted one.
+
+        Over all tuples that could have been drawn where the scheme has a formula and the optimum is measured, too; else
+        what the rule says of the tuples that were drawn, with `acceptance_error`.
+        """
+        if self.measured:
+            return self.expected_acceptance / self.measured
         return self.acceptance / max(self.row_passes, 1)
 
     @property
     def optimal_acceptance_rate(self) -> float:
         """The same under the best rule that there is for these drafts' law; not a number if it was not measured."""
         return self.optimal_acceptance / self.measured if self.measured else math.nan
+
+    @property
+    def acceptance_error(self) -> float:
+        """Standard error of the difference between the two: 0 where the rate is exact, no number if it is not known."""
+        if not self.measured:
+            return math.nan
+        return self.gaps.error_of_sum / self.measured if self.gaps.count else 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -182,6 +230,7 @@ class Info:
                 block_efficiency=self.block_efficiency,
                 acceptance_rate=self.acceptance_rate,
                 optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
+                acceptance_error=None if math.isnan(self.acceptance_error) else self.acceptance_error,
                 tokens_per_second=self.tokens_per_second,
                 accepted_tokens=self.accepted,
                 bonus_tokens=self.bonus,

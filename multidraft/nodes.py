@@ -61,7 +61,7 @@ class Nodes:
 
     def __init__(self, scheme: Scheme, sampling: Sampling | PerRow, drafts: Drafts, rows: list[Row], logits: Tensor):
         self.scheme, self.sampling, self.drafts, self.rows, self.logits = scheme, sampling, drafts, rows, logits
-        self.acceptance = 0.0  # at the roots, summed over rows
+        self.acceptance: dict[int, float] = {}  # at the root, by row; asked twice, it is still one
         self.known: dict[Place, Tensor] = {}  # target distributions that have been asked for
 
     @property
@@ -95,7 +95,7 @@ class Nodes:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
         accept = min(1.0, weight * ratio)
         if node == 0:
-            self.acceptance += accept
+            self.acceptance[row] = accept
 
         @cache
         def left() -> Tensor:
@@ -133,7 +133,7 @@ class Nodes:
         for token, claim in zip(tokens, accept, strict=True):
             claims[token] += claim
         if node == 0:
-            self.acceptance += sum(claims.values())
+            self.acceptance[row] = sum(claims.values())
         slots = ((self.rows[row].children[node][token], claim) for token, claim in claims.items() if claim > NOTHING)
         children = tuple(Child(slot, claim, ratios[row, slot]) for slot, claim in slots)
         return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.rest[index]))

@@ -1,6 +1,6 @@
 """Target and draft distributions to audit with: those that break things, random ones, and large ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -28,18 +28,20 @@ ADVERSARIAL = {
     "peaked": ([0.997, 0.001, 0.001, 0.001], [0.9, 0.05, 0.03, 0.02]),
     "the example of docs/lossless.md": ([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]),
 }
+LISTS: list[Callable[[Law], Iterable[Pair]]] = []  # more of them, each a function of the law: append yours
 RANDOM = 30
 DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distribution vary
 MISSING = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
 
 
 def small_pairs(law: Law, seed: int) -> list[Pair]:
-    """All adversarial pairs and thirty random ones of 2 to 5 tokens, in float64."""
+    """All adversarial pairs, thirty random ones of 2 to 5 tokens, and those of `LISTS`; in float64."""
     fixed = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL.items()]
     generator = torch.Generator().manual_seed(seed)
     drawn = [random_pair(2 + i % 4, i % 3 == 0, generator) for i in range(RANDOM)]
     pairs = fixed + [(f"random {i}", target, draft) for i, (target, draft) in enumerate(drawn)]
-    return [(name, target, drafting(law, draft)) for name, target, draft in pairs]
+    more = [pair for listed in LISTS for pair in listed(law)]
+    return [(name, target, drafting(law, draft)) for name, target, draft in pairs + more]
 
 
 def random_pair(vocabulary: int, zeros: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:

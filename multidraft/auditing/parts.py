@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from multidraft.auditing.bets import Alarm
 from multidraft.auditing.exact import Exact, examine_all
 from multidraft.auditing.pairs import DRAFTS, given_pairs, small_pairs, without_empty
-from multidraft.auditing.power import Alarm, scipy_stats
 from multidraft.auditing.report import Report
 from multidraft.auditing.statistical import Sampled, sample
 from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
@@ -27,7 +27,7 @@ def audit(
     *,
     law: str | Law | None = None,
     vocabulary: int | Sequence[int] | None = None,
-    trials: int = 50_000,
+    trials: int | None = None,
     pairs: Iterable[Sequence[Any]] | None = None,
     walks: bool = False,
     trees: Sequence[str] | None = None,
@@ -47,10 +47,11 @@ def audit(
     generator) returns N token ids. For the last two, `law` names what the drafts are really drawn from, and `settings`
     are that law's (`draft_probability`, `anchors`, ...).
 
-    Three parts: every tuple of small vocabularies (or of your own `pairs`); chi-square on `trials` tokens for a draft
-    near the target and one far from it, at each size in `vocabulary` (by default 4,096 and 32,000, or 32 for rules of
-    small vocabularies; `()` for none; needs SciPy), with false alarms at `odds` in all; with `walks`, every tree that
-    a decode step can draw (`trees`: which).
+    Three parts: every tuple of small vocabularies (or of your own `pairs`); bets on `trials` drawn tuples (by default
+    5,000, or 3,000 of more than 8,192 tokens; 75,000 for a sampler, of which only tokens can be seen) for a draft near
+    the target and one far from it, at each size in `vocabulary` (by default 4,096 and 32,000, or 32 for rules of small
+    vocabularies; `()` for none), with false alarms at `odds` in all; with `walks`, every tree that a decode step can
+    draw (`trees`: which).
 
     A rule that also takes targets that sum to less than one (`sub_probability`) is audited with them, and with the
     deferred walk. A rule of yours sees empty positions (-1) only where its law always has some. A stated deviation
@@ -72,7 +73,8 @@ def audit(
         jobs.append(partial(examine_all, audited, small, (1.0,) if whole or pairs is not None else (1.0, 0.37)))
     samples = [(size, kind) for size in sizes for kind in DRAFTS]
     alarm = Alarm(odds / max(TESTS * len(samples), 1), within)
-    jobs += [partial(sample, audited, size, kind, trials, alarm, seed) for size, kind in samples]
+    draws = {size: draws_for(audited, size) if trials is None else trials for size in sizes}
+    jobs += [partial(sample, audited, size, kind, draws[size], alarm, seed) for size, kind in samples]
     if walks or trees is not None:
         jobs += walking(audited, ("commit",) if whole else tuple(WALKS), trees, seed)
     if not jobs:
@@ -88,6 +90,13 @@ def sizes_for(audited: Subject) -> tuple[int, ...]:
     return SMALL_SIZES if isinstance(audited, Scheme) and audited.entry.small else SIZES
 
 
+def draws_for(audited: Subject, size: int) -> int:
+    """Tuples to draw at a vocabulary size: more where only an emitted token is seen, or where they cost less."""
+    if isinstance(audited, Sampler):
+        return 75_000
+    return 5_000 if size <= 8_192 else 3_000
+
+
 def as_tuple(vocabulary: int | Sequence[int]) -> tuple[int, ...]:
     """One size, or several."""
     return (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
@@ -99,8 +108,6 @@ def check(sizes: tuple[int, ...], within: float | int, odds: float | int) -> Non
         raise AdviceError(f"within={within} is no total variation; use a number from 0 to 1")
     if not 0 < odds < 0.5:
         raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
-    if sizes:
-        scipy_stats()
 
 
 def walking(audited: Subject, walks: tuple[str, ...], trees: Sequence[str] | None, seed: int) -> list[Job]:

@@ -159,21 +159,22 @@ def alarmed(part: Sampled) -> str:
     """Why the statistical part raised the alarm."""
     if part.out_of_range:
         return f"{part.out_of_range} of {part.trials} emitted ids are no tokens of the {part.vocabulary}"
-    if not min(part.p_values.values()) < part.alarm:
+    least = min(part.p_values.values())
+    if not least < part.alarm:
         return f"at {part.vocabulary} tokens outcomes are no laws, off by {part.impossible:.2g}"
     return (
-        f"{part.trials:,} tokens of {part.vocabulary:,} have chi-square p = {min(part.p_values.values()):.1e}; a "
-        f"lossless verifier gets below {part.alarm:.1e} with that probability"
+        f"bets on {part.trials:,} draws of {part.vocabulary:,} tokens win {1 / max(least, 1e-300):.1e} times their "
+        f"stakes; with a lossless verifier they win {1 / part.alarm:.1e} times with a probability of {part.alarm:.1e}"
     )
 
 
 def unseen(part: Sampled) -> str:
     """What the statistical part would have seen."""
     if part.smallest_bias is None:
-        return f"{part.trials:,} tokens of {part.vocabulary:,} are too few to see any bias towards the draft"
+        return f"{part.trials:,} draws of {part.vocabulary:,} tokens are too few to see any bias towards the draft"
     return (
-        f"{part.trials:,} tokens of {part.vocabulary:,} would show a bias of {part.smallest_bias:.2%} total variation "
-        "towards the draft with 99 % probability"
+        f"{part.trials:,} draws of {part.vocabulary:,} tokens would show a bias of {part.smallest_bias:.2%} total "
+        "variation towards the draft with 99 % probability"
     )
 
 

@@ -1,34 +1,43 @@
-"""The statistical part: tokens drawn at real vocabulary sizes, compared with the target by chi-square."""
+"""The statistical part: drafts drawn at real vocabulary sizes, and bets that what comes of them has another law.
+
+Where a rule gives the exact law of what it emits, that law is looked at and no token is drawn; and what a tuple of
+drafts brings by chance, which its drafting law alone tells, is taken off. So a draw is worth many emitted tokens.
+"""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.auditing.bets import Alarm, Bets, Range
 from multidraft.auditing.exact import impossible
+from multidraft.auditing.features import Features, surprises
 from multidraft.auditing.pairs import large_pair
-from multidraft.auditing.power import ENOUGH, Alarm, Bins, ChiSquare
 from multidraft.auditing.subject import Sampler, Subject
-from multidraft.distributions import pick, uniform
+from multidraft.catalogue import Scheme
+from multidraft.distributions import uniform
+from multidraft.drafting import Law
 from multidraft.errors import AdviceError
 from multidraft.transport import LAWS as FORMULAS
 from multidraft.verification import solved
 
-COARSE = 12  # bins of the coarse test, at most
-AT_ONCE = 4_000_000  # numbers in a batch of rows
+AT_ONCE = 500_000  # numbers in a batch of rows
 DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one
-Counts = Int[Tensor, " vocabulary"]
+ROUNDING = 2e-6  # sums of float32 outcomes may be off by so much
+PILOT = 5  # one draw in so many tells what to stake, and is no part of the test
+RIDGE = 1e-3  # keeps what the pilot explains by chance small
+NARROW, WIDE = 0.1, 1.5  # times the farthest that the pilot shows: what lies further out is cut to that
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What tokens at one vocabulary size say. Biases are measured in the direction from the target to the draft."""
+    """What draws at one vocabulary size say. Biases are measured in the direction from the target to the draft."""
 
     vocabulary: int
     draft: str  # "near" the target or "far" from it
     trials: int
-    bins: dict[str, int]  # of each of the tests
+    features: dict[str, int]  # of each of the tests
     p_values: dict[str, float]
     alarm: float  # a test raises the alarm below it
     out_of_range: int  # emitted ids that are no tokens
@@ -46,107 +55,126 @@ class Sampled:
         return alarm or self.out_of_range > 0 or self.impossible > DOUBTFUL
 
 
+@dataclass(frozen=True)
+class Draws:
+    """What is seen of drawn tuples: the features of what comes of each, less what they are on average if lossless."""
+
+    values: Float[Tensor, "draws features"]
+    surprises: Float[Tensor, "draws controls"]
+    accepted: Float[Tensor, " outcomes"]  # acceptance rates; empty where only tokens can be seen
+    out_of_range: int
+    impossible: float
+
+
 def sample(subject: Subject, vocabulary: int, kind: str, trials: int, alarm: Alarm, seed: int) -> Sampled:
-    """Draw drafts and tokens; test every frequent token by itself, and a few bins by how much the draft overrates."""
+    """Draw tuples, and bet on many tokens together ("coarse") and on each frequent one ("fine")."""
     if trials < 100 or vocabulary < 2:
         raise AdviceError(f"{trials} trials at {vocabulary} tokens tell nothing; use at least 100 trials and 2 tokens")
     target, draft = large_pair(subject.law, vocabulary, kind, seed)
-    generator = torch.Generator().manual_seed(seed)
-    tally = Tally(target.double(), draft)
-    drafted = draw(subject, draft, trials, generator)
-    tally.by_tokens(subject, drafted, generator) if isinstance(subject, Sampler) else tally.by_outcomes(
-        subject, drafted, generator
-    )
-    tests, towards = chi_squares(target, draft, trials, alarm), overall(target, draft)
-    p = target.double() / target.double().sum()
-    leaks = [leak for test in tests.values() if (leak := test.smallest_leak(p, towards)) is not None]
-    accepted = tally.acceptance()
+    features = Features.of(target, draft)
+    draws = look(subject, target, draft, features, trials, torch.Generator().manual_seed(seed))
+    tests = {name: Test.of(draws, features, part, alarm) for name, part in features.parts.items()}
+    leaks = [leak for test in tests.values() if (leak := test.smallest_leak) is not None]
+    rates = draws.accepted
     return Sampled(
         vocabulary,
         kind,
         trials,
-        {name: len(test.bins.share) for name, test in tests.items()},
-        {name: test.p_value(tally.counts) for name, test in tests.items()},
+        {name: len(test.shift) for name, test in tests.items()},
+        {name: test.bets.p_value(test.y) for name, test in tests.items()},
         alarm.odds,
-        tally.out_of_range,
-        tally.impossible,
+        draws.out_of_range,
+        draws.impossible,
         min(leaks, default=None),
-        min(leaks) * float((p - towards).abs().sum() / 2) if leaks else None,
-        *accepted,
+        min(leaks) * float((features.target - features.draft).abs().sum() / 2) if leaks else None,
+        float(rates.mean()) if len(rates) else None,
+        float(rates.std() / len(rates) ** 0.5) if len(rates) else None,
         optimum(subject, target, draft),
     )
 
 
-def draw(subject: Subject, draft: Tensor, trials: int, generator: torch.Generator) -> Int[Tensor, "trials width"]:
-    """One tuple of drafts for every trial."""
-    law, rows = subject.law, batches(trials, draft.numel())
-    return torch.cat(
-        [law.draw(draft.expand(n, *draft.shape), uniform((n, law.numbers), generator, draft.device)) for n in rows]
+def look(
+    subject: Subject, target: Tensor, draft: Tensor, features: Features, trials: int, generator: torch.Generator
+) -> Draws:
+    """Draw tuples batch by batch, and see what comes of them."""
+    law, size, seen = subject.law, max(1, AT_ONCE // draft.numel()), list[Draws]()
+    for rows in [size] * (trials // size) + [trials % size] * (trials % size > 0):
+        numbers = uniform((rows, law.numbers), generator, draft.device)
+        p, q = target.expand(rows, -1), draft.expand(rows, *draft.shape)
+        if isinstance(subject, Sampler):
+            seen.append(tokens_of(subject, p, q, features, numbers, generator))
+        else:
+            seen.append(laws_of(subject, p, q, features, numbers))
+    return Draws(
+        torch.cat([part.values for part in seen]),
+        torch.cat([part.surprises for part in seen]),
+        torch.cat([part.accepted for part in seen]),
+        sum(part.out_of_range for part in seen),
+        max(part.impossible for part in seen),
     )
 
 
-def batches(trials: int, numbers: int) -> list[int]:
-    """Row counts of the batches."""
-    size = max(1, AT_ONCE // numbers)
-    return [min(size, trials - start) for start in range(0, trials, size)]
+def laws_of(scheme: Scheme, target: Tensor, draft: Tensor, features: Features, numbers: Tensor) -> Draws:
+    """The exact law of what a rule emits for each tuple."""
+    drafted, chance = draw(scheme.law, draft, features, numbers)
+    outcome = scheme.verify(target, draft, drafted)
+    emitted = outcome.law().nan_to_num_().clamp_(min=0)
+    values = (emitted @ features.table.to(emitted)).double() - features.mean
+    return Draws(values, chance, outcome.acceptance().double(), 0, impossible(outcome, target))
 
 
-class Tally:
-    """Counts of the emitted tokens, and what else was seen on the way."""
-
-    def __init__(self, target: Tensor, draft: Tensor):
-        self.target, self.draft = target.float(), draft
-        self.counts: Counts = torch.zeros(len(target), dtype=torch.int64)
-        self.out_of_range, self.impossible = 0, 0.0
-        self.accepted: list[Tensor] = []
-
-    def rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """The same target and draft for each of so many rows."""
-        return self.target.expand(count, -1), self.draft.expand(count, *self.draft.shape)
-
-    def add(self, tokens: Tensor) -> None:
-        """Count tokens."""
-        valid = (tokens >= 0) & (tokens < len(self.counts))
-        self.out_of_range += int((~valid).sum())
-        self.counts += torch.bincount(tokens[valid], minlength=len(self.counts))
-
-    def by_tokens(self, sampler: Sampler, drafted: Tensor, generator: torch.Generator) -> None:
-        """Let the sampler emit one token for every tuple."""
-        for some in drafted.split(batches(len(drafted), self.draft.numel())):
-            self.add(sampler.tokens(*self.rows(len(some)), some, generator))
-
-    def by_outcomes(self, scheme: Subject, drafted: Tensor, generator: torch.Generator) -> None:
-        """Emit one token for every tuple by its outcome; equal tuples need only one."""
-        tuples, times = drafted.unique(dim=0, return_counts=True)
-        sizes = batches(len(tuples), self.draft.numel())
-        for some, count in zip(tuples.split(sizes), times.split(sizes), strict=True):
-            outcome = scheme.verify(*self.rows(len(some)), some)
-            self.impossible = max(self.impossible, impossible(outcome, self.target))
-            self.accepted.append(outcome.acceptance().double().repeat_interleave(count))
-            law = torch.nan_to_num(outcome.law()).clamp(min=0)
-            tokens = pick(law, uniform((len(some), int(count.max())), generator, law.device))
-            self.add(tokens[torch.arange(tokens.shape[1]) < count[:, None]])
-
-    def acceptance(self) -> tuple[float | None, float | None]:
-        """The mean acceptance rate and its standard error, where outcomes tell."""
-        if not self.accepted:
-            return None, None
-        accepted = torch.cat(self.accepted)
-        return float(accepted.mean()), float(accepted.std() / len(accepted) ** 0.5)
+def tokens_of(
+    sampler: Sampler, target: Tensor, draft: Tensor, features: Features, numbers: Tensor, generator: torch.Generator
+) -> Draws:
+    """The token that a sampler emits for each tuple."""
+    drafted, chance = draw(sampler.law, draft, features, numbers)
+    tokens = sampler.tokens(target, draft, drafted, generator)
+    good = (tokens >= 0) & (tokens < target.shape[-1])
+    values = features.table[tokens.where(good, 0)] - features.mean
+    return Draws(values * good[:, None], chance, torch.zeros(0), int((~good).sum()), 0.0)
 
 
-def chi_squares(target: Tensor, draft: Tensor, trials: int, alarm: Alarm) -> dict[str, ChiSquare]:
-    """The two tests; tokens are pooled with those that the draft overrates as much."""
-    p, q, often = target.double() / target.double().sum(), overall(target, draft), ENOUGH / trials
-    order, both = (q / p.clamp(min=1e-300)).argsort(stable=True), (p + q) / 2
-    fine, coarse = Bins.pool(p, p, order, (often, 0.0)), Bins.pool(p, both, order, (often, 1 / COARSE))
-    return {"fine": ChiSquare(fine, trials, alarm), "coarse": ChiSquare(coarse, trials, alarm)}
+def draw(law: Law, draft: Tensor, features: Features, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Tuples, and what is a surprise about them."""
+    drafted = law.draw(draft, numbers)
+    drawn = drafted if law.draft_probability == 1 else law.draw_all(draft, numbers[:, : law.width])
+    return drafted, surprises(law, draft, drawn, drafted, features.coarse)
 
 
-def overall(target: Tensor, draft: Tensor) -> Tensor:
-    """The draft distribution (the mean of several) among the tokens that the target can emit."""
-    mean = (draft.mean(-2) if draft.ndim > 1 else draft).double() * (target > 0)
-    return mean / mean.sum().clamp(min=1e-300)
+@dataclass(frozen=True)
+class Test:
+    """Bets on some features, and what they are about."""
+
+    bets: Bets
+    y: Float[Tensor, "draws features"]
+    shift: Float[Tensor, " features"]  # by which the features of the draft distribution differ from the target's
+
+    @classmethod
+    def of(cls, draws: Draws, features: Features, part: slice, alarm: Alarm) -> "Test":
+        """The first draws, the pilot, tell the stakes, which are fixed for all others."""
+        y, table, mean = draws.values[:, part], features.table[:, part], features.mean[part]
+        pilot, low, high = -(-len(y) // PILOT), table.min(0).values, table.max(0).values
+        rounding = ROUNDING * (len(draws.accepted) > 0)  # tokens have none
+        bounds = Range(low - mean, high - mean, alarm.within * (high - low) + rounding)
+        if part.start == 0:
+            y, bounds = y.clone(), bounds.clone()
+            y[:, 0] = quiet(y[:, 0], draws.surprises, pilot)
+            farthest = (WIDE * y[:pilot, 0].abs().max()).clamp(min=NARROW)
+            bounds.low[0], bounds.high[0] = -farthest, farthest
+        bets = Bets.place(bounds, y[:pilot].var(0), len(y) - pilot, alarm.odds)
+        return cls(bets, y[pilot:], features.draft @ table - mean)
+
+    @property
+    def smallest_leak(self) -> float | None:
+        """The share of tokens from the draft distribution that raises the alarm with 99 % probability."""
+        return self.bets.smallest(self.shift)
+
+
+def quiet(y: Float[Tensor, " draws"], chance: Float[Tensor, "draws controls"], pilot: int) -> Float[Tensor, " draws"]:
+    """What the surprises do not explain, by least squares over the pilot, pulled towards nothing."""
+    known = chance[:pilot]
+    square = known.T @ known + RIDGE * pilot * torch.eye(known.shape[1], dtype=known.dtype)
+    return y - chance @ torch.linalg.solve(square, known.T @ (y[:pilot] - y[:pilot].mean()))
 
 
 def optimum(subject: Subject, target: Tensor, draft: Tensor) -> float | None:

@@ -33,16 +33,18 @@ def audit(
     draft_probability: Annotated[float, Option(help="Less than 1: randomised drafting.")] = 1.0,
     vocabulary: Annotated[
         list[int] | None,
-        Option(min=2, help="Sizes to draw tokens at; repeat it.", show_default="4096 and 32000, or 32"),
+        Option(min=2, help="Sizes to draw tuples at; repeat it.", show_default="4096 and 32000, or 32"),
     ] = None,
-    trials: Annotated[int, Option(min=100, help="Tokens to draw at each size.")] = 50_000,
+    trials: Annotated[
+        int | None, Option(min=100, help="Tuples to draw at each size.", show_default="5,000, or 3,000 of many tokens")
+    ] = None,
     trees: Annotated[
         list[str] | None, Option(help="Small trees to walk over; repeat it.", show_default="1x1x1, 2x1 and 2x2")
     ] = None,
-    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed draws the same tokens.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed draws the same tuples.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Audit a scheme: sum its law over every tuple of drafts, draw tokens at real sizes, walk over every small tree.
+    """Audit a scheme: sum its law over every tuple of drafts, draw tuples at real sizes, walk over every small tree.
 
     Exit code 1 where a verdict is not the expected one: lossless for a scheme, biased for a twin.
     """

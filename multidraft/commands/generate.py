@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft import outputs, terminal
+from multidraft.commands import compare as comparison
 from multidraft.commands.chat import Session, check_session, check_template, encode_chats
 from multidraft.commands.drafters import HELP, Models, load, parse
 from multidraft.commands.prompts import Prompt, encode, read_prompts
@@ -88,7 +89,7 @@ def generate(
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
     chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
     trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
-    compare: Annotated[bool, Option("--compare", help="Also decode plainly, with the same loop.")] = False,
+    compare: Annotated[bool, Option("--compare", help="Also decode plainly, and by assisted generation.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
@@ -178,7 +179,7 @@ def run(
         for rows in batches:
             drafted = decode(pair, job, rows, screen=screen)
             plain = decode(pair, job, rows, drafts=False) if job.compare else None
-            report.add(rows, drafted, plain)
+            report.add(rows, drafted, plain, assisted(pair, job, rows))
             write(journal, report.records[-len(rows) :])
             screen.forget()
     except KeyboardInterrupt:
@@ -201,6 +202,14 @@ def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
     decode(pair, short, rows)
     if job.compare:
         decode(pair, short, rows, drafts=False)
+        assisted(pair, short, rows)
+
+
+def assisted(pair: Models, job: Job, rows: list[Prompt]) -> tuple[int, float] | None:
+    """Tokens and seconds of transformers' assisted generation, where a comparison is wanted and it can be made."""
+    if not job.compare or not comparison.can_assist(pair, job.settings):
+        return None
+    return comparison.assisted(pair, rows, job.settings, job.seed * SEEDS_APART)
 
 
 def decode(
