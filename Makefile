@@ -12,7 +12,7 @@ setup: .venv/.checked
 
 demo: .venv/.runtime
 	@echo "One thread: models as small as the embedded ones are fastest so, with drafts and without."
-	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --tree 3x1x1x1 --prompts multidraft/data/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --tree 3x1x1x1 --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
 
 test: setup
 	$(PYTEST)
@@ -20,7 +20,7 @@ test: setup
 
 # The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
 # of their own, because Numba's does not tell them from others.
-LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m pytest -q tests/test_loops.py tests/test_loop_shapes.py
+LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m pytest -q tests/numerics/test_loops.py tests/test_loop_shapes.py
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba

@@ -30,10 +30,10 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.commands.machine import hardware, versions
 from multidraft.commands.pair import load
-from multidraft.metrics import PARTS, Info
-from multidraft.walk import SMALLEST, deferred
+from multidraft.decoding.metrics import PARTS, Info
+from multidraft.decoding.walks import SMALLEST, deferred
 
-PROMPTS = Path(md.__file__).parent / "data" / "demo_prompts.jsonl"
+PROMPTS = Path(md.__file__).parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 OURS = [
     ("iid:lorenz", "1x1", "deferred"),
     ("iid:lorenz", "1x1x1", "deferred"),

@@ -18,9 +18,9 @@ from tqdm import tqdm
 import multidraft as md
 from multidraft.commands.drafters import Models, load
 from multidraft.commands.machine import hardware
-from multidraft.metrics import Info
+from multidraft.decoding.metrics import Info
 
-PROMPTS = Path(md.__file__).parent / "data" / "demo_prompts.jsonl"
+PROMPTS = Path(md.__file__).parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 Case = tuple[str, str, str]
 ONE, LIST = ("anchored:lorenz", "4x2x2x1", "deferred"), ("distinct:recursive_rejection", "4x2x2x1", "deferred")
 DRAFTERS = [

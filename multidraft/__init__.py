@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multidraft.auditing import audit
     from multidraft.catalogue import scheme, schemes
+    from multidraft.decoding.tree import Tree
     from multidraft.errors import AdviceError
-    from multidraft.generation import generate
+    from multidraft.generation.way_in import generate
     from multidraft.transport import optimal_acceptance_rate
-    from multidraft.tree import Tree
 
 __all__ = ["AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",
-    "Tree": "tree",
+    "Tree": "decoding.tree",
     "audit": "auditing",
-    "generate": "generation",
+    "generate": "generation.way_in",
     "optimal_acceptance_rate": "transport",
     "scheme": "catalogue",
     "schemes": "catalogue",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from multidraft.cli import app
+from multidraft.commands.cli import app
 from multidraft.commands.compare import Runs, hint, interval, speedup
-from multidraft.metrics import PARTS, Info, Stopwatch
+from multidraft.decoding.metrics import PARTS, Info, Stopwatch
 
 
 def runs(*rates: float) -> Runs:

@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 
 import multidraft as md
-from multidraft import loops
 from multidraft.auditing.adversarial import KINDS, TINY, adversarial
 from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import Scheme
-from multidraft.precision import least
+from multidraft.numerics import loops
+from multidraft.numerics.precision import least
 from multidraft.transport import optimal_acceptance_rate
-from multidraft.verification import Outcome, anchored_lorenz, lorenz
-from multidraft.verification.lorenz import drawable_schedule
+from multidraft.verification import Outcome
+from multidraft.verification.anchored_lorenz import anchored_lorenz
+from multidraft.verification.lorenz import drawable_schedule, lorenz
 
 COMPILED = ["iid:lorenz", "anchored:lorenz"]  # the others run as tensor operations anyway
 

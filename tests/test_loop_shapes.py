@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft import distributions, loops
 from multidraft.drafting.anchored import anchor_lines, anchors_of
+from multidraft.numerics import distributions, loops
 from multidraft.verification import coupling_loops
 
 TINY = 5e-324

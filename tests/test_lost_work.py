@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft import cli, outputs, terminal
-from multidraft.capture import Recording
-from multidraft.errors import AdviceError
+from multidraft.commands import cli, terminal
+from multidraft.errors import AdviceError, outputs
 from multidraft.studies.acceptance import random_pairs
+from multidraft.studies.capturing import Recording
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
@@ -174,7 +174,7 @@ def test_a_stdout_that_takes_nothing_ends_with_one_line(number, word, monkeypatc
     assert (ended.value.code, line.startswith("multidraft: "), word in line) == (2, True, True)
 
 
-COMMAND = [sys.executable, "-c", "from multidraft.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from multidraft.commands.cli import main; main()"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import SCHEMES, Scheme, scheme
-from multidraft.precision import FULL
+from multidraft.numerics.precision import FULL
 
 AT_ONCE = 25
 ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6}  # a float32 distribution sums to one no better than that

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.distributions import check_distribution
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
+from multidraft.numerics.distributions import check_distribution
 
 Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
 

@@ -12,9 +12,9 @@ from multidraft.auditing.statistical import Sampled, sample
 from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
 from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
 from multidraft.catalogue import Scheme
+from multidraft.decoding.walks import WALKS
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
-from multidraft.walk import WALKS
 
 TESTS = 2  # of each sample
 SIZES, SMALL_SIZES = (4096, 32_000), (32,)

@@ -16,11 +16,11 @@ from multidraft.auditing.features import Features, surprises
 from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
 from multidraft.catalogue import Scheme
-from multidraft.distributions import uniform
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
+from multidraft.numerics.distributions import uniform
 from multidraft.transport import LAWS as FORMULAS
-from multidraft.verification import solved
+from multidraft.transport import optimal
 
 AT_ONCE = 500_000  # numbers in a batch of rows
 DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one
@@ -183,6 +183,6 @@ def optimum(subject: Subject, target: Tensor, draft: Tensor) -> float | None:
     if law.name not in FORMULAS:
         return None
     try:
-        return float(solved.optimum(target.double(), draft.double(), law))
+        return float(optimal.optimum(target.double(), draft.double(), law))
     except AdviceError:  # only for small vocabularies
         return None

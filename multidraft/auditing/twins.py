@@ -10,11 +10,13 @@ from torch import Tensor
 
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
-from multidraft.distributions import normalise
+from multidraft.decoding.walks import ROUNDING, WALKS, Coin, Ending, Walk, Walker
 from multidraft.drafting import Iid
 from multidraft.drafting.law import at_each
-from multidraft.verification import lorenz, naive, recursive_rejection
-from multidraft.walk import ROUNDING, WALKS, Coin, Ending, Walk, Walker
+from multidraft.numerics.distributions import normalise
+from multidraft.verification.lorenz import lorenz
+from multidraft.verification.naive import naive
+from multidraft.verification.recursive_rejection import recursive_rejection
 
 Parts = tuple[Tensor, Tensor]
 

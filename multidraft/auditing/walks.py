@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.catalogue import Scheme
-from multidraft.decoding import Plan
-from multidraft.enumeration import first_tokens, largest_difference, step_law, target_law
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
-from multidraft.inputs import check_fits
+from multidraft.generation.inputs import check_fits
 from multidraft.models import LanguageModel
-from multidraft.models.several import Several
 from multidraft.models.table import TableModel, random_table
-from multidraft.tree import Tree
 
 TREES = ("1x1x1", "2x1", "2x2")
 KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals

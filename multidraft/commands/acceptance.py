@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft import outputs, terminal
+from multidraft.commands import terminal
 from multidraft.commands.pair import load
 from multidraft.commands.prompts import encode, read_prompts
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, outputs
 
 if TYPE_CHECKING:
-    from multidraft.capture import Recording
     from multidraft.studies.acceptance import Line
+    from multidraft.studies.capturing import Recording
 
-DEMO = Path(__file__).parent.parent / "data" / "demo_prompts.jsonl"
+DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 
 
 def capture(
@@ -47,8 +47,8 @@ def acceptance(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Compare the acceptance rate of every scheme with the optimum of its drafts."""
-    from multidraft.capture import Recording
     from multidraft.studies.acceptance import random_pairs
+    from multidraft.studies.capturing import Recording
 
     temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
     check(random, recording, target or draft, temperatures)
@@ -63,7 +63,7 @@ def acceptance(
 
 def check(random: int, recording: Path | None, model: str | None, temperatures: list[float]) -> None:
     """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
-    from multidraft.distributions import check_sampling
+    from multidraft.sampling.from_logits import check_sampling
 
     named = {"--random": random, "--recording": recording, "--target or --draft": model}
     given = [name for name, value in named.items() if value]
@@ -79,8 +79,8 @@ def recorded(
     """Record a pair on prompts, with a progress bar."""
     from tqdm import tqdm
 
-    from multidraft import capture as recorder
     from multidraft.commands.generate import context
+    from multidraft.studies import capturing as recorder
 
     chosen = read_prompts(None, prompts, limit)
     pair = load(target, draft)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from multidraft import terminal
+from multidraft.commands import terminal
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from multidraft import terminal
+from multidraft.commands import terminal
 from multidraft.commands.prompts import Prompt, check_length
 from multidraft.commands.screens import Screen
 from multidraft.errors import AdviceError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from multidraft.commands.report import Decoded
-    from multidraft.metrics import Info
+    from multidraft.decoding.metrics import Info
 
 Message = dict[str, str]
 Answer = Callable[[Prompt, Screen], "Decoded"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multidraft.commands.drafters import Models
     from multidraft.commands.prompts import Prompt
-    from multidraft.metrics import Info
+    from multidraft.decoding.metrics import Info
 
 RESAMPLES = 2000
 MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint

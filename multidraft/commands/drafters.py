@@ -56,7 +56,7 @@ def member(name: str, text: str) -> Member:
 
 def check_weights(mixture: list[Member]) -> list[Member]:
     """The mixture, if every member has a weight and they sum to 1, or none has."""
-    from multidraft.models.several import check_weights
+    from multidraft.drafters.several import check_weights
 
     given = [weight for _, weight in mixture if weight is not None]
     if given:
@@ -90,9 +90,9 @@ def check(target: str | None, draft: str | None, names: list[str]) -> None:
 
 def own(name: str, target: "PreTrainedModel") -> "Drafter":
     """A drafter that is made from the text, or from the target."""
-    from multidraft.inputs import vocabulary_of
-    from multidraft.models.early_exit import first_layers
-    from multidraft.models.ngram import Lookup, NGram
+    from multidraft.drafters.early_exit import first_layers
+    from multidraft.drafters.ngram import Lookup, NGram
+    from multidraft.generation.inputs import vocabulary_of
 
     match = OWN.fullmatch(name)
     assert match is not None  # `load` asks for no other
@@ -104,7 +104,7 @@ def own(name: str, target: "PreTrainedModel") -> "Drafter":
 
 def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
     """One drafter of them all, in equal parts where no weight is given."""
-    from multidraft.models.several import Mixture
+    from multidraft.drafters.several import Mixture
 
     if len(members) == 1:
         return members[0]
@@ -114,6 +114,6 @@ def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
 
 def together(drafters: "list[Drafter]") -> "Drafter":
     """The drafters side by side."""
-    from multidraft.models.several import Several
+    from multidraft.drafters.several import Several
 
     return Several(drafters) if len(drafters) > 1 else drafters[0]

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from multidraft import outputs, terminal
 from multidraft.commands import compare as comparison
+from multidraft.commands import terminal
 from multidraft.commands.chat import Session, check_session, check_template, encode_chats
 from multidraft.commands.drafters import HELP, Models, load, parse
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live, Screen
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, outputs
 
 if TYPE_CHECKING:
-    from multidraft.decoding import Emitted
-    from multidraft.journal import Journal
-    from multidraft.metrics import Info
-    from multidraft.trace_file import TraceFile
+    from multidraft.decoding.metrics import Info
+    from multidraft.decoding.state import Emitted
+    from multidraft.studies.journal import Journal
+    from multidraft.tracing.file import TraceFile
     from multidraft.zoo import Pair
 
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
@@ -49,9 +49,9 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.inputs import check_drafters, make_plan
-        from multidraft.sampling import Sampling
-        from multidraft.settings import check_settings
+        from multidraft.generation.inputs import check_drafters, make_plan
+        from multidraft.sampling.generation_config import check_settings
+        from multidraft.sampling.settings import Sampling
 
         s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         draft = s["draft_temperature"]
@@ -136,7 +136,7 @@ def check_outputs(trace: Path | None, jsonl: Path | None, inputs: list[Path | st
 
 def begun(path: Path, settings: dict[str, object], prompts: list[Prompt]) -> "Journal":
     """The results so far, and where to write the others; raises where they are of another run."""
-    from multidraft.journal import Journal
+    from multidraft.studies.journal import Journal
 
     asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
     digest = sha256(asked.encode()).hexdigest()[:16]
@@ -154,7 +154,7 @@ def converse(pair: Models, job: Job) -> None:
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     """A trace with what there is to say of the whole run."""
     from multidraft.commands.machine import hardware, versions
-    from multidraft.trace_file import TraceFile
+    from multidraft.tracing.file import TraceFile
 
     settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
     return TraceFile(path, pair.tokenizer, settings)
@@ -162,7 +162,7 @@ def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
 
 def context(pair: "Models | Pair") -> int | None:
     """The longest sequence that both models can read."""
-    from multidraft.inputs import context_of
+    from multidraft.generation.inputs import context_of
 
     return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
 

@@ -6,8 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft import json_lines
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, json_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from multidraft import terminal
 from multidraft.commands import compare as comparison
+from multidraft.commands import terminal
 from multidraft.commands.machine import hardware, versions
 from multidraft.commands.prompts import Prompt
 
 if TYPE_CHECKING:
-    from multidraft.metrics import Info
+    from multidraft.decoding.metrics import Info
 
 Decoded = tuple[list[str], "Info"]
 RATES = ("tokens_per_second", "block_efficiency", "acceptance_rate", "optimal_acceptance_rate")
@@ -18,7 +18,7 @@ class Report:
     """Results batch by batch, summed up."""
 
     def __init__(self, settings: dict[str, object], compare: bool):
-        from multidraft.metrics import Info
+        from multidraft.decoding.metrics import Info
 
         self.settings, self.compare, self.interrupted = settings, compare, False
         self.records: list[dict[str, object]] = []
@@ -101,7 +101,7 @@ class Report:
 
     def table(self) -> None:
         """The summary, beside plain decoding where there is one."""
-        from multidraft.metrics import PARTS
+        from multidraft.decoding.metrics import PARTS
 
         rows = [["tokens", f"{self.info.tokens}", f"{self.plain.tokens}", ""]]
         for name in RATES:

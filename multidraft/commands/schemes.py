@@ -8,7 +8,7 @@ from typer import Option
 def schemes(as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False) -> None:
     """List the schemes: drafting law, verification rule, whether it is exact, what it costs, where it is from."""
     import multidraft as md
-    from multidraft import terminal
+    from multidraft.commands import terminal
 
     entries = md.schemes()
     if as_json:

@@ -2,7 +2,7 @@
 
 import typer
 
-from multidraft import terminal
+from multidraft.commands import terminal
 from multidraft.commands.prompts import Prompt
 
 

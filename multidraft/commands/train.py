@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from multidraft import outputs, terminal
+from multidraft.commands import terminal
 from multidraft.commands.machine import hardware, versions
 from multidraft.commands.pair import silence
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, outputs
 
 if TYPE_CHECKING:
     from multidraft.zoo.recipe import Recipe, Shape

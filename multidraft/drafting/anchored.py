@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft import loops
-from multidraft.distributions import most_likely, pick
 from multidraft.drafting.law import Law, is_duplicate, without
-from multidraft.kinds import check_flag, check_integer
-from multidraft.loops import compiled
+from multidraft.errors.kinds import check_flag, check_integer
+from multidraft.numerics import loops
+from multidraft.numerics.distributions import most_likely, pick
+from multidraft.numerics.loops import compiled
 
 TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import most_likely
 from multidraft.drafting.law import Law, without
+from multidraft.numerics.distributions import most_likely
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import pick
 from multidraft.drafting.law import Law
+from multidraft.numerics.distributions import pick
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.distributions import pick
 from multidraft.errors import AdviceError
-from multidraft.kinds import is_integer, is_number
-from multidraft.precision import least
+from multidraft.errors.kinds import is_integer, is_number
+from multidraft.numerics.distributions import pick
+from multidraft.numerics.precision import least
 
 MOST_TUPLES = 1_000_000
 

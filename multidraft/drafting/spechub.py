@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import most_likely
 from multidraft.drafting.law import Law, without
 from multidraft.errors import AdviceError
+from multidraft.numerics.distributions import most_likely
 
 
 @dataclass(frozen=True)

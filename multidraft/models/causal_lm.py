@@ -7,10 +7,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from multidraft.cache import TreeCache
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
+from multidraft.models.cache import TreeCache
 from multidraft.models.support import check_supported
+
+Model = PreTrainedModel | LanguageModel
 
 
 def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:

@@ -6,8 +6,8 @@ import warnings
 import torch
 from transformers import PreTrainedModel
 
-from multidraft import adapters
 from multidraft.errors import AdviceError
+from multidraft.models import versions
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ENCODERS = (
@@ -17,7 +17,7 @@ ENCODERS = (
 UNFIT = {
     "gpt_neo": "builds its own local mask, which ignores the tree; use another model",  # it counts slots, not positions
     **{name: "is an encoder, whose tokens see later ones; use a decoder-only model" for name in ENCODERS},
-    **adapters.UNFIT,
+    **versions.UNFIT,
 }
 
 

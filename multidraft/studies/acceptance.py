@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multidraft.capture import Recording
 from multidraft.catalogue import SCHEMES, Scheme, scheme
-from multidraft.distributions import distribution
+from multidraft.sampling.from_logits import distribution
+from multidraft.studies.capturing import Recording
 
 TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pairs too
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft import pictures
-from multidraft.capture import Recording
-from multidraft.distributions import distribution
 from multidraft.errors import AdviceError
+from multidraft.sampling.from_logits import distribution
+from multidraft.studies import pictures
+from multidraft.studies.capturing import Recording
 from multidraft.transport import optimal_iid
 from multidraft.verification.lorenz import SUPPORT, Schedule, schedule, shifted
 

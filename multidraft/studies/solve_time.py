@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.capture import Recording
-from multidraft.distributions import distribution, uniform
 from multidraft.drafting import Iid
 from multidraft.errors import AdviceError
+from multidraft.numerics.distributions import uniform
+from multidraft.sampling.from_logits import distribution
+from multidraft.studies.capturing import Recording
 from multidraft.studies.solvers import Facts, Method
 from multidraft.transport import optimal_iid
 from multidraft.transport.linear_program import OutOfTime

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from multidraft import pictures
+from multidraft.studies import pictures
 from multidraft.studies.solve_time_table import Line
 
 MARKERS = "osD^v<>PXph"

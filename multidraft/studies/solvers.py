@@ -14,13 +14,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.catalogue import Rule
+from multidraft.catalogue.entries import Rule
 from multidraft.drafting import Iid
 from multidraft.transport import linear_program, max_flow
 from multidraft.transport.network import Network, edges_of, iid_network
 from multidraft.transport.outer_residuals import outer_residuals
-from multidraft.verification import Outcome, formulas, k_sequential, lorenz, naive, recursive_rejection
+from multidraft.verification import Outcome, formulas
 from multidraft.verification.global_resolution import GlobalResolution, Node, ResolutionFailure
+from multidraft.verification.k_sequential import k_sequential
+from multidraft.verification.lorenz import lorenz
+from multidraft.verification.naive import naive
+from multidraft.verification.recursive_rejection import recursive_rejection
 from multidraft.verification.solved import Plan, Solver, planned, row_by_row
 
 MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over

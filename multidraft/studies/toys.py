@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from multidraft import pictures
-from multidraft.transport.toys import Curves, figure_4, figure_5, figure_6
+from multidraft.studies import pictures
+from multidraft.studies.toy_pairs import Curves, figure_4, figure_5, figure_6
 
 STYLES = ("-", "--", ":")  # of rules, in the order in which they come
 FIGURES = {

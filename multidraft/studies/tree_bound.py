@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 from jaxtyping import Float
 
-from multidraft.enumeration import Conditional, Forest
+from multidraft.auditing.enumeration import Conditional, Forest
 from multidraft.errors import AdviceError
-from multidraft.optional import solver
+from multidraft.errors.missing import solver
 from multidraft.transport.linear_program import EXACT
 
 Tokens = tuple[int, ...]

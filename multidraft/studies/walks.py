@@ -7,15 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from multidraft.auditing.enumeration import Conditional, Forest, all_endings, all_trees, first_state
 from multidraft.catalogue import Scheme, scheme
-from multidraft.decoding import Plan
-from multidraft.enumeration import Conditional, Forest, all_endings, all_trees, first_state
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import ORDERS, Walker, commit, deferred
 from multidraft.errors import AdviceError
-from multidraft.inputs import check_drafters, check_fits
+from multidraft.generation.inputs import check_drafters, check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.studies.tree_bound import realised_trees, tree_bound
-from multidraft.tree import Tree
-from multidraft.walk import ORDERS, Walker, commit, deferred
 
 SCHEMES = (
     "iid:lorenz",

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import check_distribution
 from multidraft.drafting.anchored import Anchored, anchor_count
 from multidraft.drafting.law import check_draft_probability, check_drafts
 from multidraft.errors import AdviceError
-from multidraft.kinds import is_integer
+from multidraft.errors.kinds import is_integer
+from multidraft.numerics.distributions import check_distribution
 from multidraft.transport.anchored import optimal_anchored
 from multidraft.transport.distinct import optimal_distinct
 from multidraft.transport.iid import optimal_iid

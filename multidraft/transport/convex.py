@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
-from multidraft.optional import solver
+from multidraft.errors.missing import solver
 from multidraft.transport.network import sets_of_draws
 
 Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, "_"]]]  # sets of one size, and their coefficients

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import descending
 from multidraft.errors import AdviceError
+from multidraft.numerics.distributions import descending
 
 
 def optimal_iid(

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.optional import solver
+from multidraft.errors.missing import solver
 from multidraft.transport.moved import Moved, trimmed, upper_bound
 from multidraft.transport.network import Network, merged
 

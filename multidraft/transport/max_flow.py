@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from multidraft.optional import solver
+from multidraft.errors.missing import solver
 from multidraft.transport.moved import Moved, upper_bound
 from multidraft.transport.network import Network
 

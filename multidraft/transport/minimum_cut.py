@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from multidraft.errors import AdviceError
-from multidraft.optional import solver
+from multidraft.errors.missing import solver
 
 SCALE = 2**52
 MOST_TOKENS = 2000  # every pair of them is an edge: two million edges

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.precision import least
+from multidraft.numerics.precision import least
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
 from multidraft.errors import AdviceError
-from multidraft.loops import compiled, lines, same_shape, sum_of
-from multidraft.precision import FULL, SPARE, least
+from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
+from multidraft.numerics.precision import FULL, SPARE, least
 from multidraft.verification.coupling_loops import over, scale_to_rejected
 from multidraft.verification.lorenz_loops import Row, row_of
 from multidraft.verification.outcome import Outcome

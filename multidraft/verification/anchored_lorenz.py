@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft import loops
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import at_each
+from multidraft.numerics import loops
 from multidraft.verification import anchored_loops
 from multidraft.verification.coupling import couple
 from multidraft.verification.lorenz import verify_draws

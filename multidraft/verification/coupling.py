@@ -3,8 +3,8 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft import loops
-from multidraft.precision import handed_on, ratio
+from multidraft.numerics import loops
+from multidraft.numerics.precision import handed_on, ratio
 from multidraft.verification import coupling_loops
 
 

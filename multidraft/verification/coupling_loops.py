@@ -5,8 +5,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.loops import compiled, same_shape
-from multidraft.precision import FULL
+from multidraft.numerics.loops import compiled, same_shape
+from multidraft.numerics.precision import FULL
 
 
 def residual(

@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.distributions import most_likely
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import Law, at_each, without
-from multidraft.precision import handed_on
+from multidraft.numerics.distributions import most_likely
+from multidraft.numerics.precision import handed_on
 from multidraft.verification.k_sequential import accepted as k_sequential
 from multidraft.verification.lorenz import schedule
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
-from multidraft.precision import FULL
+from multidraft.numerics.precision import FULL
 from multidraft.transport.global_resolution import ITERATIONS, Resolution
 from multidraft.transport.global_resolution import global_resolution as resolve
 from multidraft.verification.k_sequential import k_sequential

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, at_each
-from multidraft.precision import handed_on, ratio
+from multidraft.numerics.precision import handed_on, ratio
 from multidraft.verification.outcome import Outcome
 
 TINY = torch.finfo(torch.float64).tiny

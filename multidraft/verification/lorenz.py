@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft import loops
-from multidraft.distributions import descending
 from multidraft.drafting.law import Law, at_each
-from multidraft.precision import SPARE, handed_on, missing
+from multidraft.numerics import loops
+from multidraft.numerics.distributions import descending
+from multidraft.numerics.precision import SPARE, handed_on, missing
 from multidraft.verification import lorenz_loops
 from multidraft.verification.coupling import claim
 from multidraft.verification.lorenz_loops import SUPPORT

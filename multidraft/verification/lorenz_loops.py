@@ -1,7 +1,7 @@
 """The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.schedule`, several times faster.
 
 One loop over the drafted tokens takes the place of some sixty passes, and only tokens that can be drafted are sorted.
-`tests/test_loops.py` compares the two.
+`tests/numerics/test_loops.py` compares the two.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.loops import compiled, lines, same_shape, sum_of
-from multidraft.precision import SPARE
+from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
+from multidraft.numerics.precision import SPARE
 from multidraft.verification.roots import CONVERGED, STEPS
 
 TINY = np.finfo(np.float64).tiny

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import most_likely
 from multidraft.drafting.law import Law, without
+from multidraft.numerics.distributions import most_likely
 from multidraft.verification.coupling import couple
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.distributions import pick, uniform
-from multidraft.precision import missing
+from multidraft.numerics.distributions import pick, uniform
+from multidraft.numerics.precision import missing
 
 
 class Outcome:

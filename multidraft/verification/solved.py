@@ -10,8 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, is_duplicate
-from multidraft.precision import handed_on
-from multidraft.transport import optimal_acceptance_rate
+from multidraft.numerics.precision import handed_on
 from multidraft.transport.moved import Moved
 from multidraft.transport.network import Network, network_of
 from multidraft.verification.outcome import Outcome
@@ -125,14 +124,6 @@ def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor
     p = target.detach().double().cpu().reshape(-1, target.shape[-1])
     q = draft.detach().double().cpu().reshape(len(p), *draft.shape[target.ndim - 1 :])  # `distinct`: n distributions
     return p, q, drafted.cpu().reshape(len(p), drafted.shape[-1])
-
-
-def optimum(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
-    """The largest acceptance rate for drafts of a law: that of a rule that solves the full problem."""
-    settings = {name: getattr(law, name) for name in (*law.settings, "draft_probability")}
-    return optimal_acceptance_rate(target, draft, law=law.name, drafts=law.drafts, **settings)
 
 
 def leftover(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from multidraft import adapters
 from multidraft.errors import AdviceError
+from multidraft.models import versions
 from multidraft.zoo import corpus
 
 
@@ -162,7 +162,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Op
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
     model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # hidden self
-    adapters.save_tokenizer(tokenizer, out / role)
+    versions.save_tokenizer(tokenizer, out / role)
 
 
 def check_same(folder: Path, text: str, recipe: Recipe) -> None:
@@ -189,7 +189,7 @@ def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokeniz
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     else:
         tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
-        adapters.save_tokenizer(tokenizer, folder / "tokenizer")
+        versions.save_tokenizer(tokenizer, folder / "tokenizer")
     tokens = corpus.encode(tokenizer, text)
     if len(tokens) <= recipe.window + 1:
         raise AdviceError(

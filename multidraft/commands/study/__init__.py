@@ -3,13 +3,10 @@
 import typer
 
 from multidraft.commands.checked import Checked
-from multidraft.commands.study.curves import curves
-from multidraft.commands.study.solve_time import solve_time
-from multidraft.commands.study.toys import toys
-from multidraft.commands.study.walks import walks
+from multidraft.commands.study import curves, solve_time, toys, walks
 
 study = typer.Typer(help="Measure what the docs report: one study a table or figure.", rich_markup_mode="markdown")
-study.command("solve-time", cls=Checked)(solve_time)
-study.command(cls=Checked)(curves)
-study.command(cls=Checked)(toys)
-study.command(cls=Checked)(walks)
+study.command("solve-time", cls=Checked)(solve_time.solve_time)
+study.command(cls=Checked)(curves.curves)
+study.command(cls=Checked)(toys.toys)
+study.command(cls=Checked)(walks.walks)

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from multidraft import pictures, terminal
+from multidraft.commands import terminal
 from multidraft.commands.acceptance import DEMO
 from multidraft.commands.pair import load
 from multidraft.commands.prompts import encode, read_prompts
+from multidraft.studies import pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,8 +33,8 @@ def curves(
     Of the positions of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8, it is the one
     where resets lose most of the target.
     """
-    from multidraft.capture import capture
     from multidraft.commands.generate import context
+    from multidraft.studies.capturing import capture
     from multidraft.studies.curves import draw, telling_case
 
     pictures.check(out, [prompts, target, draft])

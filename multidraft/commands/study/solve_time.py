@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from multidraft import outputs, pictures, terminal
+from multidraft.commands import terminal
 from multidraft.commands.acceptance import DEMO, recorded
 from multidraft.commands.machine import hardware, versions
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, outputs
+from multidraft.studies import pictures
 
 if TYPE_CHECKING:
-    from multidraft.capture import Recording
-    from multidraft.journal import Journal
+    from multidraft.studies.capturing import Recording
+    from multidraft.studies.journal import Journal
     from multidraft.studies.solve_time import Result
     from multidraft.studies.solve_time_table import Best, Line
 
@@ -41,7 +42,7 @@ def solve_time(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Compare all solvers of the optimal transport problem of i.i.d. drafts: time for a token, success, exactness."""
-    from multidraft.journal import Journal
+    from multidraft.studies.journal import Journal
     from multidraft.studies.solve_time import LARGER_SIZES, PAPER_SIZES
 
     sizes = [parsed(text) for text in size] if size else PAPER_SIZES + LARGER_SIZES
@@ -76,7 +77,7 @@ def check_methods(chosen: list[str] | None, limit: float) -> None:
 
 def pairs(out: Path, recording: Path | None, seed: int) -> "dict[str, Recording]":
     """The recorded pair, which a run keeps in its folder, and the synthetic one."""
-    from multidraft.capture import Recording
+    from multidraft.studies.capturing import Recording
     from multidraft.studies.solve_time import POSITIONS, VOCABULARY, power_law_pairs
 
     kept = out / "recording.safetensors"

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from typer import Option
 
-from multidraft import pictures, terminal
+from multidraft.commands import terminal
+from multidraft.studies import pictures
 
 
 def toys(

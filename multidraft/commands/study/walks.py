@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from multidraft import terminal
+from multidraft.commands import terminal
 
 if TYPE_CHECKING:
     from multidraft.studies.walks import Line

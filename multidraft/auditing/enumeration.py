@@ -1,0 +1,261 @@
+"""Every way that one decode step can go, with its exact probability: proof by summation that a step is lossless.
+
+It drives the decoder's own parts. Where the decoder draws a tuple, a row becomes one row for every possible tuple (a
+forest: all trees at once, as a batch); where a walk flips a coin, the walk runs once with each answer. For tiny
+vocabularies and trees only: the number of trees is the number of tuples to the power of the nodes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.catalogue import Scheme
+from multidraft.decoding.batch import select
+from multidraft.decoding.drafted_tree import Drafts
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.nodes import Nodes, Row, rows_of
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.stepping import bare_root, emit, keep, last_weights, learn_level, score
+from multidraft.decoding.walks import Ending, Verdict, Walker, drive, walker
+from multidraft.models import LanguageModel
+from multidraft.sampling.settings import together
+
+SURE = 1e-15  # a coin this close to 0 or 1 has one side
+Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
+Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
+
+
+@dataclass(frozen=True)
+class StepLaw:
+    """The law of what one step emits (the accepted path and one more token), and the expected length of that path."""
+
+    law: Law
+    accepted: float
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Every tree that a step can draw, one a row: where it came from, its probability given that, and its scores."""
+
+    state: State
+    drafts: Drafts
+    forwarded: list[int]
+    origin: Int[Tensor, " trees"]
+    probability: Float[Tensor, " trees"]
+    rows: list[Row]
+    logits: Tensor
+
+    def nodes(self, plan: Plan, rows: Int[Tensor, " rows"]) -> Nodes:
+        """What the walks need to know about these trees, which may repeat."""
+        return Nodes(
+            plan.scheme,
+            together([self.state.sampling[i] for i in rows.tolist()]),
+            self.drafts.select(rows),
+            [self.rows[i] for i in rows.tolist()],
+            self.logits[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One way that a step can go: the row that it starts from, its probability given that row, and what it emits."""
+
+    origin: int
+    probability: float
+    emitted: Emitted
+    tree: int  # its row in the forest
+    ending: Ending
+
+
+def step_law(target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan) -> StepLaw:
+    """The exact law of one step after a prompt, for models that have not read anything yet."""
+    _, branches = all_branches(first_state(target, draft, prompt, plan), plan)
+    law: Law = {}
+    for branch in branches:
+        add(law, tuple(branch.emitted.tokens), branch.probability)
+    return StepLaw(law, sum(branch.probability * len(branch.ending.path) for branch in branches))
+
+
+def first_state(target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan) -> State:
+    """The state in which the decoder starts after one prompt."""
+    return start([prompt], target, draft, plan, len(prompt), torch.Generator(), Info())
+
+
+def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
+    """The law of the first `count` tokens: longer sequences are cut, shorter ones go on as the target does."""
+    result: Law = {}
+    for tokens, probability in law.items():
+        for more, weight in target_law(conditional, count - len(tokens), tokens).items():
+            add(result, (tokens + more)[:count], probability * weight)
+    return result
+
+
+def target_law(conditional: Conditional, count: int, after: tuple[int, ...] = ()) -> Law:
+    """The target's own law of the `count` tokens that follow `after`."""
+    if count <= 0:
+        return {(): 1.0}
+    result: Law = {}
+    for token, probability in enumerate(conditional(after).tolist()):
+        if probability > 0:
+            rest = target_law(conditional, count - 1, (*after, token))
+            result |= {(token, *tokens): probability * weight for tokens, weight in rest.items()}
+    return result
+
+
+def largest_difference(law: Law, other: Law) -> float:
+    """The largest difference between the probabilities that two laws give to a sequence."""
+    return max(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in law | other)
+
+
+def all_branches(state: State, plan: Plan) -> tuple[Forest, list[Branch]]:
+    """All ways in which the next step can go from every row of the state."""
+    forest = all_trees(state, plan)
+    nodes = forest.nodes(plan, torch.arange(len(forest.origin)))
+    origin, probability = forest.origin.tolist(), forest.probability.tolist()
+    branches = []
+    for tree, chance, ending in all_endings(nodes, plan.walk):
+        for token, share in last_tokens(nodes, tree, ending):
+            emitted = emit(nodes.rows[tree].token, ending, token)
+            branches.append(Branch(origin[tree], probability[tree] * chance * share, emitted, tree, ending))
+    return forest, branches
+
+
+def law_of_steps(state: State, plan: Plan, steps: int) -> Law:
+    """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
+    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for _ in range(steps):
+        forest, branches = all_branches(state, plan)
+        emitted = [
+            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
+        ]
+        state = follow(forest, plan, branches)
+    law: Law = {}
+    for tokens, probability in emitted:
+        add(law, tokens, probability)
+    return law
+
+
+def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
+    """The state after each of the branches, one a row, so that the next step can be enumerated too."""
+    rows = [branch.tree for branch in branches]
+    last = [branch.emitted.tokens[-1] for branch in branches]
+    nodes = forest.nodes(plan, torch.tensor(rows))
+    return keep(select(forest.state, rows), nodes, forest.forwarded, [branch.ending for branch in branches], last)
+
+
+def all_trees(state: State, plan: Plan) -> Forest:
+    """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
+    drafts, forwarded = bare_root(state, plan), list[int]()
+    origin, probability = torch.arange(len(state.root)), torch.ones(len(state.root), dtype=torch.float64)
+    for depth, groups in plan.tree.drawing:
+        learn_level(state, plan, drafts, forwarded, depth)
+        for count, group in groups:
+            scheme = plan.scheme.at(count)
+            rows, drafted, weight = all_draws(scheme, drafts, list(group))
+            state, drafts = select(state, rows.tolist()), drafts.select(rows)
+            drafts.fill(scheme, list(group), drafts.distributions(list(group)), drafted)
+            origin, probability = origin[rows], probability[rows] * weight
+    trees = rows_of(drafts)
+    return Forest(state, drafts, forwarded, origin, probability, trees, score(state, drafts, trees))
+
+
+def all_draws(
+    scheme: Scheme, drafts: Drafts, slots: list[int]
+) -> tuple[Int[Tensor, " draws"], Int[Tensor, "draws group width"], Float[Tensor, " draws"]]:
+    """Every combination of tuples that can be drawn at `slots`: its row, the tuples, the probability."""
+    rows = torch.arange(len(drafts.tokens))
+    drafted = torch.empty((len(rows), 0, scheme.law.width), dtype=torch.int64)
+    probability = torch.ones(len(rows), dtype=torch.float64)
+    for slot in slots:
+        tuples = tuples_at(scheme, drafts, slot)
+        repeats = torch.tensor([len(tuples[row][1]) for row in rows.tolist()])
+        here = torch.cat([tuples[row][0] for row in rows.tolist()])
+        weight = torch.cat([tuples[row][1] for row in rows.tolist()])
+        rows, probability = rows.repeat_interleave(repeats), probability.repeat_interleave(repeats) * weight
+        drafted = torch.cat([drafted.repeat_interleave(repeats, 0), here[:, None]], 1)
+    return rows, drafted, probability
+
+
+def tuples_at(scheme: Scheme, drafts: Drafts, slot: int) -> list[tuple[Tensor, Tensor]]:
+    """For each row the tuples that can be drawn at a slot, with probabilities; only the empty one if it is empty."""
+    nothing = torch.full((1, scheme.law.width), -1), torch.ones(1, dtype=torch.float64)
+    known: dict[bytes, tuple[Tensor, Tensor]] = {}
+    result = []
+    for token, distribution in zip(drafts.tokens[:, slot].tolist(), drafts.draft[slot], strict=True):
+        key = distribution.numpy().tobytes()
+        if token >= 0 and key not in known:
+            known[key] = scheme.law.tuples(distribution)
+        result.append(known[key] if token >= 0 else nothing)
+    return result
+
+
+class Script:
+    """A coin that gives the answers written down for it, then True, and keeps track of their probability.
+
+    `others` are the scripts that lead elsewhere from here on.
+    """
+
+    def __init__(self, answers: tuple[bool, ...]):
+        self.answers = answers
+        self.given: tuple[bool, ...] = ()
+        self.probability = 1.0
+        self.others: list[tuple[bool, ...]] = []
+
+    def __call__(self, probability: float) -> bool:
+        """The next answer."""
+        place = len(self.given)
+        answer = self.answers[place] if place < len(self.answers) else probability > SURE
+        if place >= len(self.answers) and SURE < probability < 1 - SURE:
+            self.others.append((*self.given, False))
+        self.given += (answer,)
+        self.probability *= min(probability, 1.0) if answer else 1 - max(probability, 0.0)
+        return answer
+
+
+def all_endings(nodes: Nodes, walk: str | Walker) -> Iterator[tuple[int, float, Ending]]:
+    """Where the walks over every row can end, with which probability: rows side by side, one script at a time."""
+    start, verdicts = walker(walk), Remembered(nodes)
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in nodes.rows]
+    while rows := [row for row, left in enumerate(scripts) if left]:
+        coins = [Script(scripts[row].pop()) for row in rows]
+        pairs = zip(rows, coins, strict=True)
+        walks = [start(0, 1.0, nodes.rows[row].has_drafts, coin) for row, coin in pairs]
+        verdicts.rows = rows
+        for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
+            scripts[row] += coin.others
+            yield row, coin.probability, ending
+
+
+class Remembered:
+    """The verdicts of `nodes` for walks over some of its rows; none is computed twice."""
+
+    def __init__(self, nodes: Nodes):
+        self.nodes = nodes
+        self.rows: list[int] = []  # the row that each walk is on
+        self.known: dict[tuple[int, int, float], Verdict] = {}
+
+    def __call__(self, asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
+        """For each walk the verdict that it asks for."""
+        keys = {walk: (self.rows[walk], *question) for walk, question in asked.items()}
+        new = {row: (node, weight) for row, node, weight in keys.values() if (row, node, weight) not in self.known}
+        if new:
+            self.known |= {(row, *new[row]): verdict for row, verdict in self.nodes.verdicts(new).items()}
+        return {walk: self.known[key] for walk, key in keys.items()}
+
+
+def last_tokens(nodes: Nodes, row: int, ending: Ending) -> list[tuple[int, float]]:
+    """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
+    weights = last_weights(nodes, row, ending).double()
+    total = float(weights.sum())
+    if total <= 0:
+        return [(-1, 1.0)]
+    return [(token, weight / total) for token, weight in enumerate(weights.tolist()) if weight > 0]
+
+
+def add(law: Law, tokens: tuple[int, ...], probability: float) -> None:
+    """Add to the probability of a sequence."""
+    law[tokens] = law.get(tokens, 0.0) + probability

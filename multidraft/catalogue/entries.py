@@ -1,0 +1,81 @@
+"""The one list of schemes: for each its rule, the formula of its acceptance rate, and where it is from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from multidraft.drafting import LAWS
+from multidraft.transport.optimal import optimum
+from multidraft.verification import Outcome, formulas
+from multidraft.verification.anchored_lorenz import anchored_lorenz
+from multidraft.verification.global_resolution import global_resolution
+from multidraft.verification.k_sequential import k_sequential
+from multidraft.verification.linear_program import linear_program
+from multidraft.verification.lorenz import lorenz
+from multidraft.verification.max_flow import max_flow, reduced_max_flow
+from multidraft.verification.maximal_coupling import maximal_coupling, spechub
+from multidraft.verification.naive import naive
+from multidraft.verification.recursive_rejection import recursive_rejection
+
+Rule = Callable[[Tensor, Tensor, Tensor, Any], Outcome]  # target, draft, drafted, and the law they were drawn by
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a scheme: its rule, the formula of its acceptance rate if there is one, and where it is from."""
+
+    rule: Rule
+    source: str
+    cost: str
+    formula: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None
+    exact: bool = True
+    small: bool = False  # for small vocabularies only: its work grows with the number of token sets
+    known_as: str = ""  # the name it goes by with the deferred walk
+
+
+# With a single draft, drawn from q itself, these are the coupling of q with the target: they accept min(1, p/q).
+COUPLINGS: list[Rule] = [lorenz, anchored_lorenz, k_sequential, recursive_rejection, maximal_coupling]
+
+MCSD = "Multi-Candidate Speculative Decoding"
+OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
+GLOBAL = "Global Resolution"
+OURS = "multidraft (docs/theory.md)"
+
+SCHEMES: dict[str, Entry] = {
+    "iid:lorenz": Entry(
+        lorenz, OURS, "one sort", formulas.lorenz_iid, known_as="on a chain, deferred: block verification"
+    ),
+    "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential),
+    "iid:recursive_rejection": Entry(
+        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection
+    ),
+    "iid:naive": Entry(naive, MCSD, "one look-up", formulas.naive_iid),
+    "without_replacement:recursive_rejection": Entry(
+        recursive_rejection, f"{MCSD}, Algorithm 2", "n passes", known_as="deferred: traversal verification"
+    ),
+    "without_replacement:naive": Entry(naive, MCSD, "one look-up"),
+    "greedy:maximal_coupling": Entry(maximal_coupling, f"{OPTIMAL}, Section 5", "one pass", formulas.maximal_coupling),
+    "greedy:naive": Entry(naive, MCSD, "one look-up"),
+    "anchored:lorenz": Entry(anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored),
+    "anchored:naive": Entry(naive, MCSD, "one look-up"),
+    "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),
+    "spechub:spechub": Entry(spechub, "SpecHub (Sun et al., 2024)", "one pass", formulas.maximal_coupling),
+    "spechub:naive": Entry(naive, MCSD, "one look-up"),
+    "distinct:recursive_rejection": Entry(recursive_rejection, "SpecInfer", "n passes", formulas.recursive_rejection),
+    "distinct:naive": Entry(naive, MCSD, "one look-up", formulas.naive_distinct),
+    "iid:global_resolution": Entry(
+        global_resolution, f"{GLOBAL}, Section 6", "two convex problems; may fail", exact=False, small=True
+    ),
+    "iid:reduced_max_flow": Entry(
+        reduced_max_flow, f"{GLOBAL}, Section 5.3", "two flows over token sets", optimum, small=True
+    ),
+}
+for _law in LAWS:
+    SCHEMES[f"{_law}:max_flow"] = Entry(
+        max_flow, f"{GLOBAL}, Section 5.2", "a flow over token sets", optimum, small=True
+    )
+    SCHEMES[f"{_law}:linear_program"] = Entry(
+        linear_program, f"{OPTIMAL}, eq. 9", "a linear program over token sets", optimum, small=True
+    )

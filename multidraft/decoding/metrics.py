@@ -1,0 +1,268 @@
+"""What a generation reports: tokens per target pass, acceptance beside the optimum, and where the time went."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from itertools import accumulate, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multidraft.transport.optimal import optimum
+
+if TYPE_CHECKING:
+    from multidraft.catalogue import Scheme
+    from multidraft.decoding.logprobs import Logprob
+    from multidraft.decoding.nodes import Nodes
+    from multidraft.decoding.walks import Ending
+
+PARTS = ("draft", "target", "rule", "cache", "rest")
+COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by part. `measuring` stops all clocks, for what only the report needs."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "measuring"), 0.0))
+    synchronise: bool = False  # wait for the GPU at every boundary, so that its time is booked where it belongs
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Book as "rest" what is left of a block's time after all its parts."""
+        start, before = self.now(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            self.seconds["rest"] += self.now() - start - (sum(self.seconds.values()) - before)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Book the time of a block under `name`."""
+        start = self.now()
+        try:
+            yield
+        finally:
+            self.seconds[name] += self.now() - start
+
+    def __add__(self, other: "Stopwatch") -> "Stopwatch":
+        """Seconds of both, part by part."""
+        return Stopwatch({part: self.seconds[part] + other.seconds[part] for part in self.seconds}, self.synchronise)
+
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """Book seconds under another part, such as the time that a caller spent on showing the text."""
+        self.seconds[source] -= seconds
+        self.seconds[to] += seconds
+
+    def now(self) -> float:
+        """The clock, after pending work on the GPU where asked."""
+        if self.synchronise:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+@dataclass
+class Moments:
+    """How many numbers there were, their sum, and that of their squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """One more number."""
+        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
+
+    def __add__(self, other: "Moments") -> "Moments":
+        """The numbers of both."""
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def error_of_sum(self) -> float:
+        """The standard error of the sum; of one number alone it is not known."""
+        if self.count < 2:
+            return math.nan
+        return math.sqrt(max(self.squares * self.count - self.total**2, 0.0) / (self.count - 1))
+
+
+@dataclass
+class Info:
+    """What happened in a generation, summed over its steps and rows (docs/metrics.md)."""
+
+    target_passes: int = 0  # forward passes of the target, each over the whole batch
+    row_passes: int = 0  # the same, counted once for every row in it
+    drafts: int = 0  # row passes in which anything was drafted
+    tokens: int = 0  # emitted, after cutting at the end of text and at max_new_tokens
+    accepted: int = 0  # drafted tokens on accepted paths
+    bonus: int = 0
+    corrected: int = 0
+    nodes: int = 0  # drafted nodes that the target scored
+    lengths: list[int] = field(default_factory=list)  # row passes with drafts, by the length of their accepted path
+    ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
+    acceptance: float = 0.0  # summed over row passes: what the rule accepts of the tuple drawn at the root
+    measured: int = 0  # row passes of which the optimum is known
+    expected_acceptance: float = (
+        0.0  # summed over them: over all tuples where there is a formula, else of the one drawn
+    )
+    optimal_acceptance: float = 0.0  # summed over them
+    gaps: Moments = field(default_factory=Moments)  # from what was drawn to the optimum, where there is no formula
+    logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def count(self, nodes: "Nodes", endings: "list[Ending]") -> None:
+        """Add one step: every row's tree, and where its walk ended."""
+        self.target_passes += 1
+        self.row_passes += len(endings)
+        self.acceptance += sum(nodes.acceptance.values())
+        for row, ending in enumerate(endings):
+            self.accepted += len(ending.path)
+            self.bonus += ending.weights is None
+            self.corrected += ending.weights is not None
+            self.nodes += len(nodes.rows[row].slots) - 1
+            if nodes.rows[row].children:
+                self.count_path(nodes, row, ending.path)
+
+    def count_path(self, nodes: "Nodes", row: int, path: list[int]) -> None:
+        """Add one row's accepted path by its length, and by the ranks of its tokens."""
+        tree = nodes.drafts.tree
+        self.drafts += 1
+        tally(self.lengths, len(path), max(tree.depths))
+        for node, slot in zip((0, *path), path, strict=False):
+            tally(self.ranks, nodes.rank(row, node, slot), max(tree.drafts) - 1)
+
+    def measure(self, scheme: "Scheme", nodes: "Nodes") -> None:
+        """Add the acceptance to expect at the roots of a step, and the best that any rule could reach there."""
+        rows = [row for row, tree in enumerate(nodes.rows) if tree.has_drafts(0)]
+        self.measured += len(nodes.rows)
+        if not rows:
+            return
+        scheme, roots = scheme.at(nodes.drafts.tree.drafts[0]), (0,) * len(rows)
+        target, draft = nodes.target(rows, roots), nodes.draft(rows, roots)
+        best, expected = optimum(target, draft, scheme.law).double(), scheme.expected_acceptance(target, draft)
+        self.optimal_acceptance += float(best.sum())
+        if expected is not None:
+            self.expected_acceptance += float(expected.double().minimum(best).sum())  # above it only by rounding
+            return
+        drawn = [nodes.acceptance.get(row, 0.0) for row in rows]
+        self.expected_acceptance += sum(drawn)
+        for one, most in zip(drawn, best.tolist(), strict=True):
+            self.gaps.add(most - one)
+
+    def __add__(self, other: "Info") -> "Info":
+        """Two generations taken together."""
+        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        sums: dict[str, Any] = {
+            name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1] for name, pair in both.items()
+        }
+        return Info(**sums)
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens emitted per target pass and row (the last step counts whole, before it is cut)."""
+        return 1 + self.accepted / max(self.row_passes, 1)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """The same over the passes with drafts alone, which are all but where randomised drafting draws nothing."""
+        return 1 + self.accepted / max(self.drafts, 1)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted tokens over drafted nodes; a tree of many branches has a low one whatever its rule."""
+        return self.accepted / max(self.nodes, 1)
+
+    @property
+    def accepted_at_depth(self) -> list[int]:
+        """Row passes whose accepted path reaches depth 1, 2, .."""
+        return list(accumulate(reversed(self.lengths[1:])))[::-1]
+
+    @property
+    def depth_rates(self) -> list[float]:
+        """The same as fractions of the passes with drafts."""
+        return [count / max(self.drafts, 1) for count in self.accepted_at_depth]
+
+    @property
+    def rank_rates(self) -> list[float]:
+        """Of the nodes at which a walk had to choose, the fraction in which it took the first draft, the second, .."""
+        return [count / max(self.accepted + self.corrected, 1) for count in self.ranks]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Probability that the first token of a step is a drafted one.
+
+        Over all tuples that could have been drawn where the scheme has a formula and the optimum is measured, too; else
+        what the rule says of the tuples that were drawn, with `acceptance_error`.
+        """
+        if self.measured:
+            return self.expected_acceptance / self.measured
+        return self.acceptance / max(self.row_passes, 1)
+
+    @property
+    def optimal_acceptance_rate(self) -> float:
+        """The same under the best rule that there is for these drafts' law; not a number if it was not measured."""
+        return self.optimal_acceptance / self.measured if self.measured else math.nan
+
+    @property
+    def acceptance_error(self) -> float:
+        """Standard error of the difference between the two: 0 where the rate is exact, no number if it is not known."""
+        if not self.measured:
+            return math.nan
+        return self.gaps.error_of_sum / self.measured if self.gaps.count else 0.0
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall-clock time, less what only the report needed."""
+        return sum(self.watch.seconds[part] for part in PARTS)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over the total time."""
+        return self.tokens / max(self.total_seconds, 1e-9)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain names and numbers, for `--json`; None for what was not measured."""
+        return (
+            dict(
+                tokens=self.tokens,
+                target_passes=self.target_passes,
+                block_efficiency=self.block_efficiency,
+                acceptance_rate=self.acceptance_rate,
+                optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
+                acceptance_error=None if math.isnan(self.acceptance_error) else self.acceptance_error,
+                tokens_per_second=self.tokens_per_second,
+                accepted_tokens=self.accepted,
+                bonus_tokens=self.bonus,
+                corrected_tokens=self.corrected,
+                drafted_nodes=self.nodes,
+                accepted_at_rank=self.ranks,
+                rank_acceptance_rates=self.rank_rates,
+                seconds={part: self.watch.seconds[part] for part in PARTS} | {"total": self.total_seconds},
+            )
+            | self.as_vllm()
+        )
+
+    def as_vllm(self) -> dict[str, object]:
+        """What vLLM reports too, in its names."""
+        return dict(
+            mean_acceptance_length=self.mean_acceptance_length,
+            draft_acceptance_rate=self.draft_acceptance_rate,
+            acceptance_histogram=self.lengths,
+            num_drafts=self.drafts,
+            num_draft_tokens=self.nodes,
+            num_accepted_tokens=self.accepted,
+            num_accepted_tokens_per_pos=self.accepted_at_depth,
+            per_position_acceptance_rate=self.depth_rates,
+        )
+
+
+def tally(counts: list[int], index: int, last: int) -> None:
+    """Count one more at an index; the list reaches at least to `last`."""
+    counts.extend([0] * (max(index, last) + 1 - len(counts)))
+    counts[index] += 1
+
+
+def sum_of_counts(first: list[int], second: list[int]) -> list[int]:
+    """Two lists of counts added up, the shorter one filled with zeros."""
+    return [x + y for x, y in zip_longest(first, second, fillvalue=0)]

@@ -1,0 +1,87 @@
+"""What stays the same over a generation, what the next step needs, and what a step emits."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from multidraft.catalogue import Scheme
+from multidraft.decoding.logprobs import Logprob
+from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
+from multidraft.errors import AdviceError
+from multidraft.models import LanguageModel
+from multidraft.sampling.prefixes import Prefixes
+from multidraft.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from multidraft.tracing.recording import Trace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same over a generation."""
+
+    scheme: Scheme
+    tree: Tree
+    walk: str | Walker = "deferred"
+    sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
+    measure: bool = True  # report the optimal acceptance rate; its time is not counted
+    compile_draft: bool = False
+    trace: "Trace | None" = None  # is told what happens, and why
+    logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
+
+
+@dataclass
+class State:
+    """What the next step needs: the models with their caches, and for every running row its last token."""
+
+    target: LanguageModel
+    draft: LanguageModel | None
+    random: list[Randomness]
+    root: Int[Tensor, " batch"]  # known, but in neither cache
+    position: Int[Tensor, " batch"]  # of the root in its sequence
+    missing: list[int]  # the token before it where the draft model has not seen that either, else -1
+    sampling: list[Sampling]  # of every row, which it keeps from its start
+    prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
+    used: bool = False  # the models have moved on from it
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One row's new tokens and how each came to be: "accepted", "corrected" or "bonus"."""
+
+    tokens: list[int]
+    kinds: list[str]
+    logprobs: list[Logprob] = field(default_factory=list)  # if asked for
+
+    def first(self, count: int) -> "Emitted":
+        """The first tokens."""
+        return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
+
+
+def claim(state: State) -> None:
+    """Mark a state as used, because its models are about to move on; raise if they already have."""
+    if state.used:
+        raise AdviceError(
+            "this state has been used, or was interrupted while its caches were written; go on from the newest one, "
+            "or start again from the tokens so far"
+        )
+    state.used = True
+
+
+def release(state: State) -> None:
+    """Undo an interrupted step of which nothing has been kept: what is pending is dropped."""
+    for model in (state.target, state.draft):
+        if model is not None:
+            model.keep(torch.full((len(state.root), 0), -1))
+    state.used = False
+
+
+def padded(lists: list[list[int]]) -> Int[Tensor, "rows longest"]:
+    """A tensor of rows, filled up with -1."""
+    longest = max(map(len, lists))
+    return torch.tensor([row + [-1] * (longest - len(row)) for row in lists], dtype=torch.int64)

@@ -1,0 +1,44 @@
+"""Passing on tokens as they come: to a function, or to a Hugging Face streamer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from multidraft.decoding.state import Emitted
+from multidraft.errors import AdviceError
+
+Stream = Callable[[int, Emitted], None]
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What transformers calls a streamer: it is given the prompt, then the new tokens one by one."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@contextmanager
+def as_stream(stream: Stream | Streamer | None, prompts: list[list[int]]) -> Iterator[Stream]:
+    """A function for every step; a streamer's end is told even when decoding fails, as somebody may wait for it."""
+    if stream is None:
+        yield lambda row, emitted: None
+    elif not isinstance(stream, Streamer):
+        yield stream
+    else:
+        if len(prompts) > 1:
+            raise AdviceError(f"a streamer follows one prompt, and there are {len(prompts)}; pass stream(row, emitted)")
+        stream.put(torch.tensor(prompts))
+
+        def put(row: int, emitted: Emitted) -> None:
+            for token in emitted.tokens:
+                stream.put(torch.tensor([token]))
+
+        try:
+            yield put
+        finally:
+            stream.end()

@@ -1,0 +1,146 @@
+"""How a tree of drafts is used once every node has a rule: commit, as in the papers, or deferred, which emits more.
+
+A walk is a coroutine. It yields `(slot, weight)` to ask for the rule's verdict at a node with the target scaled to
+`weight`, and returns an `Ending`. Whoever drives it evaluates rules for many rows at once, or enumerates a whole tree
+in a test. `coin(probability)` is its only source of randomness.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from multidraft.numerics.precision import FULL
+
+Coin = Callable[[float], bool]
+ROUNDING = 1e-12
+NEARLY_ONE = 1 - 2 * FULL  # no target is asked for between it and one: a rule could not tell it from a full one
+SMALLEST = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
+
+
+class Child(NamedTuple):
+    """A drafted token below a node, duplicates added up."""
+
+    slot: int
+    accept: float  # what it may claim
+    ratio: float  # target / draft, how much the draft underrates it
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left."""
+
+    children: tuple[Child, ...]  # in the order in which they were first drawn
+    residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
+    remaining: Callable[[], float]  # its sum, computed when no child was accepted
+
+    @property
+    def rest(self) -> float:
+        """The sum of the residual."""
+        return self.remaining()
+
+
+@dataclass
+class Ending:
+    """Where a walk ends: the accepted slots below the root, and the weights that the one more token is drawn from.
+
+    `weights` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
+    """
+
+    path: list[int] = field(default_factory=list)
+    weights: Callable[[], Tensor] | None = None
+
+    @property
+    def leaf(self) -> int:
+        """The last accepted slot, or the root."""
+        return self.path[-1] if self.path else 0
+
+
+Walk = Generator[tuple[int, float], Verdict, Ending | None]
+Verdicts = Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]  # by row: what is asked, and the answers
+Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
+Order = Callable[[Child], float]  # the smallest first; may look at nothing that was drawn below
+
+ORDERS: dict[str, Order] = {
+    "largest ratio": lambda child: -child.ratio,
+    "smallest ratio": lambda child: child.ratio,
+    "largest claim": lambda child: -child.accept,
+    "as drawn": lambda child: 0.0,
+}
+UNDERRATED = ORDERS["largest ratio"]
+
+
+def deferred(
+    slot: int,
+    weight: float,
+    has_drafts: Callable[[int], bool],
+    coin: Coin,
+    smallest: float = SMALLEST,
+    order: Order = UNDERRATED,
+) -> Walk:
+    """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
+
+    Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
+    to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024). A share below `smallest` is
+    first raised to it by a coin: as exact, and most of the nodes that could hardly matter are never looked at. To set
+    it or the `order` of the children, pass `partial(deferred, smallest=0.0)` where a walk is asked for.
+    """
+    if not has_drafts(slot):
+        return Ending() if coin(weight) else None
+    if weight > NEARLY_ONE:
+        if weight < 1 - ROUNDING and not coin(weight):
+            return None
+        weight = 1.0
+    verdict, left = (yield slot, weight), 1.0
+    for child, accept, _ in sorted(verdict.children, key=order):
+        if left <= ROUNDING:
+            return None
+        share = min(accept / left, 1.0)
+        if share >= smallest or coin(share / smallest):
+            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest, order)
+            if ending is not None:
+                ending.path.insert(0, child)
+                return ending
+        left -= accept
+    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+
+
+def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+    """Picks a child or the residual at every node and never looks back (SpecInfer, SpecTr, Multi-Candidate SD)."""
+    if not has_drafts(slot):
+        return Ending()
+    verdict, left = (yield slot, 1.0), 1.0
+    for child, accept, _ in verdict.children:
+        if left > ROUNDING and coin(accept / left):
+            ending = yield from commit(child, 1.0, has_drafts, coin)
+            assert ending is not None  # committing never fails
+            ending.path.insert(0, child)
+            return ending
+        left -= accept
+    # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
+    return Ending(weights=verdict.residual if verdict.rest > ROUNDING else None)
+
+
+WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
+
+
+def walker(walk: str | Walker) -> Walker:
+    """A walk by its name, or one of yours."""
+    return WALKS[walk] if isinstance(walk, str) else walk
+
+
+def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
+    """Run the walks of all rows side by side, answering what they ask in one batch a round."""
+    endings: dict[int, Ending | None] = {}
+    answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
+    while answers:
+        asked = {}
+        for row, verdict in answers.items():
+            try:
+                asked[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
+            except StopIteration as stop:
+                endings[row] = stop.value
+        answers = dict(verdicts(asked)) if asked else {}
+    # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.
+    return [endings[row] or Ending() for row in range(len(walks))]

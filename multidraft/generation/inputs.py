@@ -1,0 +1,138 @@
+"""What a user passes in, checked with advice and made into what the loop works on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from multidraft.catalogue import Scheme
+from multidraft.catalogue import scheme as scheme_named
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import FORMS, Tree
+from multidraft.decoding.walks import WALKS, Walker
+from multidraft.drafters.several import Several
+from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_flag, is_integer, shown
+from multidraft.models import LanguageModel
+from multidraft.models.causal_lm import Model, home
+from multidraft.models.resized import check_sizes
+from multidraft.sampling.settings import Sampling
+
+Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
+
+
+def make_plan(
+    scheme: str | Scheme,
+    tree: str | Tree,
+    walk: str | Walker,
+    sampling: Sampling,
+    measure: bool,
+    logprobs: int | None = None,
+) -> Plan:
+    """Names made into objects."""
+    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
+        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
+    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    tree = Tree.parse(tree) if isinstance(tree, str) else tree
+    if not isinstance(scheme, Scheme):
+        raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
+    if not isinstance(tree, Tree):
+        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+    check_flag(measure, "measure")
+    check_fits(scheme, tree)
+    return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
+
+
+def top_count(logprobs: bool | int) -> int | None:
+    """None: no log-probabilities; otherwise the number of alternatives beside the emitted token."""
+    if isinstance(logprobs, bool):
+        return 0 if logprobs else None
+    if not is_integer(logprobs) or logprobs < 0:
+        raise AdviceError(f"logprobs is {shown(logprobs)}; use True, or the number of alternatives")
+    return logprobs
+
+
+def check_model(model: Any, name: str) -> None:
+    """Raise unless it is a model that the loop can read with, on a device that has float64."""
+    if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
+        raise AdviceError(f"the {name} model is compiled; pass the model itself, and compile_draft=True for its drafts")
+    if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
+        raise AdviceError(
+            f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
+            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
+        )
+    device = home(model) if isinstance(model, PreTrainedModel) else model.device
+    if device.type == "mps":
+        raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
+    if device.type == "meta":
+        raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
+
+
+def as_drafter(draft: Any) -> Model | None:
+    """The drafter that was passed, several of them as one; raises AdviceError on what is none."""
+    listed = list(draft) if isinstance(draft, list | tuple) else [draft]
+    for model in listed if draft is not None else ():
+        check_model(model, "draft")
+    return Several(listed) if isinstance(draft, list | tuple) else draft
+
+
+def check_compiles(draft_model: Model | None) -> None:
+    """Raise unless there is something to compile."""
+    if not isinstance(draft_model, PreTrainedModel):
+        raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
+
+
+def check_fits(scheme: Scheme, tree: Tree) -> None:
+    """Raise unless the scheme's law can draw at every node of the tree."""
+    for count in set(tree.drafts) - {0}:
+        scheme.at(count)  # raises where the law takes only certain numbers of drafts
+    branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
+    if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
+        raise AdviceError(
+            f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
+            "use a chain, or a law without duplicates such as anchored"
+        )
+
+
+def check_drafters(scheme: Scheme, several: bool) -> None:
+    """Raise unless there are several drafters for the law `distinct`, and one for any other."""
+    if several and scheme.law.name != "distinct":
+        raise AdviceError(
+            f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
+        )
+    if not several and scheme.law.name == "distinct":
+        raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
+
+
+def lengths(
+    prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
+) -> list[int]:
+    """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
+    contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
+    context = min((c for c in contexts if c is not None), default=None)
+    sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
+    check_sizes(sizes[0], sizes[-1])
+    for row, prompt in enumerate(prompts):
+        if context is not None and len(prompt) >= context:
+            raise AdviceError(
+                f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
+            )
+        if strange := [token for token in prompt if not 0 <= token < sizes[0]]:
+            raise AdviceError(
+                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
+            )
+    wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
+    return [min(length, context or length) for length in wanted]
+
+
+def context_of(model: Model) -> int | None:
+    """The largest number of tokens in a sequence."""
+    from multidraft.models.causal_lm import context
+
+    return context(model.config) if isinstance(model, PreTrainedModel) else model.context
+
+
+def vocabulary_of(model: Model) -> int:
+    """The number of tokens that the model gives logits for."""
+    return model.config.get_text_config().vocab_size if isinstance(model, PreTrainedModel) else model.vocabulary

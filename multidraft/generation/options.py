@@ -1,0 +1,86 @@
+"""What `generate` takes beyond transformers' GenerationConfig, however it is called."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from multidraft.decoding.state import Plan
+from multidraft.decoding.streams import Stream, Streamer
+from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_flag, check_integer, check_number, shown
+from multidraft.sampling.from_logits import check_sampling
+from multidraft.sampling.generation_config import check_stop
+from multidraft.sampling.processors import CountPenalty, LogitBias
+from multidraft.sampling.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Options:
+    """A plan that lacks only its sampling, and the rest."""
+
+    plan: Plan
+    draft_temperature: float | int | None = None
+    draft_top_k: int | None = None
+    draft_top_p: float | int | None = None
+    presence_penalty: float | int = 0
+    frequency_penalty: float | int = 0
+    logit_bias: Mapping[int, float | int] = field(default_factory=dict)
+    stop: str | Sequence[str] | None = None
+    stop_tokenizer: Any = None
+    generator: torch.Generator | list[torch.Generator] | None = None
+    stream: Stream | Streamer | None = None
+    synchronise: bool = False
+
+    def __post_init__(self) -> None:
+        check_penalties(self.presence_penalty, self.frequency_penalty, self.logit_bias)
+        check_stop(self.stop, self.stop_tokenizer)
+        check_flag(self.synchronise, "synchronise")
+        if self.synchronise and not torch.cuda.is_available():
+            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
+        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
+            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+        for name in ("draft_temperature", "draft_top_k", "draft_top_p"):
+            given = {name.removeprefix("draft_"): getattr(self, name)}
+            if getattr(self, name) is not None:
+                check_sampling(**({"temperature": 1.0, "top_k": None, "top_p": None} | given))
+
+    def processors(self, prompt_length: int) -> list[LogitsProcessor]:
+        """Biases and penalties that transformers does not have."""
+        result: list[LogitsProcessor] = []
+        if self.logit_bias:
+            result.append(LogitBias(dict(self.logit_bias)))
+        if self.presence_penalty or self.frequency_penalty:
+            result.append(CountPenalty(self.presence_penalty, self.frequency_penalty, prompt_length))
+        return result
+
+    def plan_with(self, sampling: Sampling) -> Plan:
+        """The whole plan; the draft model samples as the target does but for its own settings."""
+        own = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
+        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        if given:
+            sampling = replace(sampling, for_draft=replace(sampling, **given))
+        return replace(self.plan, sampling=sampling)
+
+
+def check_penalties(presence: Any, frequency: Any, bias: Any) -> None:
+    """Raise unless penalties are finite numbers, and biases numbers by token, of which minus infinity forbids one."""
+    check_number(presence, "presence_penalty")
+    check_number(frequency, "frequency_penalty")
+    if not isinstance(bias, Mapping):
+        raise AdviceError(f"logit_bias is {shown(bias)}; use a dictionary from token ids to numbers")
+    for token, value in bias.items():
+        check_integer(token, "a token of logit_bias", 0)
+        if value != -float("inf"):
+            check_number(value, f"the logit_bias of token {token}")
+
+
+def check_callables(trace: Any, processors: Any, criteria: Any) -> None:
+    """Raise unless what is to be called can be."""
+    if trace is not None and not callable(trace):
+        raise AdviceError(f"trace is {shown(trace)}; pass a function trace(record)")
+    for name, listed in (("logits_processor", processors), ("stopping_criteria", criteria)):
+        if listed is not None and not (isinstance(listed, Sequence) and all(map(callable, listed))):
+            raise AdviceError(f"{name} is {shown(listed)}; pass a list of functions of (input_ids, scores)")

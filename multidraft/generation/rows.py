@@ -1,0 +1,113 @@
+"""Rows as though each were alone: their processors, their ends, and the run."""
+
+import copy
+import time
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
+
+from multidraft.decoding.looping import loop
+from multidraft.decoding.metrics import Info, Stopwatch
+from multidraft.decoding.prefill import start
+from multidraft.decoding.randomness import check_generators
+from multidraft.decoding.state import Plan
+from multidraft.decoding.stopping import Stopping, stop_strings
+from multidraft.decoding.streams import as_stream
+from multidraft.decoding.warming import warm_up
+from multidraft.generation.inputs import (
+    Prompts,
+    lengths,
+    vocabulary_of,
+)
+from multidraft.generation.options import Options
+from multidraft.generation.prompts import as_lists
+from multidraft.models import versions
+from multidraft.models.causal_lm import Model, home
+from multidraft.sampling import generation_config
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
+
+
+def generate_rows(
+    target: Model,
+    draft: Model | None,
+    inputs: Prompts,
+    options: Options,
+    config: GenerationConfig | None,
+    processors: list[LogitsProcessor],
+    criteria: list[StoppingCriteria],
+    changes: dict[str, Any],
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
+    ends = generation_config.ends_of(getattr(target, "generation_config", None), set())
+    config = generation_config.configuration(config, changes, ends)
+    prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
+    check_generators(options.generator, len(prompts))
+    limits = lengths(prompts, target, draft, [generation_config.new_tokens(config, len(prompt)) for prompt in prompts])
+    device = home(target) if isinstance(target, PreTrainedModel) else target.device
+    lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, device)
+    check_pure(lists[0], torch.tensor(prompts[0], device=device), vocabulary_of(target))
+    plan = options.plan_with(sampling_from(lists, not config.do_sample))
+    stopping = Stopping(
+        [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)],
+        set(config.eos_token_id or ()),
+        [*criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
+        prompts,
+        time.time() + config.max_time if config.max_time else float("inf"),
+        device,
+    )
+    return run(target, draft, prompts, prompts, plan, options, stopping)
+
+
+def row_processors(
+    config: GenerationConfig,
+    prompts: list[list[int]],
+    limits: list[int],
+    vocabulary: int,
+    options: Options,
+    extra: list[LogitsProcessor],
+    device: torch.device,
+) -> list[LogitsProcessorList]:
+    """The processors of each prompt; prompts for which they are the same share them."""
+    made: dict[tuple, LogitsProcessorList] = {}
+    by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
+    differ, result = bool(by_prompt) or any(map(is_bound, extra)), []
+    for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+        key = (len(prompt), limit, row if differ else None)
+        if key not in made:
+            own = copy.copy(config)
+            own.max_length = limit
+            mine = [*for_row(extra, row), *options.processors(len(prompt))]
+            built = versions.logits_processors(own, prompt, vocabulary, mine, device)
+            check_known(built)
+            made[key] = for_row(built, 0)
+        result.append(made[key])
+    generation_config.check_tokens(config, vocabulary)  # whose kinds transformers has checked by now
+    return result
+
+
+def run(
+    target: Model,
+    draft: Model | None,
+    prompts: list[list[int]],
+    seen: list[list[int]],
+    plan: Plan,
+    options: Options,
+    stopping: Stopping,
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Decode; processors see `seen` in place of the prompts, which is the same but for padding."""
+    warm_up(plan.scheme, plan.tree, stopping.device)
+    info = Info(watch=Stopwatch(synchronise=options.synchronise))
+    longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
+    with torch.inference_mode(), info.watch.whole(), as_stream(options.stream, seen) as stream:
+        state = start(prompts, target, draft, plan, longest, options.generator, info, seen)
+        if plan.trace is not None:
+            state = plan.trace.begin(state, plan, prompts)
+        tokens = loop(state, plan, stopping, stream, info)
+    if plan.trace is not None:
+        plan.trace.end(tokens)
+        info.watch.move(plan.trace.seconds, "rule", "measuring")
+    return [torch.tensor(row, dtype=torch.int64) for row in tokens], info

@@ -1,0 +1,129 @@
+"""The public way in: continue prompts with a pair of models, a scheme and a tree."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers.modeling_outputs import ModelOutput
+
+from multidraft.catalogue import Scheme
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.streams import Stream, Streamer
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
+from multidraft.drafters.several import Several
+from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_flag
+from multidraft.generation.inputs import (
+    Prompts,
+    as_drafter,
+    check_compiles,
+    check_drafters,
+    check_model,
+    make_plan,
+    top_count,
+)
+from multidraft.generation.options import Options, check_callables
+from multidraft.generation.rows import generate_rows
+from multidraft.models.causal_lm import Model
+from multidraft.sampling.settings import Sampling
+from multidraft.tracing.recording import Tell, Trace
+
+NO_DRAFTS = Tree.paths([])
+
+
+@overload
+def generate(
+    target_model: Model, draft_model: Model | Sequence[Model] | None, inputs: Prompts, /, **settings: Any
+) -> tuple[list[Int[Tensor, " new"]], Info]: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel, input_ids: Int[Tensor, "batch length"], /, **settings: Any
+) -> Int[Tensor, "batch longer"] | ModelOutput: ...
+
+
+def generate(
+    target_model: Model,
+    draft_or_prompts: Any,
+    inputs: Prompts | None = None,
+    /,
+    *,
+    draft_model: Model | Sequence[Model] | None = None,
+    scheme: str | Scheme = "anchored:lorenz",
+    tree: str | Tree = "4x2x2x1",
+    walk: str | Walker = "deferred",
+    draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
+    draft_top_p: float | int | None = None,
+    presence_penalty: float | int = 0,
+    frequency_penalty: float | int = 0,
+    logit_bias: Mapping[int, float | int] | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_tokenizer: Any = None,
+    logprobs: bool | int = False,
+    generator: torch.Generator | list[torch.Generator] | None = None,
+    stream: Stream | Streamer | None = None,
+    trace: Tell | None = None,
+    measure: bool = True,
+    synchronise: bool = False,
+    compile_draft: bool = False,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
+    **others: Any,
+) -> Any:
+    """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
+
+    Two ways to call it (docs/generate.md explains every setting):
+
+        tokens, info = generate(target, draft, inputs, temperature=0.7, max_new_tokens=64)
+        sequences = model.generate(**inputs, custom_generate=generate, draft_model=draft, max_new_tokens=64)
+
+    The first returns the new tokens of every row and an `Info` on how it went. `inputs` are token ids: a tensor (batch,
+    length), a tokenizer's output (padding is read off its attention mask), or a list of lists. Several draft models in
+    a list need a scheme of the law `distinct`: a node's children come from them by turns. Without a draft model (None)
+    the same loop decodes plainly. The second returns what `model.generate` returns.
+
+    Settings by name are those of transformers' `GenerationConfig` (`temperature=1.0`, `top_k`, `min_p`,
+    `repetition_penalty`, `max_new_tokens=128`, `eos_token_id`, ...), over `generation_config` if there is one; those
+    that cannot be honoured are refused by name. `temperature=0` decodes greedily. `eos_token_id` defaults to the
+    target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
+    `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
+
+    With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
+    neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
+    `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
+    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). `measure=False` leaves the
+    optimal acceptance rate out of the report. `compile_draft` compiles the draft model's steps: some seconds for each
+    size of step that comes up, once for a model; it pays in long runs.
+
+    Raises `AdviceError` on bad input.
+    """
+    check_model(target_model, "target")
+    draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
+    plan = make_plan(scheme, tree if draft is not None else NO_DRAFTS, walk, Sampling(), measure, top_count(logprobs))
+    if draft is not None:
+        check_drafters(plan.scheme, isinstance(draft, Several))
+    check_flag(compile_draft, "compile_draft")
+    if compile_draft:
+        check_compiles(draft)
+    check_callables(trace, logits_processor, stopping_criteria)
+    options = Options(
+        replace(plan, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
+        *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, logit_bias or {}),
+        *(stop, stop_tokenizer, generator, stream, synchronise),
+    )
+    prepared = generation_config, list(logits_processor or ()), list(stopping_criteria or ())
+    if inputs is None:
+        from multidraft.generation.hugging_face import generate_sequences
+
+        return generate_sequences(target_model, draft, draft_or_prompts, options, *prepared, others)
+    if draft_model is not None:
+        raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
+    return generate_rows(target_model, draft, inputs, options, *prepared, others)

@@ -1,0 +1,1 @@
+"""Arithmetic on distributions: checked, drawn from, and compiled loops for CPUs."""

@@ -1,0 +1,1 @@
+"""From logits to the law that is really drawn from: settings, processors, prefixes."""

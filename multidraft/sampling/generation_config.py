@@ -1,0 +1,191 @@
+"""Every field of transformers' GenerationConfig: honoured, without meaning for sampling and greedy search, or refused.
+
+A field that is in none of the lists, because transformers is newer than this file, is refused as soon as it is set.
+"""
+
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_flag, check_integer, check_number, is_integer, shown
+from multidraft.models import versions
+from multidraft.sampling import from_logits
+
+HONOURED = set(
+    "max_length max_new_tokens min_length min_new_tokens max_time stop_strings do_sample temperature top_k top_p min_p "
+    "top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids sequence_bias renormalize_logits forced_bos_token_id "
+    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "watermarking_config num_return_sequences return_dict_in_generate eos_token_id pad_token_id".split()
+)
+MEANINGLESS = set(  # what only beams, encoders, assistants or other caches read; and notes of where a file came from
+    "early_stopping length_penalty decoder_start_token_id bos_token_id num_assistant_tokens "
+    "num_assistant_tokens_schedule assistant_confidence_threshold max_matching_ngram_size assistant_lookbehind "
+    "target_lookbehind cache_config max_cache_len prefill_chunk_size compile_config disable_compile "
+    "return_legacy_cache transformers_version".split()
+)
+REFUSED = {  # what may be set all the same, because it is the default or changes nothing
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "diversity_penalty": (0.0,),
+    "constraints": (),
+    "force_words_ids": (),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "low_memory": (False,),
+    "guidance_scale": (1.0,),
+    "token_healing": (False,),
+    "use_cache": (True,),
+    "cache_implementation": ("dynamic", "hybrid"),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "use_mtp": (False,),
+    "is_assistant": (False,),
+    "prompt_lookup_num_tokens": (),
+    "assistant_early_exit": (),
+    "assistant_ensemble_weight": (),
+    "speculation_type": (),
+    "continuous_batching_config": (),
+}
+INSTEAD = {
+    "output_scores": "ask for logprobs=True",
+    "output_logits": "ask for logprobs=True",
+    "prompt_lookup_num_tokens": "pass a draft model",
+    "assistant_ensemble_weight": "it biases the output; leave it out",
+    "cache_implementation": "trees have a cache of their own; leave it out",
+    "use_cache": "trees have a cache of their own; leave it out",
+}
+COUNTS = {  # whole numbers, and the least that makes sense
+    **dict.fromkeys("max_length max_new_tokens top_k num_return_sequences".split(), 1),
+    **dict.fromkeys("min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size".split(), 0),
+}
+NUMBERS = (
+    "temperature top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty "
+    "max_time"
+).split()
+FLAGS = "do_sample renormalize_logits remove_invalid_values return_dict_in_generate".split()
+TOKENS = (
+    "eos_token_id pad_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
+)
+OURS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}  # by their names there
+KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
+
+
+def fields() -> dict[str, Any]:
+    """All fields of the installed version, with their defaults."""
+    return {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
+
+
+def check_kinds(config: GenerationConfig) -> None:
+    """Raise on the first field that holds a value of a wrong kind."""
+    given = {name: value for name in HONOURED if (value := getattr(config, name, None)) is not None}
+    for name in given.keys() & COUNTS.keys():
+        check_integer(given[name], name, 0 if name == "top_k" else COUNTS[name])  # transformers' top_k=0 is none
+    for name in given.keys() & set(NUMBERS):
+        check_number(given[name], name, 0)
+    for name in given.keys() & set(FLAGS):
+        check_flag(given[name], name)
+    for name in given.keys() & set(TOKENS):
+        listed = given[name] if isinstance(given[name], list | tuple | set) else [given[name]]
+        if not all(map(is_integer, listed)):
+            raise AdviceError(f"{name} is {shown(given[name])}; use a token id, or a list of them")
+    if "stop_strings" in given:
+        check_stop(given["stop_strings"], None)
+
+
+def check_tokens(config: GenerationConfig, vocabulary: int) -> None:
+    """Raise on a field that forces or biases a token beyond the vocabulary."""
+    bias = config.sequence_bias or {}
+    listed: dict[str, Any] = {
+        "forced_bos_token_id": config.forced_bos_token_id,
+        "forced_eos_token_id": config.forced_eos_token_id,
+        "bad_words_ids": config.bad_words_ids,
+        "sequence_bias": list(bias) if isinstance(bias, Mapping) else [entry[0] for entry in bias],
+    }
+    for name, tokens in listed.items():
+        if wrong := [token for token in flat(tokens) if not 0 <= token < vocabulary]:
+            raise AdviceError(f"{name} names token {wrong[0]}, but the vocabulary is 0 to {vocabulary - 1}; check it")
+
+
+def flat(tokens: Any) -> list[int]:
+    """All numbers in lists of lists."""
+    if isinstance(tokens, list | tuple | set):
+        return [token for part in tokens for token in flat(part)]
+    return [] if tokens is None else [tokens]
+
+
+def check(config: GenerationConfig) -> None:
+    """Raise AdviceError on the first field that is set to what cannot be honoured."""
+    check_kinds(config)
+    for name, default in fields().items():
+        value = getattr(config, name, None)
+        allowed = REFUSED.get(name, (default,))
+        if name in HONOURED | MEANINGLESS or value is None or any(value == other for other in allowed):
+            continue
+        advice = INSTEAD.get(name, "leave it out, or use plain generate")
+        raise AdviceError(f"{name}={value!r} is not supported by multi-draft decoding; {advice}")
+
+
+def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], ends: set[int]) -> GenerationConfig:
+    """A configuration from settings by name, over another one if there is one.
+
+    Without one, everything is off: temperature 1, no truncation; `temperature=0` decodes greedily.
+    """
+    known = fields()
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *OURS.values()], 1)
+            near = [OURS[name]] if name in OURS else near
+            advice = f"did you mean {near[0]!r}?" if near else "docs/generate.md lists all"
+            raise AdviceError(f"unknown setting {name!r}; {advice}")
+    if base is not None and not isinstance(base, GenerationConfig):
+        raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
+    config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)
+    for name, value in settings.items():
+        setattr(config, name, value)
+    given = settings.get("temperature"), settings.get("top_k"), settings.get("top_p")
+    from_logits.check_sampling(1.0 if given[0] is None else given[0], *given[1:])
+    check_kinds(config)
+    if config.temperature == 0:
+        config.do_sample, config.temperature = False, 1.0
+    config.eos_token_id = sorted(ends_of(config, ends))
+    check(config)
+    return config
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise on settings that cannot work with any model."""
+    versions.logits_processors(configuration(None, settings, set()), [0], 1, [], torch.device("cpu"))
+
+
+def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:
+    """The end-of-text tokens that a configuration names, or the default where it leaves them open."""
+    ends = getattr(config, "eos_token_id", None)
+    return default if ends is None else set(ends) if isinstance(ends, list | tuple | set) else {ends}
+
+
+def new_tokens(config: GenerationConfig, prompt: int, default: int = 128) -> int:
+    """How many new tokens a configuration asks for after a prompt of this length."""
+    if config.max_new_tokens is not None:
+        return config.max_new_tokens
+    if config.max_length is None or config.max_length == fields()["max_length"]:
+        return default
+    if config.max_length <= prompt:
+        raise AdviceError(f"max_length {config.max_length} leaves nothing after a prompt of {prompt}; raise it")
+    return config.max_length - prompt
+
+
+def check_stop(stop: Any, tokenizer: Any) -> None:
+    """Raise unless the texts that end a row are texts, none of them empty, and have a tokenizer."""
+    listed = [stop] if isinstance(stop, str) else stop if isinstance(stop, list | tuple) else None
+    if stop is not None and (listed is None or not all(isinstance(text, str) and text for text in listed)):
+        raise AdviceError(f"stop is {shown(stop)}; use a text that is not empty, or a list of such")
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise AdviceError(f"stop_tokenizer is {shown(tokenizer)}; pass the target's tokenizer")

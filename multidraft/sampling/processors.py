@@ -1,0 +1,177 @@
+"""Hugging Face logits processors on a tree: every node is processed with the sequence that leads to it."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from multidraft.errors import AdviceError
+from multidraft.sampling.prefixes import Prefixes
+
+# By name, because versions of transformers differ in what they have.
+FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
+WARPERS = FILTERS | {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
+AFTER = WARPERS | {"WatermarkLogitsProcessor", "LogitNormalization"}  # adding a constant to all logits changes nothing
+BLIND = WARPERS | {"LogitNormalization", "InfNanRemoveLogitsProcessor", "SuppressTokensLogitsProcessor"}
+LOOKING_BACK = {
+    f"{name}LogitsProcessor"
+    for name in (
+        "MinLength MinNewTokensLength RepetitionPenalty EncoderRepetitionPenalty NoRepeatNGram EncoderNoRepeatNGram "
+        "SequenceBias NoBadWords PrefixConstrained ForcedBOSToken ForcedEOSToken SuppressTokensAtBegin Watermark"
+    ).split()
+} | {"ExponentialDecayLengthPenalty"}
+
+
+class LogitBias(LogitsProcessor):
+    """Adds a number to the logits of some tokens."""
+
+    def __init__(self, bias: dict[int, float | int]):
+        self.tokens, self.values = list(bias), list(bias.values())
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows length"] | None, scores: Float[Tensor, "rows vocabulary"]
+    ) -> Float[Tensor, "rows vocabulary"]:
+        if self.tokens and not 0 <= min(self.tokens) <= max(self.tokens) < scores.shape[-1]:
+            raise AdviceError(f"logit_bias names a token beyond the vocabulary, 0 to {scores.shape[-1] - 1}")
+        scores = scores.clone()
+        scores[:, self.tokens] += torch.tensor(self.values, dtype=scores.dtype, device=scores.device)
+        return scores
+
+
+class CountPenalty(LogitsProcessor):
+    """Presence and frequency penalty: a generated token's logit falls by `presence`, and by `frequency` each time."""
+
+    def __init__(self, presence: float | int, frequency: float | int, prompt_length: int):
+        self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocabulary"]
+    ) -> Float[Tensor, "rows vocabulary"]:
+        new = input_ids[:, self.prompt_length :]
+        count = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
+        return scores - self.presence * (count > 0) - self.frequency * count
+
+
+class OneByOne(LogitsProcessor):
+    """A processor that belongs to one prompt and takes one row at a time."""
+
+    def __init__(self, processor: LogitsProcessor):
+        self.processor = processor
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocabulary"]
+    ) -> Float[Tensor, "rows vocabulary"]:
+        pairs = zip(input_ids.split(1), scores.split(1), strict=True)
+        return torch.cat([self.processor(ids, row) for ids, row in pairs])
+
+
+class Processors:
+    """Lists of processors: one for each prompt (the same object where two prompts share it), or one for all."""
+
+    def __init__(self, lists: Sequence[LogitsProcessorList]):
+        self.lists: Sequence[Any] = lists  # transformers' type hints know fewer tensors than it takes
+        self.looks_back = any(looks_back(processor) for listed in lists for processor in listed)
+
+    def __call__(
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """The processed logits of some nodes, whose sequences are needed if a processor looks at them."""
+        scores = logits.reshape(-1, logits.shape[-1])
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        if not self.looks_back:
+            return self.lists[0](None, scores).view(logits.shape)
+        assert prefixes is not None
+        drafters = len(scores) // len(prefixes)  # with several, each has logits at every node
+        return self.each(scores, [prefix for prefix in prefixes for _ in range(drafters)]).view(logits.shape)
+
+    def each(self, scores: Float[Tensor, "nodes vocabulary"], prefixes: Prefixes) -> Float[Tensor, "nodes vocabulary"]:
+        """Nodes whose sequences have the same length and processors go together."""
+        groups = defaultdict(list)
+        for node, prefix in enumerate(prefixes):
+            assert prefix is not None  # rows that look back have theirs
+            listed = self.lists[prefix.row if len(self.lists) > 1 else 0]
+            groups[id(listed), len(prefix.tokens)].append((node, prefix.tokens, listed))
+        result = torch.empty_like(scores)
+        for group in groups.values():
+            nodes, sequences, lists = zip(*group, strict=True)
+            result[list(nodes)] = lists[0](torch.stack(sequences), scores[list(nodes)])
+        return result
+
+
+def looks_back(processor: LogitsProcessor) -> bool:
+    """Whether a processor's result depends on the sequence; one that nobody knows may."""
+    return name_of(processor) not in BLIND and not isinstance(processor, LogitBias)
+
+
+def check_known(processors: Sequence[LogitsProcessor]) -> None:
+    """Raise on those of transformers that cannot work on a tree, which visits sequences in any order."""
+    for processor in processors:
+        name = name_of(processor)
+        if name and name not in BLIND | LOOKING_BACK:
+            raise AdviceError(f"{name} keeps a state or needs another forward pass; generate without it")
+
+
+def check_pure(processors: Sequence[LogitsProcessor], tokens: Int[Tensor, " length"], vocabulary: int) -> None:
+    """Raise if a user's processor gives a sequence another answer the next time, or in other company."""
+    longer = torch.cat([tokens, tokens[-1:]])
+    scores = torch.linspace(-1, 1, vocabulary, device=tokens.device).expand(2, -1)
+    for processor in processors:
+        if name_of(processor) or type(processor).__module__ == __name__:
+            continue
+        first = processor(tokens[None], scores[:1].clone())
+        other = processor(longer[None], scores[:1].clone())
+        both = processor(torch.stack([longer, longer]), scores.clone())
+        again = processor(tokens[None], scores[:1].clone())
+        same = torch.allclose(first, again, equal_nan=True)
+        if not (same and torch.allclose(torch.cat([other, other]), both, equal_nan=True)):
+            raise AdviceError(
+                f"{type(processor).__name__} keeps a state between calls or between rows; a tree asks for many "
+                "sequences in any order, so let it depend on input_ids alone"
+            )
+
+
+def for_row(processors: Sequence[LogitsProcessor], row: int) -> LogitsProcessorList:
+    """The processors as one prompt needs them: those that hold something for every row keep that row's."""
+    return LogitsProcessorList([one_row(processor, row) for processor in processors])
+
+
+def is_bound(processor: LogitsProcessor) -> bool:
+    """Whether a processor holds something for every row of a batch."""
+    holders = ("encoder_input_ids", "generated_ngrams", "_prefix_allowed_tokens_fn")
+    return isinstance(getattr(processor, "prompt_ignore_length", None), Tensor) or any(
+        hasattr(processor, name) for name in holders
+    )
+
+
+def one_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    """A processor that knows of one row only; itself if it treats all alike."""
+    if not name_of(processor) or not is_bound(processor):
+        return processor
+    mine: Any = copy.copy(processor)
+    if hasattr(mine, "prompt_ignore_length"):
+        mine.prompt_ignore_length = int(mine.prompt_ignore_length[row])
+        return mine
+    if hasattr(mine, "encoder_input_ids"):
+        mine.encoder_input_ids = mine.encoder_input_ids[row : row + 1]
+    elif hasattr(mine, "generated_ngrams"):
+        mine.generated_ngrams, mine.batch_size = mine.generated_ngrams[row : row + 1], 1
+    else:
+        allowed = mine._prefix_allowed_tokens_fn
+        mine._prefix_allowed_tokens_fn = lambda _, sequence: allowed(row, sequence)
+    return OneByOne(mine)
+
+
+def name_of(processor: LogitsProcessor) -> str:
+    """The name of a processor that transformers brought along, nothing for others."""
+    return type(processor).__name__ if type(processor).__module__.startswith("transformers.") else ""
+
+
+def before_warpers(processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    """The list with more processors where `generate` puts those of its user."""
+    first = next((i for i, processor in enumerate(processors) if name_of(processor) in WARPERS), len(processors))
+    return [*processors[:first], *extra, *processors[first:]]

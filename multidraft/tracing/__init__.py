@@ -1,0 +1,1 @@
+"""What a generation drew and decided: recorded, kept in a file, replayed."""

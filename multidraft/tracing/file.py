@@ -1,0 +1,138 @@
+"""Traces as files: one JSON object a line, complete as soon as it is written, with a checksum."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from multidraft.errors import AdviceError, json_lines
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 1
+FIELDS: dict[str, dict[str, type]] = {  # what every record of a kind has
+    "trace": {},
+    "generation": {"first_row": int, "prompts": list, "walk": str},
+    "step": {"row": int, "step": int, "nodes": list, "walk": list, "path": list, "last": dict},
+    "end": {"tokens": list},
+}
+HOW = "make one with `multidraft generate --trace FILE`"
+
+
+class TraceFile:
+    """A trace that is written as it comes. Every line brings the text of the tokens that are new in it."""
+
+    def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]):
+        self.writer, self.tokenizer = json_lines.Writer(path), tokenizer
+        self.known: set[int] = set()
+        self.next_row = self.first_row = 0
+        self.write({"record": "trace", "format": FORMAT} | settings)
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """One record; rows are counted on from one generation to the next."""
+        if record["record"] == "generation":
+            self.first_row, self.next_row = self.next_row, self.next_row + len(record["prompts"])
+            record = record | {"first_row": self.first_row}
+        elif "row" in record:
+            record = record | {"row": self.first_row + record["row"]}
+        new = sorted(tokens_in(record) - self.known)
+        self.known |= set(new)
+        self.write(record | {"pieces": {token: piece(self.tokenizer, token) for token in new}})
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, at once."""
+        self.writer.write(record | {"check": checksum(record)})
+
+
+def checksum(record: dict[str, Any]) -> int:
+    """CRC-32 of a record as JSON."""
+    return crc32(json.dumps(record, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+def tokens_in(record: dict[str, Any]) -> set[int]:
+    """Every token that a record names."""
+    lists = [*record.get("prompts", ()), *record.get("tokens", ())]
+    lists += [[node["token"], *node.get("drafted", ())] for node in record.get("nodes", ())]
+    lists += [[record["last"]["token"]]] if "last" in record else []
+    return {token for tokens in lists for token in tokens}
+
+
+def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
+    """A token's text, or its name where it is only part of a character."""
+    text = str(tokenizer.decode([token]))
+    return text if text.strip("\ufffd") else str(tokenizer.convert_ids_to_tokens(token))
+
+
+def read(path: Path) -> "Reading":
+    """A trace file's records, and what is wrong with them."""
+    return Reading(path, *json_lines.whole(path, "the trace", HOW))
+
+
+class Reading:
+    """The lines of a trace file; a last one without its end was cut off when the run was killed."""
+
+    def __init__(self, path: Path, lines: list[str], torn: bytes):
+        self.path, self.cut = path, bool(torn)
+        self.records: list[dict[str, Any]] = []
+        self.damaged: list[int] = []  # lines that are not what was written
+        for number, line in enumerate(lines, 1):
+            record = parsed(line, f"{path} line {number}")
+            if record.pop("check", None) != checksum(record):
+                self.damaged.append(number)
+            self.records.append(record)
+        if not self.records or self.records[0]["record"] != "trace" or self.records[0].get("format") != FORMAT:
+            raise AdviceError(f"{path} is not a trace of format {FORMAT}; {HOW}")
+        self.pieces = {int(t): text for record in self.records for t, text in record.get("pieces", {}).items()}
+        order = Order()
+        self.misplaced = [number for number, record in enumerate(self.records, 1) if not order.fits(record)]
+
+    def steps(self, row: int | None, step: int | None) -> Iterator[dict[str, Any]]:
+        """The steps asked for."""
+        for record in self.records:
+            if record["record"] == "step" and row in (None, record["row"]) and step in (None, record["step"]):
+                yield record
+
+    def check_sound(self) -> None:
+        """Raise unless every line is what was written, in its place."""
+        wrong = [(n, "was changed") for n in self.damaged] + [(n, "is out of place") for n in self.misplaced]
+        for number, what in wrong:
+            raise AdviceError(f"{self.path} line {number} {what} after it was written; `replay --check` finds the rest")
+
+
+def parsed(line: str, where: str) -> dict[str, Any]:
+    """One line's record."""
+    record = json_lines.parse(line, where, HOW)
+    if not isinstance(record, dict) or not is_record(record):
+        raise AdviceError(f"{where} is no record of a trace; {HOW}")
+    return record
+
+
+def is_record(record: dict[str, Any]) -> bool:
+    """Whether what a record must have is there, each of its kind."""
+    kinds = FIELDS.get(str(record.get("record")))
+    pieces = record.get("pieces", {})
+    return (
+        kinds is not None
+        and all(type(record.get(name)) is kind for name, kind in kinds.items())
+        and isinstance(pieces, dict)
+        and all(token.isdecimal() and isinstance(text, str) for token, text in pieces.items())
+    )
+
+
+class Order:
+    """Records come in an order: a generation, the steps of its rows one by one, and its end."""
+
+    def __init__(self) -> None:
+        self.next_step: dict[int, int] = {}
+
+    def fits(self, record: dict[str, Any]) -> bool:
+        """Whether a record can come after those before it."""
+        if record["record"] == "generation":
+            self.next_step |= {record["first_row"] + row: 0 for row in range(len(record["prompts"]))}
+        if record["record"] != "step":
+            return True
+        expected = self.next_step.get(record["row"])
+        self.next_step[record["row"]] = record["step"] + 1
+        return record["step"] == expected

@@ -1,0 +1,374 @@
+"""Rows come and go, steps are interrupted, thousands of tokens pass: no row notices, and no memory is left behind."""
+
+import gc
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+import multidraft as md
+from multidraft.decoding.batch import join, select
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.stepping import step
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import WALKS
+from multidraft.drafters.ngram import NGram
+from multidraft.models import blocks
+from multidraft.models.blocks import Block
+from multidraft.models.cache import BufferLayer, TreeCache
+from multidraft.models.causal_lm import CausalLM
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.prefixes import Prefix
+from multidraft.sampling.processors import CountPenalty
+from multidraft.sampling.settings import Sampling
+
+SIZE = 5
+PROMPTS = [[0, 1], [2, 3, 1, 0], [4], [3, 3, 2, 1, 0, 1, 2], [1]]
+COMES = [0, 0, 2, 2, 5]  # the step before which each row joins
+LEAVES = [6, 14, 10, 3, 8]  # the number of tokens after which it goes
+LONGEST = 64
+
+
+def tables(batch: int) -> tuple[TableModel, TableModel]:
+    return TableModel(random_table(SIZE, 3, 1), SIZE, batch), TableModel(random_table(SIZE, 3, 2), SIZE, batch)
+
+
+def tiny(batch: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    return tiny_model("llama"), tiny_model("gpt2")
+
+
+def padded_tiny(batch: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    return tiny_model("mistral window"), tiny_model("qwen2", vocab_size=62)
+
+
+def without_draft(batch: int) -> tuple[PreTrainedModel, None]:
+    return tiny_model("llama"), None
+
+
+def with_ngrams(batch: int) -> tuple[PreTrainedModel, NGram]:
+    return tiny_model("llama"), NGram(VOCABULARY)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def begin(
+    models: Callable, prompts: list[list[int]], plan: Plan, seeds: list[int], own: list[Sampling] | None = None
+) -> State:
+    random = [generator(seed) for seed in seeds]
+    return start(prompts, *models(len(prompts)), plan, LONGEST, random, Info(), sampling=own)
+
+
+@torch.inference_mode()
+def serve(models: Callable, plan: Plan, settings: list[Sampling] | None = None) -> list[list[int]]:
+    """As a server would: rows join a running batch when they come, and leave it when they are done."""
+    done: list[list[int]] = [[] for _ in PROMPTS]
+    running: list[int] = []
+    state: State | None = None
+    for tick in range(100):
+        if come := [row for row, at in enumerate(COMES) if at == tick]:
+            own = settings and [settings[row] for row in come]
+            new = begin(models, [PROMPTS[row] for row in come], plan, come, own)
+            state, running = (join(state, new) if running else new), running + come
+        state, emitted = step(state, plan, Info())
+        for row, new in zip(running, emitted, strict=True):
+            done[row] += new.tokens
+        going = [i for i, row in enumerate(running) if len(done[row]) < LEAVES[row]]
+        if len(going) < len(running):
+            state, running = select(state, going), [running[i] for i in going]
+        if not running and tick >= max(COMES):
+            break
+    return [tokens[:count] for tokens, count in zip(done, LEAVES, strict=True)]
+
+
+def plan_of(models: Callable, scheme: str, walk: str, **sampling: float) -> Plan:
+    return Plan(
+        md.scheme(scheme),
+        Tree.paths([]) if models is without_draft else Tree.parse("3x2x1"),
+        walk,
+        Sampling(**sampling),
+        measure=False,
+    )
+
+
+def alone(models: Callable, plan: Plan, row: int, **settings: float) -> list[int]:
+    rows, _ = md.generate(
+        *models(1),
+        [PROMPTS[row]],
+        scheme=plan.scheme,
+        tree=plan.tree,
+        walk=plan.walk,
+        generator=[generator(row)],
+        max_new_tokens=LEAVES[row],
+        **settings,
+    )
+    return rows[0].tolist()
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("scheme", ["anchored:lorenz", "iid:lorenz", "top:naive"])
+@pytest.mark.parametrize("models", [tables, tiny, padded_tiny, with_ngrams, without_draft])
+def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
+    """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
+    plan = plan_of(models, scheme, walk)
+    assert serve(models, plan) == [alone(models, plan, row) for row in range(len(PROMPTS))]
+
+
+def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
+    joined = TreeCache.join
+
+    def swapped(self: TreeCache, other: TreeCache) -> None:
+        joined(self, other)
+        for block in self.storage.blocks:
+            block.select(torch.arange(len(self.lengths)).flip(0))
+
+    monkeypatch.setattr(TreeCache, "join", swapped)
+    plan = plan_of(tiny, "anchored:lorenz", "deferred")
+    assert serve(tiny, plan) != [alone(tiny, plan, row) for row in range(len(PROMPTS))]
+
+
+def test_misuse_gets_advice():
+    plan = plan_of(tiny, "iid:lorenz", "deferred")
+    state, info = begin(tiny, PROMPTS[:2], plan, [0, 1]), Info()
+    newer, _ = step(state, plan, info)
+    for use in (lambda: step(state, plan, info), lambda: select(state, [0]), lambda: join(state, newer)):
+        with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
+            use()
+    with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
+        join(newer, begin(padded_tiny, PROMPTS[:1], plan, [2]))
+    with pytest.raises(md.AdviceError, match="start both with the same models"):
+        join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
+    with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
+        begin(tiny, PROMPTS[:2], plan, [0, 1], [Sampling()])
+    cache = TreeCache(1, 4)
+    cache.append(torch.zeros(1, 1, dtype=torch.int64))
+    with pytest.raises(md.AdviceError, match="tokens are pending; keep some, or none, before rows join"):
+        cache.join(TreeCache(1, 4))
+
+
+# Settings of each row's own
+
+
+def penalised(*processors: LogitsProcessor) -> Sampling:
+    return sampling_from([LogitsProcessorList(processors)], greedy=False)
+
+
+OWN = [  # as `generate` takes them, and as the loop does
+    (dict(temperature=0), Sampling(0)),
+    (dict(repetition_penalty=1.7), penalised(RepetitionPenaltyLogitsProcessor(1.7))),
+    (dict(temperature=0.7, top_p=0.9), Sampling(0.7, top_p=0.9)),
+    (dict(temperature=1.5, top_k=3), Sampling(1.5, top_k=3)),
+    (dict(presence_penalty=1.5, frequency_penalty=0.5), penalised(CountPenalty(1.5, 0.5, len(PROMPTS[4])))),
+]
+SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.5)], OWN[3]]
+
+
+@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize(("models", "scheme"), [
+    (tables, "anchored:lorenz"), (tables, "iid:lorenz"), (tables, "top:naive"), (tiny, "iid:lorenz"),
+    (padded_tiny, "anchored:lorenz"), (with_ngrams, "anchored:lorenz"), (without_draft, "iid:lorenz"),
+])  # fmt: skip
+def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
+    plan = plan_of(models, scheme, walk)
+    expected = [alone(models, plan, row, **changes) for row, (changes, _) in enumerate(settings)]
+    assert serve(models, plan, [own for _, own in settings]) == expected
+
+
+@pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
+@pytest.mark.parametrize("models", [tables, tiny])
+def test_the_comparison_catches_rows_that_swap_settings(models, settings):
+    plan = plan_of(models, "iid:lorenz", "deferred")
+    swapped = [own for _, own in (*settings[1:], settings[0])]
+    tokens = serve(models, plan, swapped)
+    assert all(tokens[row] != alone(models, plan, row, **settings[row][0]) for row in range(3))  # the longest
+
+
+def test_rows_with_settings_of_their_own_get_their_log_probabilities():
+    """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
+    plan = replace(plan_of(tables, "iid:lorenz", "deferred"), logprobs=1)
+    state = join(
+        begin(tables, PROMPTS[:1], plan, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], plan, [1], [Sampling(0.5)])
+    )
+    _, emitted = step(state, plan, Info())
+    table = random_table(SIZE, 3, 1)
+    for row, new in enumerate(emitted):
+        own, sequence = state.sampling[row], PROMPTS[row]
+        for token, entry in zip(new.tokens, new.logprobs, strict=True):
+            law = own.target(table(tuple(sequence)).log(), [Prefix(0, torch.tensor(sequence))])
+            assert entry.logprob == pytest.approx(float(law[token].log()))
+            sequence = [*sequence, token]
+
+
+# Interruptions
+
+COUNT = 5  # tokens a row
+
+
+class Alarm:
+    """Raises KeyboardInterrupt at the n-th call of whatever it is set on."""
+
+    def __init__(self, after: int):
+        self.left = after
+
+    def set_on(self, monkeypatch: pytest.MonkeyPatch, owner: type | ModuleType, name: str) -> None:
+        plainly = getattr(owner, name)
+
+        def watched(*arguments, **settings):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return plainly(*arguments, **settings)
+
+        monkeypatch.setattr(owner, name, watched)
+
+
+PLACES = [
+    (BufferLayer, "update"),
+    (Block, "grow"),
+    (Block, "move"),
+    (Block, "select"),
+    (Block, "_hold"),
+    (blocks, "allocate"),
+    (CausalLM, "forward"),
+    (CausalLM, "keep"),
+    (CausalLM, "select"),
+    (TreeCache, "append"),
+    (TreeCache, "mask"),
+    (TreeCache, "_settle"),
+    (TreeCache, "_mark_holes"),
+]
+
+
+class Server:
+    """A state that lives on when a step is interrupted."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        longest = -2 * len(plan.tree)  # so little room that the caches grow
+        self.state = start(PROMPTS[:3], *tiny(3), plan, longest, [generator(row) for row in range(3)], Info())
+        self.rows, self.done = [0, 1, 2], {row: list[int]() for row in range(3)}
+
+    def run(self, count: int) -> dict[int, list[int]]:
+        """Go on until every row has `count` tokens; rows leave when they do."""
+        while self.rows:
+            new, emitted = step(self.state, self.plan, Info())
+            self.state = new
+            for row, each in zip(self.rows, emitted, strict=True):
+                self.done[row] += each.tokens
+            going = [i for i, row in enumerate(self.rows) if len(self.done[row]) < count]
+            if len(going) < len(self.rows):
+                self.state, self.rows = select(self.state, going), [self.rows[i] for i in going]
+        return {row: tokens[:count] for row, tokens in self.done.items()}
+
+
+@torch.inference_mode()
+def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
+    """At temperature 0 the right tokens are known whatever random numbers an interrupted step has used up."""
+    plan = plan_of(tiny, "anchored:lorenz", "deferred", temperature=0)
+    truth, outcomes = Server(plan).run(COUNT), {"went on": 0, "said so": 0}
+    for owner, name in PLACES:
+        for after in itertools.count(1):
+            server, alarm = Server(plan), Alarm(after)
+            with monkeypatch.context() as patch:
+                alarm.set_on(patch, owner, name)
+                try:
+                    server.run(COUNT)
+                    break  # fewer calls than that
+                except KeyboardInterrupt:
+                    pass
+            try:
+                assert server.run(COUNT) == truth, (name, after)
+                outcomes["went on"] += 1
+            except md.AdviceError as error:
+                assert "or was interrupted while its caches were written" in str(error)  # noqa: PT017
+                outcomes["said so"] += 1
+    assert min(outcomes.values()) > 10
+    settings = dict(temperature=0, max_new_tokens=COUNT, tree=plan.tree)
+    rows, _ = md.generate(*tiny(3), PROMPTS[:3], **settings)  # the users' models are as they were
+    assert [row.tolist() for row in rows] == list(truth.values())
+
+
+# Memory
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors that are alive, shared storage counted once."""
+    gc.collect()
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in gc.get_objects()
+        if issubclass(type(tensor), Tensor) and tensor.device.type != "meta"
+    }
+    return sum(storages.values())
+
+
+@pytest.fixture(scope="module")
+def long_model() -> PreTrainedModel:
+    config = transformers.LlamaConfig(**{**ROTARY, "max_position_embeddings": 20_000, "num_hidden_layers": 1}, **NO_IDS)
+    torch.manual_seed(5)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def growth_of_a_long_one(model: PreTrainedModel, tokens: int, leak: list[Tensor] | None = None) -> int:
+    """How many bytes more are alive after a generation's last tenth than after its first."""
+    seen, steps = 0, [tokens // 10, tokens]
+    sizes: list[int] = []
+
+    def watch(row: int, emitted: Emitted) -> None:
+        nonlocal seen
+        seen += len(emitted.tokens)
+        if leak is not None:
+            leak.append(torch.zeros(100))
+        if seen >= steps[len(sizes)]:
+            sizes.append(live_bytes())
+
+    md.generate(model, model, [[1, 2, 3]], tree="2x1x1", max_new_tokens=tokens, generator=generator(0), stream=watch)
+    return sizes[1] - sizes[0]
+
+
+def growth_of_short_ones(model: PreTrainedModel, count: int, leak: list[Tensor] | None = None) -> int:
+    sizes = []
+    for run in range(count):
+        md.generate(model, model, [[1, 2], [3]], tree="2x1", max_new_tokens=4, generator=generator(run))
+        if leak is not None:
+            leak.append(torch.zeros(100))
+        if run in (count // 10, count - 1):
+            sizes.append(live_bytes())
+    return sizes[1] - sizes[0]
+
+
+GROWTH = 2_000  # bytes; a tensor of one number is 64 of them
+
+
+@pytest.mark.parametrize("tokens", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_is_flat_over_a_long_generation(long_model, tokens):
+    assert growth_of_a_long_one(long_model, tokens) < GROWTH
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_memory_is_flat_over_many_short_generations(long_model, count):
+    assert growth_of_short_ones(long_model, count) < GROWTH
+
+
+def test_a_leak_is_seen(long_model):
+    leak: list[Tensor] = []
+    assert growth_of_a_long_one(long_model, 60, leak) > 2 * GROWTH
+    assert growth_of_short_ones(long_model, 20, leak) > 2 * GROWTH

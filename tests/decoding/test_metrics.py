@@ -1,0 +1,202 @@
+"""What a run reports, counted by hand, against exact expectations, and in vLLM's names."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
+from multidraft.decoding.metrics import Info, Moments
+from multidraft.decoding.nodes import Nodes
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import deferred
+from multidraft.models.table import TableModel, random_table
+
+SIZE = 5
+
+
+def successor(step: int) -> Tensor:
+    """One-hot tables by the last token."""
+    return torch.eye(SIZE, dtype=torch.float64).roll(step, 1)
+
+
+def second_guess(prefix: tuple[int, ...]) -> Tensor:
+    """A draft model whose second guess is always right."""
+    token = torch.tensor(prefix[-1])
+    return 0.9 * successor(2)[token] + 0.1 * successor(1)[token]
+
+
+def counted(tree: str, draft=second_guess, scheme: str = "top:naive", **settings) -> Info:
+    """A run of twelve tokens of a target that counts upwards."""
+    target = TableModel(lambda prefix: successor(1)[prefix[-1]], SIZE)
+    settings = dict(scheme=scheme, tree=tree, max_new_tokens=12, eos_token_id=[]) | settings
+    tokens, info = md.generate(target, draft and TableModel(draft, SIZE), [[0]], **settings)
+    assert tokens[0].tolist() == [token % SIZE for token in range(1, 13)]
+    return info
+
+
+def test_second_drafts_are_counted_by_hand():
+    """Two of three levels draw a second token: each step accepts two, corrects one, and offers 3 + 6 + 6 nodes."""
+    info = counted("3x2x1", temperature=0)
+    assert (info.target_passes, info.row_passes, info.drafts) == (4, 4, 4)
+    assert (info.lengths, info.ranks) == ([0, 0, 4, 0], [0, 8, 0])
+    assert (info.accepted, info.corrected, info.bonus) == (8, 4, 0)
+    assert info.rank_rates == [0, 2 / 3, 0]
+    assert info.as_vllm() == {
+        "mean_acceptance_length": 3,
+        "draft_acceptance_rate": 8 / 60,
+        "acceptance_histogram": [0, 0, 4, 0],
+        "num_drafts": 4,
+        "num_draft_tokens": 60,
+        "num_accepted_tokens": 8,
+        "num_accepted_tokens_per_pos": [4, 4, 0],
+        "per_position_acceptance_rate": [1, 1, 0],
+    }
+
+
+def test_a_perfect_chain_is_accepted_whole():
+    info = counted("1x1x1", draft=lambda prefix: successor(1)[prefix[-1]])
+    assert (info.lengths, info.ranks, info.bonus, info.nodes) == ([0, 0, 0, 3], [9], 3, 9)
+    assert info.draft_acceptance_rate == info.optimal_acceptance_rate == 1
+
+
+def test_equal_draws_are_one_node_and_the_first_of_them_counts():
+    """Independent draws of a certain token coincide: a 3x2 tree is a chain, and its first drafts are accepted."""
+    info = counted("3x2", draft=lambda prefix: successor(1)[prefix[-1]], scheme="iid:lorenz")
+    assert (info.nodes, info.lengths, info.ranks) == (8, [0, 0, 4], [8, 0, 0])
+
+
+def test_passes_without_drafts_do_not_count_as_drafts():
+    plain = counted("1", draft=None)
+    assert (plain.drafts, plain.lengths, plain.ranks, plain.mean_acceptance_length) == (0, [], [], 1)
+    scheme = md.scheme("anchored:lorenz", draft_probability=0.5)
+    generator = torch.Generator().manual_seed(1)
+    info = counted("1x1", draft=lambda prefix: successor(1)[prefix[-1]], scheme=scheme, generator=generator)
+    assert 0 < info.drafts < info.row_passes
+    assert sum(info.lengths) == info.drafts
+    assert info.mean_acceptance_length == 1 + info.accepted / info.drafts > info.block_efficiency
+
+
+def test_without_measuring_all_but_the_optimum_is_the_same():
+    """The generator's state shows that measuring draws nothing."""
+    runs = {}
+    for measure in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        models = (TableModel(random_table(SIZE, 3, seed), SIZE) for seed in (1, 2))
+        _, info = md.generate(*models, [[0]], tree="2x2", max_new_tokens=16, measure=measure, generator=generator)
+        runs[measure] = info.as_dict()
+    optimum = runs[True].pop("optimal_acceptance_rate")
+    assert 0 < optimum <= 1
+    assert 0 < runs[True].pop("acceptance_error") < 0.5
+    assert runs[False].pop("optimal_acceptance_rate") is runs[False].pop("acceptance_error") is None
+    for report in runs.values():
+        del report["seconds"], report["tokens_per_second"]
+    assert runs[True] == runs[False]
+    assert runs[True]["acceptance_rate"] > 0
+
+
+def test_sums_of_reports():
+    """Different trees: the shorter lists are filled up."""
+    both = counted("3x2x1", temperature=0) + counted("1", draft=lambda prefix: successor(1)[prefix[-1]])
+    assert (both.lengths, both.ranks) == ([0, 6, 4, 0], [6, 8, 0])
+    assert both.accepted_at_depth == [10, 4, 0]
+    assert both.row_passes == both.measured == 10
+    assert math.isnan(Info().optimal_acceptance_rate)
+    assert json.loads(json.dumps(both.as_dict())) == both.as_dict()
+
+
+def expectation(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+    """Exact probabilities that depth d is accepted, and expected accepted tokens by their place in the tuple."""
+    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    for branch in branches:
+        path = branch.ending.path
+        nodes = forest.nodes(plan, torch.tensor([branch.tree]))
+        for depth, (node, slot) in enumerate(zip((0, *path), path, strict=False)):
+            depths[depth] += branch.probability
+            law = plan.scheme.at(plan.tree.drafts[node]).law
+            drawn = nodes.tuples([0], (node,), law)[0].tolist()
+            ranks[drawn.index(nodes.rows[0].token[slot])] += branch.probability
+    return depths, ranks
+
+
+def counts(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+    """The same from the reports of every branch."""
+    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    for branch in branches:
+        info = Info()
+        info.count(forest.nodes(plan, torch.tensor([branch.tree])), [branch.ending])
+        for sums, numbers in (depths, info.accepted_at_depth), (ranks, info.ranks):
+            for index, number in enumerate(numbers):
+                sums[index] += number * branch.probability
+    return depths, ranks
+
+
+CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]
+
+
+@pytest.mark.parametrize("walk", ["deferred", "commit"])
+@pytest.mark.parametrize(("name", "tree"), CASES)
+def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
+    """Over all that one step can draw and decide; counting ranks slot by slot is the biased twin."""
+    target, draft = (TableModel(random_table(2, 3, seed), 2) for seed in (1, 2))
+    plan = Plan(md.scheme(name), Tree.parse(tree), walk)
+    forest, branches = all_branches(first_state(target, draft, [0], plan), plan)
+    expected = expectation(forest, plan, branches)
+    found = counts(forest, plan, branches)
+    assert found[0] == pytest.approx(expected[0], abs=1e-12)
+    assert found[1] == pytest.approx(expected[1], abs=1e-12)
+    assert sum(expected[1]) == pytest.approx(sum(expected[0]), abs=1e-12)
+    if name.startswith("iid"):
+        monkeypatch.setattr(Nodes, "rank", lambda self, row, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
+        assert counts(forest, plan, branches)[1] != pytest.approx(expected[1], abs=1e-3)
+
+
+def test_the_optimum_knows_of_drafting_sometimes() -> None:
+    """A draft that is the target is accepted whenever it is drawn, and no rule can do better."""
+    table = TableModel(random_table(4, 1, 0), 4)
+    scheme = md.scheme("iid:lorenz", drafts=1, draft_probability=0.5)
+    _, info = md.generate(table, table, [[0]], scheme=scheme, tree="1", max_new_tokens=5)
+    assert info.optimal_acceptance_rate == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "iid:k_sequential", "iid:naive", "anchored:lorenz"])
+def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
+    """In runs of three steps: never where there is a formula, within four printed errors where there is none."""
+    above = []
+    for seed in range(20):
+        models = (TableModel(random_table(SIZE, 3, seed + model), SIZE) for model in (100, 200))
+        settings = dict(scheme=name, tree="3", max_new_tokens=3, generator=torch.Generator().manual_seed(seed))
+        _, info = md.generate(*models, [[0]], **settings)
+        assert info.acceptance_rate <= info.optimal_acceptance_rate + 4 * info.acceptance_error + 1e-12
+        assert (info.acceptance_error == 0) == (name != "anchored:lorenz")
+        above.append(info.acceptance / info.row_passes > info.optimal_acceptance_rate)
+    assert any(above), "what was drawn is above the optimum now and then"
+
+
+def test_the_error_is_that_of_the_difference() -> None:
+    """Three differences of 0.1, 0.2 and 0.6: mean 0.3, standard deviation sqrt(0.07)."""
+    info = Info(measured=4, optimal_acceptance=3.0, expected_acceptance=2.1)
+    for gap in (0.1, 0.2, 0.6):
+        info.gaps.add(gap)
+    assert info.acceptance_error == pytest.approx((3 * 0.07) ** 0.5 / 4)
+    assert (info + info).acceptance_error == pytest.approx((6 * 0.28 / 5) ** 0.5 / 8)
+    assert math.isnan((Info(measured=1, gaps=Moments(1, 0.1, 0.01))).acceptance_error)
+
+
+@pytest.mark.parametrize(("name", "tree"), [("iid:lorenz", "1"), ("iid:lorenz", "2")])
+def test_a_walker_that_asks_twice_does_not_double_the_acceptance(name: str, tree: str) -> None:
+    def twice(slot, weight, has_drafts, coin):
+        if has_drafts(slot):
+            yield slot, weight
+        return (yield from deferred(slot, weight, has_drafts, coin))
+
+    infos = []
+    for walk in ("deferred", twice):
+        models = (TableModel(random_table(SIZE, 3, seed), SIZE) for seed in (1, 2))
+        settings = dict(scheme=name, tree=tree, walk=walk, max_new_tokens=6, generator=torch.Generator().manual_seed(0))
+        infos.append(md.generate(*models, [[0]], **settings)[1])
+    assert infos[0].acceptance == infos[1].acceptance > 0

@@ -1,0 +1,380 @@
+"""Every argument of the Python way in, by wrong kinds of value: each call ends with one line that says what to do."""
+
+import math
+from types import SimpleNamespace
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import ROTARY, tiny_model
+from tokenizers import Tokenizer, models
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+import multidraft as md
+from multidraft.generation.prompts import as_lists
+from multidraft.models import pretrained, versions
+from multidraft.models.causal_lm import home
+
+INF, NAN = math.inf, math.nan
+PROMPTS = [[1, 2, 3]]
+THINGS = {"text": "x", "bytes": b"x", "object": object(), "class": int, "dictionary": {"a": 1}, "set": {1.5}}
+NUMBERS = {**THINGS, "list": [1], "true": True, "nan": NAN, "inf": INF, "-inf": -INF, "complex": 1j}
+COUNTS = {**NUMBERS, "fraction": 1.5, "negative": -1}
+FLAGS = {**THINGS, "one": 1, "list": [True]}
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A few pieces."""
+    words = {"[UNK]": 0, "a": 1, "b": 2}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, "[UNK]")), unk_token="[UNK]")
+
+
+def without(values: dict, *names: str) -> dict:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
+    "scheme": {**THINGS, "number": 3, "list": ["iid:lorenz"], "empty": "", "none": None, "law alone": "iid"},
+    "tree": {**THINGS, "number": 3, "list": [2, 1], "tuple": (2, 1), "none": None, "empty": "", "zero": "0x1"},
+    "walk": {**without(THINGS, "class"), "number": 3, "list": ["commit"], "none": None, "empty": ""},
+    "draft_temperature": {**NUMBERS, "negative": -1, "tiny": 1e-9},
+    "draft_top_k": {**COUNTS, "zero": 0},
+    "draft_top_p": {**NUMBERS, "negative": -1, "zero": 0, "above one": 1.5},
+    "presence_penalty": NUMBERS,
+    "frequency_penalty": NUMBERS,
+    "logit_bias": {
+        **without(THINGS, "dictionary"),
+        "list": [1],
+        "words": {"a": 1.0},
+        "fraction": {1.5: 1.0},
+        "negative": {-1: 1.0},
+        "beyond": {61: 1.0},
+        "word": {1: "x"},
+        "inf": {1: INF},
+        "nan": {1: NAN},
+    },
+    "stop": {**without(THINGS, "text"), "empty": "", "empties": ["a", ""], "numbers": [1], "number": 3, "alone": "x"},
+    "stop_tokenizer": {**THINGS, "number": 3},
+    "logprobs": without(COUNTS, "true"),
+    "generator": {
+        **THINGS,
+        "number": 3,
+        "none at all": [],
+        "too many": [torch.Generator(), torch.Generator()],
+        "no generators": [None],
+        "numbers": [3],
+        "tuple": (torch.Generator(),),
+    },
+    "stream": {**without(THINGS, "class"), "number": 3, "list": [print]},
+    "trace": {**without(THINGS, "class"), "number": 3, "list": [print]},
+    "measure": FLAGS,
+    "synchronise": {**FLAGS, "without a GPU": True},
+    "compile_draft": FLAGS,
+    "generation_config": {**THINGS, "number": 3, "list": [1], "bad temperature": GenerationConfig(temperature=INF)},
+    "logits_processor": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
+    "stopping_criteria": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
+    # settings of GenerationConfig
+    "temperature": {**NUMBERS, "negative": -1, "tiny": 1e-9},
+    "top_k": {**COUNTS, "zero": 0},
+    "top_p": {**NUMBERS, "negative": -1, "zero": 0, "above one": 1.5},
+    "min_p": {**NUMBERS, "negative": -1, "above one": 1.5},
+    "top_h": {**NUMBERS, "negative": -1, "above one": 1.5},
+    "typical_p": {**NUMBERS, "negative": -1},
+    "epsilon_cutoff": {**NUMBERS, "negative": -1},
+    "eta_cutoff": {**NUMBERS, "negative": -1},
+    "repetition_penalty": {**NUMBERS, "negative": -1, "zero": 0.0},
+    "encoder_repetition_penalty": {**NUMBERS, "negative": -1.0, "zero": 0.0},
+    "max_time": {**NUMBERS, "negative": -1},
+    "max_new_tokens": {**COUNTS, "zero": 0},
+    "max_length": {**COUNTS, "zero": 0},
+    "min_length": COUNTS,
+    "min_new_tokens": COUNTS,
+    "no_repeat_ngram_size": COUNTS,
+    "encoder_no_repeat_ngram_size": COUNTS,
+    "num_return_sequences": {**COUNTS, "zero": 0},
+    "do_sample": FLAGS,
+    "renormalize_logits": FLAGS,
+    "remove_invalid_values": FLAGS,
+    "eos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
+    "forced_eos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": 61, "negative": -1},
+    "forced_bos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": 61, "negative": -1},
+    "suppress_tokens": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
+    "begin_suppress_tokens": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
+    "bad_words_ids": {**THINGS, "number": 3, "flat": [1], "negative": [[-1]], "words": [["x"]], "beyond": [[99]]},
+    "sequence_bias": {**THINGS, "number": 3, "word": {(1,): "x"}, "beyond": {(99,): 1.0}, "nan": {(1,): NAN}},
+    "exponential_decay_length_penalty": {**THINGS, "number": 3, "one": (1,), "words": ("a", "b"), "inf": (1, INF)},
+    "watermarking_config": {**THINGS, "number": 3},
+    "stop_strings": {**without(THINGS, "text"), "empty": "", "numbers": [1], "alone": "x"},
+    "num_beams": {"three": 3, "text": "x"},
+    "unknown_setting": {"one": 1},
+    "assistant_model": {"one": 1},
+}
+MODELS = {
+    "nothing": lambda: None,
+    "text": lambda: "a-folder",
+    "number": lambda: 3,
+    "tokenizer": tokenizer,
+    "class": lambda: transformers.LlamaForCausalLM,
+    "configuration": lambda: transformers.LlamaConfig(**ROTARY),
+    "tensor": lambda: torch.zeros(3),
+    "module": lambda: torch.nn.Linear(2, 2),
+    "compiled": lambda: torch.compile(tiny_model("llama")),
+    "headless": lambda: tiny_model("llama").model,
+    "classifier": lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**ROTARY)).eval(),
+    "without weights": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**ROTARY)).eval().to("meta"),
+}
+INPUTS = {
+    "nothing": {},
+    "text": "hello",
+    "digits": "123",
+    "texts": ["hello", "you"],
+    "digits in a list": ["12"],
+    "bytes": b"123",
+    "number": 3,
+    "no prompts": [],
+    "an empty prompt": [[1], []],
+    "fractions": [[1.5, 2.0]],
+    "whole floats": [[1.0, 2.0]],
+    "booleans": [[True, False]],
+    "nothing in it": [[None]],
+    "nested": [[[1, 2]]],
+    "beyond": [[1, 61]],
+    "negative": [[1, -1]],
+    "huge": [[10**30]],
+    "too long": [[1] * 64],
+    "ragged": [[1], 2],
+    "float tensor": torch.tensor([[1.0, 2.0]]),
+    "bool tensor": torch.tensor([[True, False]]),
+    "no dimensions": torch.tensor(1),
+    "three dimensions": torch.ones(1, 1, 2, dtype=torch.int64),
+    "empty tensor": torch.empty(0, 2, dtype=torch.int64),
+    "empty rows": torch.empty(2, 0, dtype=torch.int64),
+    "float array": np.ones((1, 2)),
+    "object": object(),
+    "generator": (row for row in PROMPTS),
+    "set": {1, 2},
+    "model": SimpleNamespace(input_ids=[[1]]),
+    "no ids": {"attention_mask": [[1]]},
+    "ids of nothing": {"input_ids": None},
+    "text as ids": {"input_ids": "hello"},
+    "mask of other width": {"input_ids": [[1, 2]], "attention_mask": [[1]]},
+    "mask of other height": {"input_ids": [[1, 2]], "attention_mask": [[1, 1], [1, 1]]},
+    "mask of text": {"input_ids": [[1, 2]], "attention_mask": "11"},
+    "all masked": {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]},
+}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """As for a user: the type hints that all other tests check are not checked."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def table(rows: dict) -> list:
+    return [
+        pytest.param(name, value, id=f"{name}: {kind}") for name, kinds in rows.items() for kind, value in kinds.items()
+    ]
+
+
+def refused(call) -> str:
+    """The advice of a call that must be refused: one line, of decent length, and nothing else raised."""
+    with pytest.raises(md.AdviceError) as caught:
+        call()
+    line = str(caught.value)
+    assert line.strip()
+    assert "\n" not in line
+    assert len(line) < 800
+    assert any(mark in line for mark in (";", "must", ", "))  # what is wrong; what to do
+    return line
+
+
+def generated(*inputs, **settings):
+    return md.generate(
+        tiny_model("llama"), tiny_model("qwen2"), *inputs or (PROMPTS,), **{"max_new_tokens": 2} | settings
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "value"), table(ARGUMENTS))
+def test_arguments_of_generate(name, value):
+    changes = {"stop_tokenizer": None} if name != "stop_tokenizer" else {}
+    refused(lambda: generated(**changes | {name: value}))
+
+
+@pytest.mark.parametrize("place", ["target", "draft", "one of several"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_models(kind, place):
+    wrong, right = MODELS[kind](), tiny_model("llama")
+    if kind == "nothing" and place == "draft":  # plain decoding
+        return
+    target, draft = (wrong, right) if place == "target" else (right, wrong if place == "draft" else [right, wrong])
+    line = refused(
+        lambda: md.generate(target, draft, PROMPTS, scheme="distinct:naive" if place[0] == "o" else "iid:naive")
+    )
+    assert "target" in line or "draft" in line or "Llama" in line
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs(kind):
+    refused(lambda: generated(INPUTS[kind]))
+
+
+def test_inputs_in_any_honest_form_are_one():
+    """Lists, a flat list, tensors, arrays, and a tokenizer's output with and without tensors."""
+    expected = [[1, 2], [3]]
+    mask = [[1, 1], [0, 1]]
+    for form in (
+        [(1, 2), (3,)],
+        [torch.tensor([1, 2]), torch.tensor([3])],
+        {"input_ids": [[1, 2], [9, 3]], "attention_mask": mask},
+        {"input_ids": torch.tensor([[1, 2], [9, 3]]), "attention_mask": torch.tensor(mask)},
+        {"input_ids": np.array([[1, 2], [9, 3]]), "attention_mask": mask},
+    ):
+        assert as_lists(form) == expected
+    for form in ([1, 2], torch.tensor([1, 2]), np.array([1, 2]), [np.int64(1), 2], tokenizer()("a")):
+        assert len(as_lists(form)) == 1
+
+
+def custom(**settings):
+    given = dict(custom_generate=md.generate, draft_model=tiny_model("qwen2"), max_new_tokens=2, pad_token_id=0)
+    return tiny_model("llama").generate(torch.tensor(PROMPTS), **given | settings)
+
+
+OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()
+OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile_draft".split()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "value"), table({name: ARGUMENTS[name] for name in OURS}))
+def test_arguments_of_custom_generate(name, value):
+    refused(lambda: custom(**{name: value}))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_drafts_of_custom_generate(kind):
+    refused(lambda: custom(draft_model=MODELS[kind]()))
+
+
+def test_an_assistant_model_does_not_arrive_and_that_is_said():
+    given = dict(custom_generate=md.generate, assistant_model=tiny_model("qwen2"), max_new_tokens=2)
+    line = refused(lambda: tiny_model("llama").generate(torch.tensor(PROMPTS), **given))
+    assert "draft_model" in line
+    assert "assistant_model" in line
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+def test_a_device_without_float64_is_refused(place, monkeypatch):
+    wrong = tiny_model("mistral")
+    monkeypatch.setattr("multidraft.generation.inputs.home", lambda m: torch.device("mps") if m is wrong else home(m))
+    pair = (wrong, tiny_model("llama")) if place == "target" else (tiny_model("llama"), wrong)
+    line = refused(lambda: md.generate(*pair, PROMPTS, max_new_tokens=2))
+    assert f"the {place} model is on MPS" in line
+    assert "model.to('cpu')" in line
+
+
+@pytest.mark.parametrize("call", [lambda **s: md.audit(**s), md.generate], ids=["audit", "generate"])
+def test_a_call_without_arguments_is_python_s_own_error(call):
+    with pytest.raises(TypeError):
+        call()
+
+
+SCHEME_SETTINGS = {
+    "drafts": {**COUNTS, "zero": 0},
+    "draft_probability": {**NUMBERS, "negative": -0.5, "zero": 0, "above one": 1.5},
+    "anchors": COUNTS,
+    "top_up": FLAGS,
+}
+
+
+@pytest.mark.parametrize(("name", "value"), table(SCHEME_SETTINGS))
+def test_settings_of_schemes(name, value):
+    refused(lambda: md.scheme("anchored:lorenz", **{name: value}))
+
+
+NAMES = [3, None, ["iid:lorenz"], b"iid:lorenz", "", "iid", ":", "iid:lorenz,", "iid:lorenz,x=1"]
+AFTER = "anchors=x anchors=-1 anchors=1.5 anchors=[1] top_up=no top_up=1".split()
+AFTER += "draft_probability=NaN draft_probability=0 draft_probability={}".split()
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"anchored:lorenz,{setting}" for setting in AFTER)])
+def test_names_of_schemes(name):
+    refused(lambda: md.scheme(name))
+
+
+EVEN = torch.tensor([0.5, 0.5])
+DISTRIBUTIONS = {
+    "list": [0.5, 0.5],
+    "text": "x",
+    "nothing": None,
+    "integers": torch.tensor([1, 0]),
+    "no dimensions": torch.tensor(1.0),
+    "no tokens": torch.empty(0),
+    "logits": torch.tensor([2.0, -1.0]),
+    "nan": torch.tensor([NAN, 1.0]),
+    "inf": torch.tensor([INF, 0.0]),
+    "half": EVEN.half(),
+    "bfloat16": EVEN.bfloat16(),
+    "complex": EVEN.to(torch.complex64),
+    "other size": torch.tensor([0.5, 0.25, 0.25]),
+    "other batch": EVEN.expand(3, 2),
+}
+
+
+@pytest.mark.parametrize("place", ["target", "draft"])
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+@pytest.mark.parametrize("law", ["iid", "anchored", "top", "greedy", "without_replacement"])
+def test_distributions(law, kind, place):
+    pair = {"target": EVEN, "draft": EVEN} | {place: DISTRIBUTIONS[kind]}
+    scheme = md.scheme(f"{law}:naive", 2)
+    refused(lambda: md.optimal_acceptance_rate(pair["target"], pair["draft"], law, drafts=2))
+    refused(lambda: scheme.acceptance_rate(pair["target"], pair["draft"]))
+    refused(lambda: scheme.optimal_acceptance_rate(pair["target"], pair["draft"]))
+
+
+OPTIMUM = {
+    "drafts": {**COUNTS, "false": False, "fractions": torch.tensor([1.5]), "negatives": torch.tensor([-1])},
+    "draft_probability": {**NUMBERS, "negative": -0.5, "above one": 1.5},
+    "law": {**without(THINGS, "set", "dictionary"), "number": 3, "none": None, "empty": ""},
+    "anchors": without(COUNTS, "list"),
+    "top_up": FLAGS,
+    "unknown": {"one": 1},
+}
+
+
+@pytest.mark.parametrize(("name", "value"), table(OPTIMUM))
+def test_settings_of_the_optimum(name, value):
+    settings = dict(law="anchored", drafts=2) | {name: value}
+    refused(lambda: md.optimal_acceptance_rate(EVEN, EVEN, **settings))
+
+
+@pytest.mark.parametrize("name", [n["name"] for n in md.schemes() if n["exact"]])
+def test_empty_batches_have_empty_rates(name):
+    scheme = md.scheme(name, 2)
+    target = torch.empty(0, 4)
+    draft = torch.empty(0, 2, 4) if name.startswith("distinct") else target
+    assert scheme.acceptance_rate(target, draft).shape == (0,)
+    assert scheme.optimal_acceptance_rate(target, draft).shape == (0,)
+
+
+@pytest.mark.parametrize("drafts", [1, 2])
+def test_more_anchors_than_drafts_are_all_of_them(drafts):
+    target, draft = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.3, 0.5]).double()
+    many, all_of_them = (md.scheme("anchored:lorenz", drafts, anchors=count) for count in (20, drafts))
+    assert many.draw(draft.expand(2, -1)).equal(all_of_them.draw(draft.expand(2, -1)))
+    for rate in ("acceptance_rate", "optimal_acceptance_rate"):
+        assert getattr(many, rate)(target, draft) == getattr(all_of_them, rate)(target, draft)
+
+
+def test_missing_weights_are_named_and_tied_ones_are_none():
+    nothing = {"missing_keys": set(), "unexpected_keys": {"h.0.attn.bias"}, "mismatched_keys": set()}
+    pretrained.check_whole("model", nothing)
+    for kind in nothing:
+        with pytest.raises(md.AdviceError, match=r"'model' .*: a\.weight and 1 more; get the whole model"):
+            pretrained.check_whole("model", nothing | {kind: {"a.weight", "b.weight"}})
+
+
+def test_settings_that_transformers_trips_over_are_advice():
+    config = GenerationConfig(bad_words_ids=[["x"]], eos_token_id=[])
+    refused(lambda: versions.logits_processors(config, [1], 61, [], torch.device("cpu")))

@@ -1,0 +1,202 @@
+"""The public way in: greedy output, seeds, limits, ends of text, streams, and errors that advise."""
+
+import pytest
+import torch
+from tiny import CONTEXT, VOCABULARY, tiny_model
+from torch import Tensor
+
+import multidraft as md
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.state import Emitted
+from multidraft.decoding.walks import WALKS
+from multidraft.models.table import TableModel, random_table
+
+SIZE = 5
+PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
+TREES = {"spechub": "2x2"}  # by law, where the usual one does not fit
+NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct" and not scheme["small"]]
+
+
+def tables(batch: int = 3) -> tuple[TableModel, TableModel]:
+    return TableModel(random_table(SIZE, 3, 1), SIZE, batch), TableModel(random_table(SIZE, 3, 2), SIZE, batch)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]], Info]:
+    """Tokens of a run with table models, and the report."""
+    settings = dict(tree="3x2x1", generator=generator(), max_new_tokens=20) | settings
+    rows, info = md.generate(*tables(len(prompts)), prompts, **settings)
+    return [row.tolist() for row in rows], info
+
+
+def greedy_table(prompt: list[int], count: int) -> list[int]:
+    tokens, table = list(prompt), random_table(SIZE, 3, 1)
+    for _ in range(count):
+        tokens.append(int(table(tuple(tokens)).argmax()))
+    return tokens[len(prompt) :]
+
+
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
+    """Plain decoding, every step from scratch."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_on_tables(name, walk):
+    rows, _ = run(scheme=name, walk=walk, temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"))
+    assert rows == [greedy_table(prompt, 20) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def family(request) -> tuple[str, list[list[int]]]:
+    """A family, and what its tiny model decodes greedily."""
+    return request.param, [greedy(tiny_model(request.param), prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_on_tiny_models(family, name, walk):
+    target, draft = tiny_model(family[0]), tiny_model("qwen2")
+    settings = dict(scheme=name, walk=walk, tree=TREES.get(name.split(":")[0], "3x2x1"), temperature=0)
+    rows, _ = md.generate(target, draft, PROMPTS, max_new_tokens=12, **settings)
+    assert [row.tolist() for row in rows] == family[1]
+
+
+def test_a_perfect_draft_model_is_accepted_whole():
+    model = tiny_model("llama")
+    _, info = md.generate(model, model, PROMPTS, tree="1x1x1", temperature=0, max_new_tokens=12)
+    assert (info.target_passes, info.block_efficiency) == (3, 4)
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_same_seed_same_output(walk):
+    assert run(walk=walk)[0] == run(walk=walk)[0]
+    assert run(walk=walk)[0] != run(walk=walk, generator=generator(1))[0]
+
+
+def test_without_a_generator_torch_s_own_seed_counts():
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        runs.append(run(generator=None)[0])
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz", "top:naive"])
+def test_rows_do_not_depend_on_their_neighbours(name, walk):
+    settings = dict(scheme=name, walk=walk, eos_token_id=3)  # rows end, and leave, at different times
+    together, _ = run(**settings, generator=[generator(seed) for seed in range(3)])
+    alone = [run([prompt], **settings, generator=[generator(seed)])[0][0] for seed, prompt in enumerate(PROMPTS)]
+    assert together == alone
+    assert len(set(map(len, together))) > 1
+
+
+def test_end_of_text_stops_a_row_and_others_go_on():
+    free, _ = run(generator=[generator(seed) for seed in range(3)], eos_token_id=[])
+    stopped, info = run(generator=[generator(seed) for seed in range(3)], eos_token_id=[3, 4])
+    for row, (cut, whole) in enumerate(zip(stopped, free, strict=True)):
+        end = next((i + 1 for i, token in enumerate(whole) if token in (3, 4)), len(whole))
+        assert cut == whole[:end], row
+    assert min(map(len, stopped)) < max(map(len, stopped))
+    assert info.tokens == sum(map(len, stopped))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_max_new_tokens(count):
+    assert [len(row) for row in run(max_new_tokens=count)[0]] == [count] * 3
+
+
+@pytest.mark.parametrize("tree", ["2x2x1", "1x1x1x1x1x1x1x1"])
+def test_context_limit(tree):
+    """A tree may reach beyond the context; the tokens up to there are still those of plain decoding."""
+    model, room = tiny_model("llama"), 6
+    prompts = [[1, 2, 3] * 20, list(range(CONTEXT - room))]
+    rows, _ = md.generate(model, tiny_model("qwen2"), prompts, tree=tree, temperature=0, max_new_tokens=50)
+    room = [CONTEXT - len(prompt) for prompt in prompts]
+    assert [row.tolist() for row in rows] == [greedy(model, p, n) for p, n in zip(prompts, room, strict=True)]
+
+
+def test_stream_gets_exactly_the_returned_tokens():
+    pieces: dict[int, list[Emitted]] = {0: [], 1: [], 2: []}
+    rows, info = run(stream=lambda row, new: pieces[row].append(new))
+    kinds = []
+    for row, new in pieces.items():
+        assert [token for piece in new for token in piece.tokens] == rows[row]
+        assert all(len(piece.kinds) == len(piece.tokens) > 0 for piece in new)
+        assert all(set(piece.kinds[:-1]) <= {"accepted"} for piece in new)
+        kinds += [kind for piece in new for kind in piece.kinds]
+    assert set(kinds) == {"accepted", "corrected", "bonus"}
+    assert kinds.count("accepted") <= info.accepted
+    assert sum(map(len, pieces.values())) == info.row_passes
+
+
+def test_block_efficiency_is_tokens_per_pass():
+    """The emitted tokens are those returned and what the last step had to cut."""
+    whole = []
+    rows, info = run([[0, 1]], max_new_tokens=21, tree="2x1", stream=lambda row, new: whole.append(len(new.tokens)))
+    assert info.bonus + info.corrected == info.row_passes == info.target_passes == len(whole)
+    assert info.block_efficiency == pytest.approx(1 + info.accepted / info.row_passes)
+    assert info.tokens == len(rows[0]) == sum(whole) == 21
+    assert 0 <= info.accepted + info.row_passes - 21 <= 2
+
+
+def test_without_a_draft_model_it_decodes_plainly():
+    target, _ = tables()
+    rows, info = md.generate(target, None, PROMPTS, temperature=0, max_new_tokens=9)
+    assert [row.tolist() for row in rows] == [greedy_table(prompt, 9) for prompt in PROMPTS]
+    assert (info.block_efficiency, info.target_passes, info.accepted) == (1, 9, 0)
+
+
+def padded(prompts: list[list[int]]) -> dict[str, Tensor]:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def test_a_tokenizer_s_output_is_read_without_its_padding():
+    rows = md.generate(*tables(), padded(PROMPTS), temperature=0, max_new_tokens=5)[0]
+    assert [row.tolist() for row in rows] == [greedy_table(prompt, 5) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (dict(scheme="iid:nothing"), "unknown scheme 'iid:nothing'; schemes are iid:lorenz"),
+        (dict(scheme="top:lorenz"), "lorenz is not valid for drafts of the law top; valid rules for it: naive"),
+        (dict(scheme="distinct:naive"), "use iid"),
+        (dict(scheme="spechub:naive", tree="3"), "use drafts=2"),
+        (dict(scheme=md.scheme("iid:lorenz", draft_probability=0.5), tree="2x1"), "use a chain"),
+        (dict(tree="4 by 2"), "does not parse"),
+        (dict(walk="random"), "unknown walk 'random'; walks are deferred, commit"),
+        (dict(temperature=-1), "temperature -1 is out of range; use 0 for greedy"),
+        (dict(temperature=float("nan")), "temperature nan is out of range"),
+        (dict(top_p=0), r"top_p 0 is out of range; use a number in \(0, 1\]"),
+        (dict(top_k=0), "top_k 0 keeps no token"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0; use a whole number, at least 1"),
+        (dict(prompts=[]), "there are no prompts"),
+        (dict(prompts=[[1], []]), "prompt 1 is empty; give it at least one token"),
+        (dict(prompts=[[1, SIZE]]), f"prompt 0 has token {SIZE}, but the vocabulary is 0 to {SIZE - 1}"),
+        (dict(prompts=[[1, -2]]), "prompt 0 has token -2"),
+    ],
+)
+def test_advice(settings, advice):
+    with pytest.raises(md.AdviceError, match=advice):
+        run(**settings)
+
+
+def test_advice_on_contexts_and_vocabularies():
+    model = tiny_model("llama")
+    with pytest.raises(md.AdviceError, match=f"prompt 0 has {CONTEXT} tokens and the models' context is {CONTEXT}"):
+        md.generate(model, model, [[1] * CONTEXT])
+    with pytest.raises(md.AdviceError, match=f"target has {VOCABULARY} tokens and the draft {SIZE}"):
+        md.generate(model, tables(1)[1], [[1, 2]])

@@ -1,0 +1,214 @@
+"""Every file of a model folder missing, empty, cut, garbage or of another model: one line that says what to do."""
+
+import json
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import CONFIGURATIONS
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from multidraft.commands.cli import app
+from multidraft.commands.pair import load
+from multidraft.errors import AdviceError
+
+SETTINGS = {**CONFIGURATIONS["llama"][1], "num_hidden_layers": 3, "tie_word_embeddings": True}
+FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+HARMLESS = {  # what the folder does as well without, or what says nothing
+    ("generation_config.json", kind) for kind in ("missing", "empty object", "another model's")
+} | {("tokenizer_config.json", kind) for kind in ("missing", "empty object", "another model's")}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """As for a user: the type hints that all other tests check are not checked."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A tiny model with random weights and its tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    save(folder, SETTINGS, 61)
+    save(folder.parent / "other", SETTINGS | {"vocab_size": 200, "hidden_size": 64}, 200)
+    return folder
+
+
+def save(folder: Path, settings: dict, pieces: int) -> None:
+    """Write a random model with a tokenizer of so many pieces."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**settings, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    words = {"[UNK]": 0, **{f"{pieces}-{i}": i for i in range(1, pieces)}}
+    tokenizer = Tokenizer(models.WordLevel(words, "[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+
+
+@cache
+def garbage() -> bytes:
+    return bytes(torch.randint(256, (3000,), generator=torch.Generator().manual_seed(0)).tolist())
+
+
+def spoil(path: Path, kind: str) -> None:
+    """Do to one file what the kind says."""
+    if kind == "missing":
+        path.unlink()
+        return
+    content = path.read_bytes()
+    path.write_bytes(
+        {
+            "empty": b"",
+            "cut": content[: len(content) // 2],
+            "cut at the end": content[:-3],
+            "garbage": garbage(),
+            "a list": b"[]",
+            "no object": b"null",
+            "a number": b"3",
+            "text": b'"x"',
+            "empty object": b"{}",
+            "a web page": b"<html>not found</html>",
+            "a pointer of git": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+            "another model's": (path.parent.parent / "other" / path.name).read_bytes(),
+        }[kind]
+    )
+
+
+KINDS = (
+    "missing|empty|cut|cut at the end|garbage|a list|no object|a number|text|empty object|a web page|a pointer of git|"
+    "another model's"
+).split("|")
+FAULTS = [(file, kind) for file in FILES for kind in KINDS if (file, kind) not in HARMLESS]
+
+
+def broken(whole: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    folder = tmp_path / "broken"
+    shutil.copytree(whole, folder)
+    shutil.copytree(whole.parent / "other", tmp_path / "other")
+    return folder
+
+
+def refused(target: Path, draft: Path) -> str:
+    """The one line that loading the pair ends with."""
+    with pytest.raises(AdviceError) as caught:
+        load(str(target), str(draft))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert len(line) < 900
+    assert ";" in line
+    return line
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(("file", "kind"), FAULTS)
+def test_files(whole, tmp_path, file, kind, role):
+    folder = broken(whole, tmp_path)
+    spoil(folder / file, kind)
+    pair = (folder, whole) if role == "target" else (whole, folder)
+    line = refused(*pair)
+    assert "broken" in line or "differ" in line
+
+
+CONFIG = {
+    "hidden_size": [0, -1, 31, 64, "x", None, 1.5, [32]],
+    "intermediate_size": [0, -1, 31, "x", None],
+    "num_hidden_layers": [0, 2, 4, -1, "x", None, 1.5],
+    "num_attention_heads": [0, 3, 8, -1, "x"],
+    "num_key_value_heads": [0, 1, 3, -1, "x"],
+    "head_dim": [0, 7, 16, -1, "x"],
+    "vocab_size": [0, 60, 62, 128256, -1, "x", None],
+    "hidden_act": ["nope", 3, None],
+    "rms_norm_eps": ["x", [1]],
+    "rope_parameters": ["x", 3, {"rope_type": "nope", "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": "x"}],
+    "max_position_embeddings": ["x", [1]],
+    "model_type": ["nope", "gpt2", "bert", "mamba", "t5", 3, None],
+    "dtype": ["nope", "int8", "complex64", 3, "bool"],
+    "eos_token_id": ["x", 1.5, {"a": 1}],
+    "quantization_config": ["x", 3],
+    "attn_implementation": ["nope"],
+}
+PLACES = [(name, value) for name, values in CONFIG.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), PLACES, ids=str)
+def test_configurations(whole, tmp_path, name, value):
+    folder = broken(whole, tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    refused(whole, folder)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("a layer is missing", r"lacks weights .*: model\.layers\.2\..* and \d+ more"),
+        ("a norm is missing", r"lacks weights .*: model\.norm\.weight"),
+        ("a layer too many", r"no place for: model\.layers\.3\..*"),
+        ("another shape", "shape|size mismatch"),
+        ("not numbers", "that are no numbers"),
+        ("other names", "lacks weights"),
+        ("nothing", "lacks weights|cannot load"),
+    ],
+)
+def test_checkpoints(whole, tmp_path, change, said, role):
+    folder = broken(whole, tmp_path)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    last = {name: value for name, value in weights.items() if "layers.2" in name}
+    changed = {
+        "a layer is missing": {name: value for name, value in weights.items() if name not in last},
+        "a norm is missing": {name: value for name, value in weights.items() if name != "model.norm.weight"},
+        "a layer too many": weights | {name.replace("layers.2", "layers.3"): value + 0 for name, value in last.items()},
+        "another shape": weights | {"model.norm.weight": torch.ones(31)},
+        "not numbers": {name: torch.full_like(value, torch.nan) for name, value in weights.items()},
+        "other names": {f"x.{name}": value for name, value in weights.items()},
+        "nothing": {},
+    }[change]
+    save_file(changed, path, {"format": "pt"})
+    pair = (folder, whole) if role == "target" else (whole, folder)
+    with pytest.raises(AdviceError, match=said):
+        load(*map(str, pair))
+
+
+def test_a_whole_folder_loads(whole):
+    """With tied weights, which no checkpoint has twice."""
+    pair = load(str(whole), str(whole))
+    assert "lm_head.weight" not in load_file(whole / "model.safetensors")
+    assert pair.target.config.vocab_size == len(pair.tokenizer) == 61
+
+
+@pytest.mark.parametrize(("target", "draft"), [("embedded", "embedded"), (None, "embedded"), ("embedded", None)])
+def test_embedded_is_a_name(target, draft):
+    pair = load(target, draft)
+    assert pair.target.config.vocab_size == 4096
+    assert pair.tokenizer.pad_token_id is not None
+    assert pair.tokenizer(["a b c", "a"], padding=True, return_tensors="pt").input_ids.shape[0] == 2
+
+
+def test_the_snippet_of_the_documentation_runs():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    snippet = next(part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "batching" in part)
+    names: dict = {}
+    exec(snippet, names)
+    assert len(names["emitted"]) == 2
+    assert all(row.tokens for row in names["emitted"])
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("config.json", "a list"), ("model.safetensors", "cut"), ("tokenizer.json", "garbage")]
+)
+def test_the_command_line_ends_with_one_line(whole, tmp_path, file, kind):
+    folder = broken(whole, tmp_path)
+    spoil(folder / file, kind)
+    result = CliRunner().invoke(app, ["generate", "--target", str(folder), "--draft", str(whole), "--prompt", "a"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("multidraft: ")

@@ -1,0 +1,102 @@
+"""Two models of one tokenizer, their vocabularies padded to different sizes: the target's law, all the same."""
+
+import pytest
+import torch
+from tiny import VOCABULARY, tiny_model
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import (
+    Law,
+    add,
+    all_branches,
+    first_state,
+    first_tokens,
+    follow,
+    largest_difference,
+    target_law,
+)
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import WALKS
+from multidraft.models.resized import Resized, check_sizes, resize
+from multidraft.models.table import TableModel, random_table
+from multidraft.studies.capturing import capture
+
+SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
+PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
+EXACT, BIASED = 1e-12, 1e-3
+
+
+def table(vocabulary: int, seed: int) -> TableModel:
+    """A model that fails when it is given a token beyond its vocabulary, as an embedding does."""
+    row = random_table(vocabulary, 2, seed)
+
+    def conditional(prefix: tuple[int, ...]) -> Tensor:
+        assert max(prefix) < vocabulary
+        return row(prefix)
+
+    return TableModel(conditional, vocabulary)
+
+
+def error_after_two_steps(name: str, walk: str, target: TableModel | Resized, draft: TableModel, prompt: int) -> float:
+    plan = Plan(md.scheme(name), Tree.parse("2"), walk)
+    state = first_state(target, draft, [prompt], plan)
+    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for _ in range(2):
+        forest, branches = all_branches(state, plan)
+        emitted = [
+            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
+        ]
+        state = follow(forest, plan, branches)
+    law: Law = {}
+    for tokens, probability in emitted:
+        add(law, tokens, probability)
+    truth = random_table(target.model.vocabulary if isinstance(target, Resized) else target.vocabulary, 2, 1)
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        return truth((prompt, *tokens))
+
+    return largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4))
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3)])
+def test_two_steps_have_the_target_law(name, walk, sizes):
+    """After a prompt, and in the second step after a first one, that only the target can read."""
+    assert error_after_two_steps(name, walk, table(sizes[0], 1), table(sizes[1], 2), sizes[0] - 1) <= EXACT
+
+
+def test_enumeration_catches_a_target_cut_to_what_both_have():
+    assert error_after_two_steps("iid:lorenz", "deferred", Resized(table(3, 1), 2), table(2, 2), 0) > BIASED
+
+
+def test_logits_are_cut_or_padded_at_the_end():
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    assert resize(logits, 2).tolist() == [[1, 2]]
+    assert resize(logits, 4).tolist() == [[1, 2, 3, -torch.inf]]
+    assert resize(logits, 3) is logits
+
+
+@pytest.mark.parametrize("padding", [-1, 1])
+def test_models_of_two_sizes_decode_greedily(padding):
+    target, draft = tiny_model("llama"), tiny_model("qwen2", vocab_size=VOCABULARY + padding)
+    prompts = [*PROMPTS, [VOCABULARY - 1] * 3]
+    settings = dict(temperature=0, max_new_tokens=12)
+    plain, _ = md.generate(target, None, prompts, **settings)
+    rows, _ = md.generate(target, draft, prompts, **settings)
+    assert [row.tolist() for row in rows] == [row.tolist() for row in plain]
+    recording = next(iter(capture(target, draft, [[1, 2]], new_tokens=3)))
+    assert recording.target.shape == recording.draft.shape == (3, VOCABULARY)
+
+
+@pytest.mark.parametrize("sizes", [(152064, 151936), (151936, 152064), (50304, 50688), (100, 100)])
+def test_paddings_are_let_through(sizes):
+    check_sizes(*sizes)
+
+
+@pytest.mark.parametrize("sizes", [(32000, 32800), (262144, 256000), (128256, 151936), (5, 6)])
+def test_other_tokenizers_are_refused(sizes):
+    with pytest.raises(md.AdviceError, match=f"target has {sizes[0]} tokens and the draft {sizes[1]}; .*choose"):
+        check_sizes(*sizes)

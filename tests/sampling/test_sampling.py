@@ -1,0 +1,455 @@
+"""Processors on trees: the exact law with every kind of them, the speed of having none, stops, log-probabilities."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation import PrefixConstrainedLogitsProcessor, SynthIDTextWatermarkLogitsProcessor
+
+import multidraft as md
+from multidraft.auditing.enumeration import (
+    Law,
+    add,
+    all_branches,
+    first_state,
+    first_tokens,
+    follow,
+    largest_difference,
+    step_law,
+    target_law,
+)
+from multidraft.decoding.batch import join
+from multidraft.decoding.drafted_tree import Drafts
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.state import Plan, State
+from multidraft.decoding.tree import Tree
+from multidraft.drafters.several import Several
+from multidraft.models import versions
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling import generation_config
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.prefixes import Prefix
+from multidraft.sampling.processors import CountPenalty, LogitBias, check_pure, for_row
+from multidraft.sampling.settings import Sampling, together
+
+SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
+PROMPT = [0, 2, 1]
+Pair = tuple[Sampling, Sampling]
+TARGET, DRAFT = random_table(SIZE, 3, 1, 2.0), random_table(SIZE, 3, 2, 2.0)
+
+
+class Zigzag(LogitsProcessor):
+    """A user's own: tokens whose parity is that of the whole sequence's sum become likelier."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        same = (input_ids.sum(-1, keepdim=True) + torch.arange(scores.shape[-1])) % 2 == 0
+        return scores + 1.5 * same
+
+
+class Counter(LogitsProcessor):
+    """What cannot work: the result depends on the number of calls."""
+
+    calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores + self.calls * torch.arange(scores.shape[-1])
+
+
+class Neighbour(LogitsProcessor):
+    """What cannot work either: a row depends on where it stands in the batch."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + torch.arange(len(scores))[:, None] * torch.arange(scores.shape[-1])
+
+
+BLIND = {
+    "temperature, top-k, top-p": dict(temperature=0.7, top_k=3, top_p=0.9),
+    "min-p": dict(min_p=0.3),
+    "typical": dict(temperature=0.8, typical_p=0.7),
+    "epsilon": dict(epsilon_cutoff=0.15),
+    "eta": dict(eta_cutoff=0.2, top_p=0.95),
+    "renormalised": dict(renormalize_logits=True, temperature=1.3),
+    "suppressed": dict(suppress_tokens=[1], remove_invalid_values=True),
+}
+if "top_h" in generation_config.fields():
+    BLIND["top-h"] = dict(temperature=1.2, top_h=0.6, top_k=3)
+LOOKING_BACK = {
+    "repetition": dict(repetition_penalty=1.7, temperature=0.8, top_k=3),
+    "no repeated 2-grams": dict(no_repeat_ngram_size=2),
+    "bad words": dict(bad_words_ids=[[2], [1, 3]]),
+    "sequence bias": dict(sequence_bias={(1,): 1.0, (0, 3): 2.0}),
+    "minimum": dict(min_new_tokens=2, eos_token_id=[3]),
+    "forced end": dict(forced_eos_token_id=2, max_length=5),
+    "growing end": dict(exponential_decay_length_penalty=(0, 1.4), eos_token_id=[1, 2]),
+    "suppressed at first": dict(begin_suppress_tokens=[0, 2]),
+    "prompt repeated": dict(encoder_repetition_penalty=1.6),
+    "no 2-grams of the prompt": dict(encoder_no_repeat_ngram_size=2),
+    "watermark": dict(watermarking_config=dict(bias=1.5, greenlist_ratio=0.5), top_k=3),
+}
+OWN = {
+    "a user's own": [Zigzag()],
+    "presence and frequency": [CountPenalty(0.8, 0.5, len(PROMPT))],
+    "logit bias": [LogitBias({1: 0.9, 3: -2.0})],
+}
+KINDS = [*BLIND, *LOOKING_BACK, *OWN]
+SEEING = [*LOOKING_BACK, "a user's own", "presence and frequency"]
+
+
+def processors(kind: str) -> LogitsProcessorList:
+    """The list that transformers builds."""
+    config = GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
+    return versions.logits_processors(config, PROMPT, SIZE, OWN.get(kind, []), torch.device("cpu"))
+
+
+def sampling(kind: str) -> Sampling:
+    return sampling_from([for_row(processors(kind), 0)], greedy=False)
+
+
+def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
+    """The processed target after new tokens, by transformers' own code on the whole sequence."""
+    listed = processors(kind)
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        sequence = (*PROMPT, *tokens)
+        return listed(torch.tensor([sequence]), TARGET(sequence).log()[None]).softmax(-1)[0]
+
+    return conditional
+
+
+def plan(sampling: Sampling, scheme: str = "anchored:lorenz", tree: str = "2x1", walk: str = "deferred") -> Plan:
+    return Plan(md.scheme(scheme), Tree.parse(tree), walk, sampling)
+
+
+def models(batch: int = 1) -> tuple[TableModel, TableModel]:
+    return TableModel(TARGET, SIZE, batch), TableModel(DRAFT, SIZE, batch)
+
+
+def error(kind: str, plan: Plan) -> float:
+    """How far one step is from the processed target."""
+    depth = max(plan.tree.depths) + 1
+    conditional = reference(kind)
+    law = first_tokens(step_law(*models(), PROMPT, plan).law, conditional, depth)
+    return largest_difference(law, target_law(conditional, depth))
+
+
+@pytest.mark.parametrize(("scheme", "walk"), [("anchored:lorenz", "deferred"), ("iid:lorenz", "commit")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_has_the_processed_target_s_law(kind, scheme, walk):
+    assert error(kind, plan(sampling(kind), scheme, walk=walk)) <= EXACT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
+def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
+    """The biased twin: every node is processed as though nothing had come after the root."""
+    right = Drafts.prefixes
+    monkeypatch.setattr(Drafts, "prefixes", lambda self, places: right(self, [(row, 0) for row, _ in places]))
+    assert error(kind, plan(sampling(kind))) > BIASED
+
+
+@pytest.mark.parametrize("kind", ["repetition", "a user's own", "minimum"])
+def test_two_steps_have_the_processed_target_s_law(kind):
+    """The second step's sequences begin with what the first emitted."""
+    path = plan(sampling(kind), "iid:lorenz", "2")
+    state = first_state(*models(), PROMPT, path)
+    forest, first = all_branches(state, path)
+    _, second = all_branches(follow(forest, path, first), path)
+    law: Law = {}
+    for branch in second:
+        before = first[branch.origin]
+        add(law, (*before.emitted.tokens, *branch.emitted.tokens), before.probability * branch.probability)
+    conditional = reference(kind)
+    assert largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4)) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["repetition", "a user's own", "min-p"])
+def test_several_drafters_are_processed_alike(kind):
+    drafters = Several([TableModel(DRAFT, SIZE), TableModel(random_table(SIZE, 3, 3), SIZE)])
+    path = plan(sampling(kind), "distinct:recursive_rejection", "2x1")
+    conditional = reference(kind)
+    law = first_tokens(step_law(models()[0], drafters, PROMPT, path).law, conditional, 3)
+    assert largest_difference(law, target_law(conditional, 3)) <= EXACT
+
+
+@pytest.mark.parametrize(
+    "own", [dict(temperature=0.4), dict(temperature=0), dict(temperature=2.0, top_k=2), dict(top_p=0.5)]
+)
+@pytest.mark.parametrize("kind", ["repetition", "min-p", "temperature, top-k, top-p"])
+def test_the_draft_model_may_have_settings_of_its_own(kind, own):
+    both = sampling(kind)
+    apart = replace(both, for_draft=replace(both, **own))
+    assert error(kind, plan(apart)) <= EXACT
+    logits, prefix = DRAFT((0,)).log()[None], first_state(*models(), PROMPT, plan(both)).prefixes
+    assert not torch.equal(apart.draft(logits, 2, prefix), both.draft(logits, 2, prefix))
+    assert torch.equal(apart.target(logits, prefix), both.target(logits, prefix))
+
+
+def test_a_draft_model_without_the_one_allowed_token_drafts_on():
+    """Its distribution of nothing would have been not a number."""
+    lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
+    config = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
+    listed = versions.logits_processors(config, PROMPT, SIZE, [], torch.device("cpu"))
+    law = step_law(models()[0], lacking, PROMPT, plan(sampling_from([listed], greedy=False))).law
+    assert law == {(3,): pytest.approx(1)}
+
+
+@pytest.mark.parametrize("own", [None, Sampling(), Sampling(0.5)])
+def test_a_greedy_target_stays_greedy_whatever_the_draft(own):
+    law = step_law(*models(), PROMPT, plan(Sampling(0, for_draft=own))).law
+    assert all(
+        token == int(TARGET((*PROMPT, *tokens[:i])).argmax()) for tokens in law for i, token in enumerate(tokens)
+    )
+
+
+# Rows side by side, each with settings of its own
+
+SIDE_BY_SIDE = [[0, 2, 1], [3, 1, 1]]
+PAIRS = [  # temperatures alone; then one row looks back, or both do
+    (Sampling(0.5), Sampling(1.8)),
+    (Sampling(0), Sampling(1.2, top_k=3)),
+    (Sampling(0), sampling("repetition")),
+    (sampling("minimum"), Sampling(0.7, top_p=0.9)),
+    (sampling("a user's own"), sampling("presence and frequency")),
+    (sampling("min-p"), replace(sampling("repetition"), for_draft=Sampling(0.6))),
+]
+WAYS = [  # scheme, tree, walk, steps
+    ("anchored:lorenz", "2x1", "deferred", 1),
+    ("distinct:recursive_rejection", "2x1", "deferred", 1),
+]
+TWO_STEPS = ("iid:lorenz", "2", "commit", 2)
+
+
+def joined(both: Pair, path: Plan) -> State:
+    """Two rows that have been started one by one."""
+    states = []
+    for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
+        target, draft = models()
+        several = Several([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
+        drafter = several if path.scheme.law.name == "distinct" else draft
+        states.append(first_state(target, drafter, prompt, replace(path, sampling=own)))
+    return join(*states)
+
+
+def laws_of_rows(state: State, path: Plan, steps: int) -> list[Law]:
+    """What each row of a batch emits in several steps."""
+    emitted = [(row, (), 1.0) for row in range(len(state.root))]
+    for _ in range(steps):
+        forest, branches = all_branches(state, path)
+        before = [(emitted[branch.origin], branch) for branch in branches]
+        emitted = [(row, (*old, *b.emitted.tokens), chance * b.probability) for (row, old, chance), b in before]
+        state = follow(forest, path, branches)
+    laws: list[Law] = [{}, {}]
+    for row, tokens, probability in emitted:
+        add(laws[row], tokens, probability)
+    return laws
+
+
+def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:
+    """How far two rows with the settings `given` are from the targets of `both`."""
+    scheme, tree, walk, steps = way
+    path, result = plan(Sampling(), scheme, tree, walk), []
+    count = steps * (max(path.tree.depths) + 1)
+    for prompt, own, law in zip(SIDE_BY_SIDE, both, laws_of_rows(joined(given, path), path, steps), strict=True):
+
+        def conditional(tokens: tuple[int, ...], prompt: list[int] = prompt, own: Sampling = own) -> Tensor:
+            sequence = (*prompt, *tokens)
+            return own.target(TARGET(sequence).log()[None], [Prefix(0, torch.tensor(sequence))])[0]
+
+        result.append(largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("both", "way"), [*((both, way) for both in PAIRS for way in WAYS), *((both, TWO_STEPS) for both in PAIRS[1:4])]
+)
+def test_rows_side_by_side_have_each_their_own_law(both, way):
+    assert max(errors(both, both, way)) <= EXACT
+
+
+@pytest.mark.parametrize("both", PAIRS)
+def test_swapped_settings_are_caught(both):
+    """The biased twin."""
+    assert min(errors(both, both[::-1], WAYS[0])) > BIASED
+
+
+def test_settings_that_agree_are_one():
+    """So that a batch in which all rows have the same is as fast as one without settings of its rows' own."""
+    assert together([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
+    each = together([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
+    assert each.at([2, 0]) == Sampling(0.5)
+    assert not each.is_softmax
+    assert together([Sampling(0.5), Sampling(0)]).is_softmax
+
+
+def test_all_nodes_at_once_agree_with_every_row_by_itself():
+    rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
+    logits = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+    assert torch.equal(
+        together(rows).target(logits), torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)])
+    )
+
+
+def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
+    listed = processors("temperature, top-k, top-p")
+    fast = sampling_from([listed], greedy=False)
+    assert fast == Sampling(0.7, 3, 0.9)
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
+        config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
+        listed = versions.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
+        fast = sampling_from([listed], greedy=False)
+        assert fast.before is fast.after is None
+        assert torch.allclose(fast.target(logits), listed(None, logits).softmax(-1), atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_are_kept_only_for_processors_that_look_at_them(kind):
+    state = first_state(*models(), PROMPT, plan(sampling(kind)))
+    assert (state.prefixes is not None) == (kind in SEEING)
+
+
+def test_processors_of_other_rows_and_lengths():
+    """Each row has its own: the minimum counts from each prompt's end, and a constraint knows its row."""
+    prompts = [[0, 2, 1], [3], [1, 1]]
+    allowed = PrefixConstrainedLogitsProcessor(lambda row, _: [row, 3], 1)
+    rows, _ = md.generate(*models(3), prompts, tree="2x1", max_new_tokens=6, eos_token_id=3, min_new_tokens=4,
+                          logits_processor=[allowed])  # fmt: skip
+    for row, tokens in enumerate(rows):
+        assert len(tokens) >= 5
+        assert set(tokens[:-1].tolist()) == {row}
+
+
+def test_presence_and_frequency_penalty():
+    scores = CountPenalty(0.5, 0.25, 2)(torch.tensor([[3, 3, 1, 1, 2]]), torch.zeros(1, 4))
+    assert scores.tolist() == [[0, -1.0, -0.75, 0]]
+
+
+def run(**changes) -> tuple[list[list[int]], Info]:
+    given = dict(tree="2x2x1", generator=torch.Generator().manual_seed(5), max_new_tokens=24) | changes
+    given = {name: value for name, value in given.items() if value is not None}
+    prompts = given.pop("prompts", [PROMPT, [3]])
+    rows, info = md.generate(*models(len(prompts)), prompts, **given)
+    return [row.tolist() for row in rows], info
+
+
+@pytest.mark.parametrize("changes", [{}, dict(presence_penalty=2.0, top_k=3), dict(temperature=0)])
+def test_log_probabilities(changes):
+    rows, info = run(logprobs=2, eos_token_id=3, **changes)
+    penalty = CountPenalty(changes.get("presence_penalty", 0), 0, len(PROMPT))
+    for position, (token, entry) in enumerate(zip(rows[0], info.logprobs[0], strict=True)):
+        sequence = (*PROMPT, *rows[0][:position])
+        scores = penalty(torch.tensor([sequence]), TARGET(sequence).log()[None])[0]
+        expected = Sampling(top_k=changes.get("top_k")).target(scores).log()
+        assert entry.logprob == pytest.approx(float(expected[token]))
+        best = expected.topk(2)
+        assert [token for token, _ in entry.top] == best.indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best.values.tolist())
+    assert [len(entries) for entries in info.logprobs] == [len(row) for row in rows]
+    assert run(logprobs=True, eos_token_id=3, **changes)[1].logprobs[0][0].top == ()
+    assert run()[1].logprobs == []
+
+
+class Sum(StoppingCriteria):
+    """Stops when the whole sequence's sum passes 20."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
+        return input_ids.sum(-1) > 20
+
+
+def test_a_criterion_cuts_where_it_first_holds():
+    free, _ = run(eos_token_id=[])
+    cut, _ = run(eos_token_id=[], stopping_criteria=[Sum()])
+    for prompt, tokens, whole in zip([PROMPT, [3]], cut, free, strict=True):
+        assert sum(prompt) + sum(tokens) > 20 >= sum(prompt) + sum(tokens[:-1])
+        assert tokens == whole[: len(tokens)]
+
+
+def test_max_time_ends_after_the_pass_that_it_falls_in():
+    tokens, info = run(max_time=1e-9, max_new_tokens=50)
+    assert max(map(len, tokens)) <= 4
+    assert info.target_passes <= 1
+
+
+def test_length_limits():
+    assert [len(row) for row in run(max_length=9, max_new_tokens=None, eos_token_id=[])[0]] == [6, 8]
+    assert [len(row) for row in run(max_length=9, max_new_tokens=3, eos_token_id=[])[0]] == [3, 3]
+    assert all(len(row) >= 10 for row in run(min_new_tokens=9, eos_token_id=[0, 1, 2])[0])
+    assert run(generation_config=GenerationConfig(max_new_tokens=2, do_sample=False), max_new_tokens=None)[0] == [
+        row[:2] for row in run(temperature=0)[0]
+    ]
+
+
+def test_several_sequences_for_a_prompt():
+    rows, _ = md.generate(*models(3), [PROMPT], num_return_sequences=3, max_new_tokens=20)
+    assert len({tuple(row.tolist()) for row in rows}) == 3
+
+
+CHANGED = {  # a value other than the default for every refused field
+    "num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5, "constraints": [1], "force_words_ids": [[1]],
+    "penalty_alpha": 0.6, "dola_layers": "high", "low_memory": True, "guidance_scale": 1.5, "token_healing": True,
+    "use_cache": False, "cache_implementation": "quantized", "output_attentions": True, "output_hidden_states": True,
+    "output_scores": True, "output_logits": True, "use_mtp": True, "is_assistant": True, "prompt_lookup_num_tokens": 3,
+    "assistant_early_exit": 2, "assistant_ensemble_weight": 0.5, "speculation_type": "dflash",
+    "continuous_batching_config": {},
+}  # fmt: skip
+
+
+def test_every_field_of_the_configuration_is_accounted_for():
+    assert set(generation_config.fields()) <= generation_config.KNOWN
+    assert set(CHANGED) == set(generation_config.REFUSED)
+    assert not generation_config.HONOURED & generation_config.MEANINGLESS
+    assert not (generation_config.HONOURED | generation_config.MEANINGLESS) & set(generation_config.REFUSED)
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_refused_is_refused_by_name(name):
+    if name not in generation_config.fields():
+        pytest.skip("this version of transformers does not have it")
+    with pytest.raises(md.AdviceError, match=f"{name}=.* is not supported by multi-draft decoding; "):
+        run(**{name: CHANGED[name]})
+
+
+def test_a_field_that_nobody_knows_yet_is_refused_once_it_is_set(monkeypatch):
+    monkeypatch.setattr(generation_config, "fields", lambda: vars(GenerationConfig()) | {"flux": None})
+    run(max_new_tokens=1)
+    with pytest.raises(md.AdviceError, match=r"flux=0\.5 is not supported"):
+        run(flux=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        (dict(temperatur=1), "unknown setting 'temperatur'; did you mean 'temperature'"),
+        (dict(tokenizer=1), "unknown setting 'tokenizer'; did you mean 'stop_tokenizer'"),
+        (dict(stop="x"), "stop strings need the tokenizer; pass it as stop_tokenizer"),
+        (dict(logprobs=-1), "logprobs is -1"),
+        (dict(min_p=2.0), "min_p"),
+        (dict(repetition_penalty=-1.0), "penalty"),
+        (dict(logit_bias={9: 1.0}), "logit_bias names a token beyond the vocabulary, 0 to 3"),
+        (dict(logits_processor=[Counter()]), "Counter keeps a state between calls or between rows"),
+        (dict(logits_processor=[Neighbour()]), "Neighbour keeps a state between calls or between rows"),
+        (dict(suppress_tokens=[0, 1, 2, 3]), "leave no token with a finite logit"),
+        (dict(draft_model=models()[1]), "the draft model comes second"),
+        (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
+        (dict(draft_temperature=-2), "temperature -2 is out of range"),
+    ],
+)
+def test_advice(changes, advice):
+    with pytest.raises(md.AdviceError, match=advice):
+        run(**({"max_new_tokens": None} | changes))
+
+
+def test_a_stateful_watermark_is_refused():
+    mark = SynthIDTextWatermarkLogitsProcessor(ngram_len=2, keys=[1], sampling_table_size=8,
+                                               sampling_table_seed=0, context_history_size=4, device="cpu")  # fmt: skip
+    with pytest.raises(md.AdviceError, match="SynthIDTextWatermarkLogitsProcessor keeps a state"):
+        run(logits_processor=[mark])
+
+
+def test_pure_processors_pass():
+    check_pure([Zigzag()], torch.tensor(PROMPT), SIZE)
+    assert math.isfinite(run(logits_processor=[Zigzag()])[1].block_efficiency)

@@ -1,0 +1,301 @@
+"""Every scheme is lossless: its law, summed over every tuple of drafts, is the target. No sampling, no seed."""
+
+import pytest
+import torch
+from pairs import all_pairs
+from torch import Tensor
+
+import multidraft as md
+from multidraft.catalogue import SCHEMES
+from multidraft.drafting.law import Law
+from multidraft.transport.linear_program import optimal_by_linear_program
+from multidraft.verification import Outcome
+from multidraft.verification.lorenz import lorenz
+from multidraft.verification.naive import naive
+from multidraft.verification.recursive_rejection import recursive_rejection
+
+EXACT = 1e-12
+NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py
+PAIRS = all_pairs()
+ALWAYS_OPTIMAL = ("iid:lorenz",)
+OPTIMAL = ("iid:lorenz", "top:naive", "greedy:maximal_coupling", "spechub:spechub")
+
+
+def counts(name: str) -> tuple[int, ...]:
+    """Numbers of drafts to test a scheme with."""
+    return (2,) if name.startswith("spechub") else (1, 2, 3)
+
+
+EVERY = [(name, drafts) for name in NAMES for drafts in counts(name)]
+
+
+def drafting(law: Law, draft: Tensor) -> Tensor:
+    """The draft distribution, or several where the law takes several."""
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft
+
+
+def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float]:
+    """The exact law of the emitted token and the acceptance rate, over every tuple."""
+    draft = drafting(law, draft)
+    drafted, weight = law.tuples(draft)
+    outcome = rule(target.expand(len(drafted), -1), draft.expand(len(drafted), *draft.shape), drafted, law)
+    assert_possible(outcome)
+    return (weight[:, None] * outcome.law()).sum(0), float((weight * outcome.acceptance()).sum())
+
+
+def assert_possible(outcome: Outcome) -> None:
+    """No negative probability, and never more than one in all."""
+    assert (outcome.accept >= 0).all()
+    assert (outcome.residual >= 0).all()
+    assert (outcome.accept.sum(-1) + outcome.residual.sum(-1) <= 1 + EXACT).all()
+
+
+def deviation(rule, law: Law, target: Tensor, draft: Tensor) -> float:
+    """Largest difference between the law of the emitted token and the target."""
+    return float((law_of(rule, law, target, draft)[0] - target).abs().max())
+
+
+@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
+@pytest.mark.parametrize("total", [1.0, 0.37])
+@pytest.mark.parametrize(("name", "drafts"), EVERY)
+def test_law_is_the_target(name: str, drafts: int, total: float, draft_probability: float) -> None:
+    scheme = md.scheme(name, drafts=drafts, draft_probability=draft_probability)
+    worst = max((deviation(scheme.entry.rule, scheme.law, total * p, q), label) for label, p, q in PAIRS)
+    assert worst[0] < EXACT, worst
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(anchors=0), dict(anchors=1), dict(anchors=2, top_up=False), dict(top_up=False)]
+)
+def test_anchored_settings(settings: dict) -> None:
+    scheme = md.scheme("anchored:lorenz", drafts=3, **settings)
+    worst = max((deviation(scheme.entry.rule, scheme.law, p, q), label) for label, p, q in PAIRS)
+    assert worst[0] < EXACT, worst
+
+
+@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
+@pytest.mark.parametrize("name", NAMES)
+def test_probabilities_of_tuples(name: str, draft_probability: float) -> None:
+    """They sum to one, agree with `probability`, and the draws come out of the very same conditionals."""
+    scheme = md.scheme(name, drafts=counts(name)[-1], draft_probability=draft_probability)
+    for label, _, q in PAIRS:
+        q = drafting(scheme.law, q)
+        drafted, weight = scheme.tuples(q)
+        assert abs(float(weight.sum()) - 1) < EXACT, label
+        assert torch.allclose(scheme.probability(q.expand(len(drafted), *q.shape), drafted), weight, atol=EXACT), label
+        uniform = torch.rand(50, scheme.law.numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        rows, positions = q.expand(50, *q.shape), uniform[:, : scheme.law.width]
+        assert torch.equal(scheme.law.draw_all(rows, positions), Law.draw_all(scheme.law, rows, positions)), label
+        assert scheme.law.possible(rows, scheme.law.draw(rows, uniform)).all(), label
+
+
+@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
+@pytest.mark.parametrize(("name", "drafts"), EVERY)
+def test_acceptance_rate(name: str, drafts: int, draft_probability: float) -> None:
+    """The formula (or what stands in for it) is what enumeration gives, and never above the optimum of the law."""
+    scheme = md.scheme(name, drafts=drafts, draft_probability=draft_probability)
+    for label, p, q in PAIRS:
+        _, rate = law_of(scheme.entry.rule, scheme.law, p, q)
+        q = drafting(scheme.law, q)
+        assert abs(float(scheme.acceptance_rate(p, q)) - rate) < EXACT, label
+        if scheme.law.name == "distinct":
+            optimum = optimal_by_linear_program(p, *scheme.tuples(q))
+        else:
+            optimum = float(scheme.optimal_acceptance_rate(p, q))
+        assert rate <= optimum + 1e-9, label
+        if name in OPTIMAL and (draft_probability == 1 or name in ALWAYS_OPTIMAL):
+            assert abs(rate - optimum) < 1e-9, label
+
+
+@pytest.mark.parametrize("total", [1.0, 0.6])
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_lorenz_reaches_the_linear_program(drafts: int, total: float) -> None:
+    law = md.scheme("iid:lorenz", drafts=drafts).law
+    for label, p, q in PAIRS:
+        _, rate = law_of(lorenz, law, total * p, q)
+        assert abs(rate - optimal_by_linear_program(total * p, *law.tuples(q))) < 1e-9, label
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_anchored_without_top_ups_reaches_the_linear_program(drafts: int) -> None:
+    scheme = md.scheme("anchored:lorenz", drafts=drafts, top_up=False)
+    for label, p, q in PAIRS:
+        _, rate = law_of(scheme.entry.rule, scheme.law, p, q)
+        assert abs(rate - optimal_by_linear_program(p, *scheme.tuples(q))) < 1e-9, label
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
+def test_truncated_drafts(name: str) -> None:
+    """A draft of few tokens goes through a short sort; the law stays exact, and the outcome that of the long way."""
+    scheme, generator = md.scheme(name, drafts=3), torch.Generator().manual_seed(0)
+    p = torch.rand(20, 40, generator=generator, dtype=torch.float64) ** 4
+    q = torch.zeros_like(p).scatter(-1, torch.rand(20, 40, generator=generator).argsort(-1)[:, :5], 1.0) * (p + 0.01)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    worst = max(deviation(scheme.entry.rule, scheme.law, p[row], q[row]) for row in range(20))
+    assert worst < EXACT
+    drafted = scheme.draw(q, generator)
+    short = scheme.verify(p, q, drafted)
+    dense = q + 1e-290  # the same draft distribution, with a support too long for the short way
+    long = scheme.verify(p, dense, drafted)
+    assert torch.allclose(short.accept, long.accept, atol=EXACT)
+    assert torch.allclose(short.residual, long.residual, atol=EXACT)
+
+
+def test_one_randomised_draft_is_the_papers_rule() -> None:
+    """Randomised Drafting, Algorithm 2: accept with min(1, p / (a q)), else sample from (p - a q)_+, normalised."""
+    a, scheme = 0.6, md.scheme("iid:lorenz", drafts=1, draft_probability=0.6)
+    for label, p, q in PAIRS:
+        if label == "subnormal":
+            continue
+        drafted, _ = scheme.tuples(q)
+        x = drafted[:-1, 0]
+        outcome = scheme.outcome(p.expand(len(drafted), -1), q.expand(len(drafted), -1), drafted)
+        assert torch.allclose(outcome.accept[:-1, 0], (p[x] / (a * q[x])).clamp(max=1), atol=EXACT), label
+        left = (p - a * q).clamp(min=0)
+        assert torch.allclose(outcome.residual[-1], left / left.sum(), atol=EXACT), label
+
+
+def test_one_iid_draft_is_ordinary_speculative_sampling() -> None:
+    law = md.scheme("iid:lorenz", drafts=1).law
+    for label, p, q in PAIRS:
+        if label == "subnormal":  # a token that is drafted once in 1e310 times counts as never drafted
+            continue
+        drafted, _ = law.tuples(q)
+        x = drafted[:, 0]
+        accept = lorenz(p.expand(len(x), -1), q.expand(len(x), -1), drafted, law).accept[:, 0]
+        assert torch.allclose(accept, (p[x] / q[x]).clamp(max=1), atol=EXACT), label
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 4, 8, 64])
+def test_float32_and_large_vocabularies(drafts: int) -> None:
+    """In float32 at 5,000 tokens the outcome of every drawn tuple still sums to one, and is near that in float64."""
+    generator = torch.Generator().manual_seed(drafts)
+    logits = torch.randn(3, 5000, generator=generator) * 3
+    q, p = logits.softmax(-1), (logits + torch.randn(3, 5000, generator=generator)).softmax(-1)
+    for name in NAMES:
+        scheme = md.scheme(name, drafts=2 if name.startswith("spechub") else drafts)
+        rows = drafting(scheme.law, q)
+        drafted = scheme.draw(rows, generator)
+        outcome = scheme.outcome(p, rows, drafted)
+        assert outcome.accept.dtype == torch.float32
+        assert torch.allclose(outcome.law().sum(-1), torch.ones(3), atol=2e-5), name
+        exact = scheme.verify(p.double(), rows.double(), drafted)
+        assert torch.allclose(outcome.accept.double(), exact.accept, atol=1e-3), name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_equal_rows(name: str) -> None:
+    scheme = md.scheme(name, drafts=counts(name)[-1])
+    p = torch.stack([p for _, p, _ in PAIRS if len(p) == 4])
+    q = torch.stack([drafting(scheme.law, q) for _, _, q in PAIRS if len(q) == 4])
+    drafted = scheme.draw(q, torch.Generator().manual_seed(0))
+    together = scheme.verify(p, q, drafted)
+    for row in range(len(p)):
+        alone = scheme.verify(p[row], q[row], drafted[row])
+        assert torch.allclose(together.accept[row], alone.accept, atol=1e-14)
+        assert torch.allclose(together.residual[row], alone.residual, atol=1e-14)
+
+
+def test_sample_follows_the_law() -> None:
+    """200,000 draws; Weissman's bound gives a false alarm of 1e-9 at a distance of 0.0158 for 5 tokens."""
+    p, q = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.0]), torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1])
+    scheme, generator, draws = md.scheme("iid:lorenz", drafts=2), torch.Generator().manual_seed(0), 200_000
+    rows_p, rows_q = p.expand(draws, -1), q.expand(draws, -1)
+    drafted = scheme.draw(rows_q, generator)
+    token, position = scheme.verify(rows_p, rows_q, drafted).sample(generator)
+    distance = (torch.bincount(token, minlength=5) / draws - p).abs().sum()
+    assert distance < 0.0158, "false alarm once in 1e9"
+    accepted = position >= 0
+    assert torch.equal(drafted[accepted].gather(-1, position[accepted][:, None])[:, 0], token[accepted])
+    rate = float(accepted.double().mean())
+    assert abs(rate - float(scheme.acceptance_rate(p, q))) < 0.008, "six standard errors"
+
+
+def test_sample_fails_as_often_as_mass_is_missing() -> None:
+    """A naive outcome of a target that sums to 0.5 fails half of the time (six standard errors of 20,000 draws)."""
+    p, q = torch.tensor([0.3, 0.2]).expand(20_000, -1), torch.tensor([0.5, 0.5]).expand(20_000, -1)
+    scheme, generator = md.scheme("iid:naive", drafts=1), torch.Generator().manual_seed(0)
+    token, _ = scheme.verify(p, q, scheme.draw(q, generator)).sample(generator)
+    assert abs(float((token < 0).double().mean()) - 0.5) < 6 * 0.0036
+
+
+def biased(rule):
+    """The same rule, accepting five percent too often."""
+
+    def twin(target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
+        outcome = rule(target, draft, drafted, law)
+        scale = (1 - outcome.accept.sum(-1, keepdim=True)) / outcome.residual.sum(-1, keepdim=True).clamp(min=1e-300)
+        accept = (outcome.accept * 1.05).clamp(max=1) / outcome.accept.sum(-1, keepdim=True).mul(1.05).clamp(min=1)
+        left = (1 - accept.sum(-1, keepdim=True)) / outcome.residual.sum(-1, keepdim=True).clamp(min=1e-300)
+        return Outcome(accept, outcome.residual * left.minimum(scale), drafted)
+
+    return twin
+
+
+def forgetful(target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
+    """Recursive rejection that samples from the target itself where everything was rejected."""
+    outcome = recursive_rejection(target, draft, drafted, law)
+    return Outcome(outcome.accept, (1 - outcome.accept.sum(-1, keepdim=True)) * target, drafted)
+
+
+TWINS = {
+    "five percent too often": biased(lorenz),
+    "forgotten residual": forgetful,
+    "as if there were one draft less": lambda p, q, x, law: lorenz(
+        p, q, torch.cat([x[..., :-1], x[..., :1] * 0 - 1], -1), law
+    ),
+    "duplicates counted twice": lambda p, q, x, law: Outcome(
+        p.gather(-1, x) / law.drafts, naive(p, q, x, law).residual, x
+    ),
+}
+
+
+@pytest.mark.parametrize("twin", list(TWINS))
+def test_the_check_catches_biased_rules(twin: str) -> None:
+    law = md.scheme("iid:lorenz", drafts=2).law
+    found = 0.0
+    for _, p, q in PAIRS:
+        drafted, weight = law.tuples(q)
+        outcome = TWINS[twin](p.expand(len(drafted), -1), q.expand(len(drafted), -1), drafted, law)
+        found = max(found, float(((weight[:, None] * outcome.law()).sum(0) - p).abs().max()))
+    if twin == "as if there were one draft less":  # only slower, not biased: the check must not cry wolf
+        assert found < EXACT
+    else:
+        assert found > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "drafted", "message"),
+    [
+        ([[2.0, -1.0]], [[0.5, 0.5]], [[0, 0]], "target row 0 .* pass probabilities, not logits"),
+        ([[0.5, 0.5]], [[0.5, 0.48]], [[0, 0]], "draft row 0 sums to 0.98"),
+        ([[0.5, 0.5]], [[1.0, 0.0]], [[0, 1]], "has probability 0 under the law iid"),
+        ([[0.5, 0.5]], [[0.5, 0.5]], [[0, 1, 0]], "has 3 positions a row; iid:lorenz with 2 drafts has 2"),
+    ],
+)
+def test_bad_input_gets_advice(target: list, draft: list, drafted: list, message: str) -> None:
+    scheme = md.scheme("iid:lorenz", drafts=2)
+    with pytest.raises(md.AdviceError, match=message):
+        scheme.outcome(torch.tensor(target), torch.tensor(draft), torch.tensor(drafted))
+
+
+def test_top_tokens_are_no_samples() -> None:
+    """The mistake of several published codes: deterministic drafts verified as if drawn. Here they are refused."""
+    q = torch.tensor([0.6, 0.3, 0.1])
+    with pytest.raises(md.AdviceError, match="not valid for drafts of the law top; valid rules for it: naive"):
+        md.scheme("top:recursive_rejection", drafts=2)
+    with pytest.raises(md.AdviceError, match="probability 0 under the law top"):
+        md.scheme("top:naive", drafts=2).outcome(q, q, torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("iid:kseqq", {}, "unknown scheme"),
+        ("iid:lorenz", dict(drafts=0), "at least 1"),
+        ("iid:lorenz", dict(anchors=2), "has no setting anchors"),
+    ],
+)
+def test_bad_schemes_get_advice(name: str, settings: dict, message: str) -> None:
+    with pytest.raises(md.AdviceError, match=message):
+        md.scheme(name, **settings)
