@@ -1,16 +1,17 @@
 """Acceptance rates where there is no formula: over every tuple for small vocabularies, over sampled ones otherwise."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from multidraft.catalogue import Scheme
+from multidraft.verification import Outcome
+
+Tuples = Callable[[Tensor], tuple[Tensor, Tensor]]  # from a draft distribution to all tuples and their probabilities
+Draw = Callable[[Tensor, torch.Generator | None], Tensor]
+Verify = Callable[[Tensor, Tensor, Tensor], Outcome]  # target, draft, drafted
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,23 @@ class Acceptance:
     standard_error: Float[Tensor, "*batch"] | None = None
 
 
-def by_enumeration(scheme: Scheme, target: Tensor, draft: Tensor) -> Acceptance:
+def by_enumeration(tuples: Tuples, verify: Verify, target: Tensor, draft: Tensor) -> Acceptance:
     """Sum over every tuple of the law."""
     rows = zip(target.reshape(-1, target.shape[-1]), draft.reshape(-1, draft.shape[-1]), strict=True)
-    rate = torch.stack([one_by_enumeration(scheme, p, q) for p, q in rows])
+    rate = torch.stack([one_by_enumeration(tuples, verify, p, q) for p, q in rows])
     return Acceptance(rate.reshape(target.shape[:-1]), "enumeration")
 
 
-def one_by_enumeration(scheme: Scheme, target: Tensor, draft: Tensor) -> Tensor:
+def one_by_enumeration(tuples: Tuples, verify: Verify, target: Tensor, draft: Tensor) -> Tensor:
     """The same for one row."""
-    drafted, weight = scheme.tuples(draft)
-    outcome = scheme.verify(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
+    drafted, weight = tuples(draft)
+    outcome = verify(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
     return (weight * outcome.acceptance()).sum()
 
 
 def by_sampling(
-    scheme: Scheme, target: Tensor, draft: Tensor, samples: int, generator: torch.Generator | None
+    draw: Draw, verify: Verify, target: Tensor, draft: Tensor, samples: int, generator: torch.Generator | None
 ) -> Acceptance:
     """Average of the exact acceptance over `samples` drawn tuples, one batch of rows at a time to bound the memory."""
-    rates = torch.stack(
-        [scheme.verify(target, draft, scheme.draw(draft, generator)).acceptance().double() for _ in range(samples)]
-    )
+    rates = torch.stack([verify(target, draft, draw(draft, generator)).acceptance().double() for _ in range(samples)])
     return Acceptance(rates.mean(0), f"average over {samples} tuples", rates.std(0) / samples**0.5)

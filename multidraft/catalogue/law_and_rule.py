@@ -125,8 +125,8 @@ class Scheme:
         if (rate := self.expected_acceptance(target, draft)) is not None:
             return Acceptance(rate, "formula")
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
-            return by_enumeration(self, target, draft)
-        return by_sampling(self, target, draft, samples, generator)
+            return by_enumeration(self.tuples, self.verify, target, draft)
+        return by_sampling(self.draw, self.verify, target, draft, samples, generator)
 
     def acceptance_rate(
         self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]

@@ -1,7 +1,7 @@
 """What stays the same over a generation, what the next step needs, and what a step emits."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int
@@ -9,16 +9,33 @@ from torch import Tensor
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.logprobs import Logprob
+from multidraft.decoding.nodes import Nodes
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import Walker
+from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import Sampling
 
-if TYPE_CHECKING:
-    from multidraft.tracing.recording import Trace
+
+@runtime_checkable
+class Tracer(Protocol):
+    """Is told what happens and why; decodes as without it."""
+
+    seconds: float  # of its own, which are not counted
+
+    def begin(self, state: "State", plan: "Plan", prompts: list[list[int]]) -> "State":
+        """The prompts have been read; decoding goes on from the state that it returns."""
+        ...
+
+    def decide(self, state: "State", plan: "Plan", nodes: Nodes) -> tuple[list[Ending], list[int]]:
+        """Where the walk of every row ends, and its one more token."""
+        ...
+
+    def end(self, tokens: list[list[int]]) -> None:
+        """These are the tokens that are returned."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,7 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
     compile_draft: bool = False
-    trace: "Trace | None" = None  # is told what happens, and why
+    trace: Tracer | None = None
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
 
 
