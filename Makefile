@@ -37,6 +37,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft
 
 # torch goes first and by its pinned version, so that nothing else can pull in another one.

@@ -1,0 +1,48 @@
+"""The plan of the house, beyond what `lint-imports` holds: a small root, few floors, no name that hides a file."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import multidraft as md
+
+PACKAGE = Path(md.__file__).parent
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+CONTRACTS = {contract["type"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
+
+
+def entries(folder: Path) -> set[str]:
+    """What lies in a folder of the package, by name, without endings."""
+    return {entry.stem for entry in folder.iterdir() if entry.name != "__pycache__"}
+
+
+def exported(init: Path) -> Iterator[str]:
+    """Names that a package's `__init__` defines or takes out of a file, whatever that file is called."""
+    for node in ast.parse(init.read_text()).body:
+        match node:
+            case ast.ImportFrom(module=module) if module and module.startswith("multidraft."):
+                package = ".".join(("multidraft", *init.parent.relative_to(PACKAGE).parts))
+                yield from (alias.asname or alias.name for alias in node.names if module != package)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+
+
+def test_the_root_has_few_entries_and_few_floors_below_the_command_line():
+    floors = CONTRACTS["layers"]["layers"]
+    assert len(entries(PACKAGE)) <= 18
+    assert len(floors) <= 13
+    assert floors[0] == "commands"
+
+
+def test_the_contracts_have_no_exceptions():
+    assert {"layers", "acyclic_siblings"} <= set(CONTRACTS)
+    assert CONTRACTS["layers"]["exhaustive"]
+    assert not PROJECT["tool"]["importlinter"]["exclude_type_checking_imports"]
+    assert [contract for contract in CONTRACTS.values() if "ignore" in " ".join(contract)] == []
+
+
+def test_no_exported_name_hides_a_file():
+    hidden = {init: set(exported(init)) & entries(init.parent) for init in PACKAGE.rglob("__init__.py")}
+    hidden[PACKAGE / "__init__.py"] |= set(md.__all__) & entries(PACKAGE)
+    assert {str(init.relative_to(PACKAGE)): names for init, names in hidden.items() if names} == {}
