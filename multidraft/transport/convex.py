@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from multidraft.errors.missing import solver
 from multidraft.transport.network import sets_of_draws
 
-Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, "_"]]]  # sets of one size, and their coefficients
+Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, " _"]]]  # sets of one size, and their coefficients
 
 
 @dataclass
