@@ -14,12 +14,14 @@ from torch import Tensor
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.batch import select
-from multidraft.decoding.drafted_tree import Drafts
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.growing import bare_root, read_level
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.nodes import Nodes, Row, rows_of
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.stepping import bare_root, emit, keep, last_weights, learn_level, score
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.state import Decision, Emitted, Plan, State
+from multidraft.decoding.stepping import emit, keep, last_weights, score
+from multidraft.decoding.verdicts import Verdicts
 from multidraft.decoding.walks import Ending, Verdict, Walker, drive, walker
 from multidraft.models import LanguageModel
 from multidraft.sampling.settings import together
@@ -42,22 +44,16 @@ class Forest:
     """Every tree that a step can draw, one a row: where it came from, its probability given that, and its scores."""
 
     state: State
-    drafts: Drafts
-    forwarded: list[int]
+    tree: ScoredTree
     origin: Int[Tensor, " trees"]
     probability: Float[Tensor, " trees"]
-    rows: list[Row]
-    logits: Tensor
 
-    def nodes(self, plan: Plan, rows: Int[Tensor, " rows"]) -> Nodes:
+    def scored(self, rows: list[int]) -> ScoredTree:
         """What the walks need to know about these trees, which may repeat."""
-        return Nodes(
-            plan.scheme,
-            together([self.state.sampling[i] for i in rows.tolist()]),
-            self.drafts.select(rows),
-            [self.rows[i] for i in rows.tolist()],
-            self.logits[rows],
-        )
+        index = torch.tensor(rows)
+        sampling = together([self.state.sampling[row] for row in rows])
+        lines = [self.tree.rows[row] for row in rows]
+        return ScoredTree(sampling, self.tree.drafts.select(index), lines, self.tree.logits[index])
 
 
 @dataclass(frozen=True)
@@ -114,14 +110,20 @@ def largest_difference(law: Law, other: Law) -> float:
 def all_branches(state: State, plan: Plan) -> tuple[Forest, list[Branch]]:
     """All ways in which the next step can go from every row of the state."""
     forest = all_trees(state, plan)
-    nodes = forest.nodes(plan, torch.arange(len(forest.origin)))
     origin, probability = forest.origin.tolist(), forest.probability.tolist()
     branches = []
-    for tree, chance, ending in all_endings(nodes, plan.walk):
-        for token, share in last_tokens(nodes, tree, ending):
-            emitted = emit(nodes.rows[tree].token, ending, token)
+    for tree, chance, ending in all_endings(forest.tree, plan):
+        for token, share in last_tokens(forest.tree, tree, ending):
+            emitted = emitted_by(forest.tree, plan, tree, ending, token)
             branches.append(Branch(origin[tree], probability[tree] * chance * share, emitted, tree, ending))
     return forest, branches
+
+
+def emitted_by(tree: ScoredTree, plan: Plan, row: int, ending: Ending, last: int) -> Emitted:
+    """What the decoder emits where a row's walk ends so."""
+    rows = range(len(tree.rows))
+    decision = Decision([ending for _ in rows], [last for _ in rows], {})
+    return emit(plan, tree, decision, row)
 
 
 def law_of_steps(state: State, plan: Plan, steps: int) -> Law:
@@ -142,54 +144,57 @@ def law_of_steps(state: State, plan: Plan, steps: int) -> Law:
 def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
     """The state after each of the branches, one a row, so that the next step can be enumerated too."""
     rows = [branch.tree for branch in branches]
-    last = [branch.emitted.tokens[-1] for branch in branches]
-    nodes = forest.nodes(plan, torch.tensor(rows))
-    return keep(select(forest.state, rows), nodes, forest.forwarded, [branch.ending for branch in branches], last)
+    decision = Decision([branch.ending for branch in branches], [branch.emitted.tokens[-1] for branch in branches], {})
+    return keep(select(forest.state, rows), forest.scored(rows), decision)
 
 
 def all_trees(state: State, plan: Plan) -> Forest:
     """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
-    drafts, forwarded = bare_root(state, plan), list[int]()
+    drafts, depth = bare_root(state, plan), 0
     origin, probability = torch.arange(len(state.root)), torch.ones(len(state.root), dtype=torch.float64)
-    for depth, groups in plan.tree.drawing:
-        learn_level(state, plan, drafts, forwarded, depth)
-        for count, group in groups:
+    while read_level(state, plan, drafts, depth):
+        rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
+        state, drafts = select(state, rows.tolist()), drafts.select(rows)
+        for some, count, slots in drafts.drawing(depth):
             scheme = plan.scheme.at(count)
-            rows, drafted, weight = all_draws(scheme, drafts, list(group))
-            state, drafts = select(state, rows.tolist()), drafts.select(rows)
-            drafts.fill(scheme, list(group), drafts.distributions(list(group)), drafted)
-            origin, probability = origin[rows], probability[rows] * weight
-    trees = rows_of(drafts)
-    return Forest(state, drafts, forwarded, origin, probability, trees, score(state, drafts, trees))
+            drafted = torch.stack([drawn[slot][some, : scheme.law.width] for slot in slots], 1)
+            drafts.fill(scheme, some, slots, drafted)
+        origin, probability, depth = origin[rows], probability[rows] * weight, depth + 1
+    return Forest(state, score(state, drafts), origin, probability)
 
 
 def all_draws(
-    scheme: Scheme, drafts: Drafts, slots: list[int]
-) -> tuple[Int[Tensor, " draws"], Int[Tensor, "draws group width"], Float[Tensor, " draws"]]:
-    """Every combination of tuples that can be drawn at `slots`: its row, the tuples, the probability."""
-    rows = torch.arange(len(drafts.tokens))
-    drafted = torch.empty((len(rows), 0, scheme.law.width), dtype=torch.int64)
-    probability = torch.ones(len(rows), dtype=torch.float64)
-    for slot in slots:
+    scheme: Scheme, drafts: DraftTree, depth: int
+) -> tuple[Int[Tensor, " draws"], dict[int, Int[Tensor, "draws width"]], Float[Tensor, " draws"]]:
+    """Every combination of tuples that can be drawn at a level: its row, the tuple by slot, the probability."""
+    rows = torch.arange(len(drafts.trees))
+    probability, drawn = torch.ones(len(rows), dtype=torch.float64), dict[int, Tensor]()
+    for slot in sorted({slot for _, _, slots in drafts.drawing(depth) for slot in slots}):
         tuples = tuples_at(scheme, drafts, slot)
         repeats = torch.tensor([len(tuples[row][1]) for row in rows.tolist()])
         here = torch.cat([tuples[row][0] for row in rows.tolist()])
         weight = torch.cat([tuples[row][1] for row in rows.tolist()])
+        drawn = {other: tokens.repeat_interleave(repeats, 0) for other, tokens in drawn.items()} | {slot: here}
         rows, probability = rows.repeat_interleave(repeats), probability.repeat_interleave(repeats) * weight
-        drafted = torch.cat([drafted.repeat_interleave(repeats, 0), here[:, None]], 1)
-    return rows, drafted, probability
+    return rows, drawn, probability
 
 
-def tuples_at(scheme: Scheme, drafts: Drafts, slot: int) -> list[tuple[Tensor, Tensor]]:
-    """For each row the tuples that can be drawn at a slot, with probabilities; only the empty one if it is empty."""
-    nothing = torch.full((1, scheme.law.width), -1), torch.ones(1, dtype=torch.float64)
-    known: dict[bytes, tuple[Tensor, Tensor]] = {}
+def tuples_at(scheme: Scheme, drafts: DraftTree, slot: int) -> list[tuple[Tensor, Tensor]]:
+    """For each row the tuples that can be drawn at a slot, with probabilities; the empty one where none is drawn."""
+    width = drafts.drafted.shape[-1]
+    known: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
     result = []
-    for token, distribution in zip(drafts.tokens[:, slot].tolist(), drafts.draft[slot], strict=True):
-        key = distribution.numpy().tobytes()
-        if token >= 0 and key not in known:
-            known[key] = scheme.law.tuples(distribution)
-        result.append(known[key] if token >= 0 else nothing)
+    for row, token in enumerate(drafts.tokens[:, slot].tolist()):
+        count = drafts.trees[row].drafts[slot] if token >= 0 else 0
+        if not count:
+            result.append((torch.full((1, width), -1), torch.ones(1, dtype=torch.float64)))
+            continue
+        distribution = drafts.distribution(row, slot)
+        key = count, distribution.numpy().tobytes()
+        if key not in known:
+            tuples, weight = scheme.at(count).law.tuples(distribution)
+            known[key] = torch.nn.functional.pad(tuples, (0, width - tuples.shape[1]), value=-1), weight
+        result.append(known[key])
     return result
 
 
@@ -216,14 +221,17 @@ class Script:
         return answer
 
 
-def all_endings(nodes: Nodes, walk: str | Walker) -> Iterator[tuple[int, float, Ending]]:
-    """Where the walks over every row can end, with which probability: rows side by side, one script at a time."""
-    start, verdicts = walker(walk), Remembered(nodes)
-    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in nodes.rows]
+def all_endings(tree: ScoredTree, plan: Plan, walk: str | Walker | None = None) -> Iterator[tuple[int, float, Ending]]:
+    """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
+
+    The walk is that of the plan unless another is given.
+    """
+    start, verdicts = walker(walk or plan.walk), Remembered(Verdicts(plan.scheme, tree))
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in tree.rows]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         pairs = zip(rows, coins, strict=True)
-        walks = [start(0, 1.0, nodes.rows[row].has_drafts, coin) for row, coin in pairs]
+        walks = [start(0, 1.0, tree.rows[row].has_drafts, coin) for row, coin in pairs]
         verdicts.rows = rows
         for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
             scripts[row] += coin.others
@@ -231,10 +239,10 @@ def all_endings(nodes: Nodes, walk: str | Walker) -> Iterator[tuple[int, float, 
 
 
 class Remembered:
-    """The verdicts of `nodes` for walks over some of its rows; none is computed twice."""
+    """The verdicts for walks over some of a tree's rows; none is computed twice."""
 
-    def __init__(self, nodes: Nodes):
-        self.nodes = nodes
+    def __init__(self, verdicts: Verdicts):
+        self.verdicts = verdicts
         self.rows: list[int] = []  # the row that each walk is on
         self.known: dict[tuple[int, int, float], Verdict] = {}
 
@@ -243,13 +251,13 @@ class Remembered:
         keys = {walk: (self.rows[walk], *question) for walk, question in asked.items()}
         new = {row: (node, weight) for row, node, weight in keys.values() if (row, node, weight) not in self.known}
         if new:
-            self.known |= {(row, *new[row]): verdict for row, verdict in self.nodes.verdicts(new).items()}
+            self.known |= {(row, *new[row]): verdict for row, verdict in self.verdicts(new).items()}
         return {walk: self.known[key] for walk, key in keys.items()}
 
 
-def last_tokens(nodes: Nodes, row: int, ending: Ending) -> list[tuple[int, float]]:
+def last_tokens(tree: ScoredTree, row: int, ending: Ending) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
-    weights = last_weights(nodes, row, ending).double()
+    weights = last_weights(tree, row, ending).double()
     total = float(weights.sum())
     if total <= 0:
         return [(-1, 1.0)]

@@ -65,7 +65,7 @@ def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin:
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
     verdict, left = (yield slot, weight), 1.0
-    for child, accept, _ in verdict.children:
+    for child, accept in verdict.children:
         if ending := (yield from impatient(child, accept, has_drafts, coin)):
             ending.path.insert(0, child)
             return ending

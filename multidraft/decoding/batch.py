@@ -26,7 +26,7 @@ def join(state: State, other: State) -> State:
         state.random + other.random,
         torch.cat([state.root, other.root]),
         torch.cat([state.position, other.position]),
-        state.missing + other.missing,
+        state.unread + other.unread,
         state.sampling + other.sampling,
         prefixes_of(state) + prefixes_of(other) if state.prefixes or other.prefixes else None,
     )
@@ -44,7 +44,7 @@ def select(state: State, going: list[int]) -> State:
     for model in (state.target, state.draft):
         if model is not None and going:
             model.select(rows)
-    random, missing = [state.random[i] for i in going], [state.missing[i] for i in going]
+    random, unread = [state.random[i] for i in going], [state.unread[i] for i in going]
     sampling = [state.sampling[i] for i in going]
     prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
-    return State(state.target, state.draft, random, state.root[rows], state.position[rows], missing, sampling, prefixes)
+    return State(state.target, state.draft, random, state.root[rows], state.position[rows], unread, sampling, prefixes)

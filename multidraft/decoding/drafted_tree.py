@@ -1,10 +1,10 @@
 """One step's tree, filled in: the tokens that were drawn, from which distributions, and which of them coincide."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
@@ -12,31 +12,34 @@ from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
 from multidraft.sampling.prefixes import Prefixes
 
+Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
+
 
 @dataclass
-class Drafts:
+class DraftTree:
     """Tokens and draft distributions by row and slot.
 
-    Two slots with the same parent and token are one node: `alias` names the first of them (a slot of its own names
-    itself). They count as drawn twice: the node's tuple holds the draws of all its slots.
+    The slots of a level stand in the same columns in every row; where the rows' trees differ, a row with a narrower
+    level has empty slots at its end. Two slots with the same parent and token are one node: `alias` names the first of
+    them (a slot of its own names itself). They count as drawn twice: the node's tuple holds the draws of all its slots.
     """
 
-    tree: Tree
+    trees: list[Tree]  # of every row, as far as it has been decided; one and the same object where all rows have it
     repeats: bool  # whether the law may draw a token twice at a node; otherwise every slot is a node of its own
     tokens: Int[Tensor, "batch slots"]  # -1 where a slot is empty
     alias: Int[Tensor, "batch slots"]
     sees: Bool[Tensor, "batch slots slots"]  # a slot sees its ancestors' nodes and its own
     drafted: Int[Tensor, "batch slots width"]
-    draft: dict[int, Float[Tensor, "batch *drafts vocabulary"]] = field(default_factory=dict)  # by drawing slot
-    likelihoods: list[tuple[list[int], Float[Tensor, "batch _"]]] = field(default_factory=list)
-    latest: tuple[list[int], Tensor] = ([], torch.empty(0))  # what was learnt last: slots, and their distributions
+    depths: Int[Tensor, " slots"]
+    read: Slots  # the slots that the draft model has read in this step, in its order; -1 where a row had none
+    levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
     roots: Prefixes | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
-    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: Prefixes | None = None) -> "Drafts":
-        """A tree in which only the root's token is known."""
+    def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: Prefixes | None = None) -> "DraftTree":
+        """A tree in which only the root's token is known; `law` is that of the node with most drafts."""
         batch, size, device = len(root), len(tree), root.device
-        repeats = not law.distinct and max(tree.drafts) > 1
+        repeats = not law.distinct and law.drafts > 1
         tokens = torch.full((batch, size), -1, device=device)
         tokens[:, 0] = root
         alias = torch.arange(size, device=device).expand(batch, -1)
@@ -44,72 +47,136 @@ class Drafts:
         drafted = torch.full((batch, size, law.width), -1, device=device)
         if repeats:
             alias, sees = alias.clone(), sees.clone()
-        return cls(tree, repeats, tokens, alias, sees, drafted, roots=roots)
+        depths = tree.depth_of_slots.to(device)
+        return cls([tree] * batch, repeats, tokens, alias, sees, drafted, depths, [[]] * batch, roots=roots)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all rows have one and the same tree."""
+        return all(tree is self.trees[0] for tree in self.trees)
+
+    def nodes_at(self, row: int, depth: int) -> list[int]:
+        """A row's nodes at a depth."""
+        columns = (self.depths == depth).nonzero()[:, 0].tolist()
+        token, alias = self.tokens[row].tolist(), self.alias[row].tolist()
+        return [slot for slot in columns if token[slot] >= 0 and alias[slot] == slot]
 
     def prefixes(self, places: Iterable[tuple[int, int]]) -> Prefixes | None:
         """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""
         if self.roots is None:
             return None
-        path = self.tree.path
-        return [(root := self.roots[row]) and root.then(self.tokens[row, path(slot)]) for row, slot in places]
+        paths = ((row, self.trees[row].path(slot)) for row, slot in places)
+        return [(root := self.roots[row]) and root.then(self.tokens[row, path]) for row, path in paths]
 
-    def learn(self, slots: list[int], draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
-        """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding.
+    def extend(self, trees: list[Tree], depth: int) -> None:
+        """Make room for the drafts that have been decided at a depth."""
+        old, new = self.tokens.shape[1], len(trees[0])
+        self.trees = trees
+        if new == old:
+            return
+        more, batch, device = new - old, len(trees), self.tokens.device
+        parents = torch.tensor([tree.parents[old:] for tree in trees], device=device)
+        row = torch.arange(batch, device=device)[:, None]
+        slots = torch.arange(old, new, device=device).expand(batch, -1)
+        above = self.sees[row, parents.clamp(min=0)] & (parents >= 0)[..., None]
+        own = torch.eye(more, dtype=torch.bool, device=device).expand(batch, -1, -1)
+        wide = torch.nn.functional.pad(self.sees, (0, more))
+        self.sees = torch.cat([wide, torch.cat([above, own], 2)], 1)
+        self.tokens = torch.nn.functional.pad(self.tokens, (0, more), value=-1)
+        self.drafted = torch.nn.functional.pad(self.drafted, (0, 0, 0, more), value=-1)
+        self.alias = torch.cat([self.alias, slots], 1)
+        self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
 
-        Where there are several drafters, a slot's children come from them by turns.
-        """
+    def drawing(self, depth: int) -> Iterator[tuple[slice, int, list[int]]]:
+        """Where something is drawn at a depth: rows of one tree, a number of drafts, the slots that draw as many."""
+        parties = [slice(0, len(self.trees))] if self.alike else [slice(row, row + 1) for row in range(len(self.trees))]
+        for rows in parties:
+            tree = self.trees[rows.start]
+            for count, slots in tree.drawing[depth] if depth < len(tree.drawing) else ():
+                yield rows, count, slots
+
+    def learn(self, slots: Slots, draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
+        """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding."""
         if self.repeats:
-            alias = self.alias[:, span(slots)]
+            alias = self.take(self.alias, slots)
             first = (alias[:, :, None] == alias[:, None, :]).to(torch.uint8).argmax(-1)
             draft = draft[torch.arange(len(alias), device=alias.device)[:, None], first]
-        several = draft.ndim == 4
-        for slot, distribution in zip(slots, draft.unbind(1), strict=True):
-            turns = [j % distribution.shape[1] for j in range(self.tree.drafts[slot] * several)]
-            self.draft[slot] = distribution[:, turns] if several else distribution
-        self.latest = (slots, draft) if not several else ([], draft)
+        self.levels.append(draft)
 
-    def draw(self, scheme: Scheme, slots: list[int], uniform: Float[Tensor, "batch group numbers"]) -> None:
-        """Draw at `slots`, which all have as many children as the scheme has drafts."""
-        draft = self.distributions(slots)
-        self.fill(scheme, slots, draft, scheme.law.draw(draft, uniform))
+    def take(self, values: Shaped[Tensor, "batch slots *more"], slots: Slots) -> Shaped[Tensor, "batch group *more"]:
+        """What there is at `slots`; where a row has fewer of them than others, anything."""
+        if same(slots):
+            return values[:, span(slots[0])]
+        index = torch.tensor(slots, device=values.device).clamp(min=0)
+        return values[torch.arange(len(index), device=values.device)[:, None], index]
 
-    def distributions(self, slots: list[int]) -> Float[Tensor, "batch group *drafters vocabulary"]:
-        """The draft distributions at `slots`."""
-        if slots == self.latest[0]:
-            return self.latest[1]
-        return torch.stack([self.draft[slot] for slot in slots], 1)
+    def distribution(self, row: int, slot: int) -> Float[Tensor, "*drafts vocabulary"]:
+        """The draft distribution at a slot; where there are several drafters, a slot's drafts come from them by turns.
 
-    def fill(self, scheme: Scheme, slots: list[int], draft: Tensor, drafted: Int[Tensor, "batch group width"]) -> None:
+        It is a distribution a draft then, as the law `distinct` has it.
+        """
+        return by_turns(self.distributions(slice(row, row + 1), [slot])[:, 0], self.trees[row].drafts[slot], 1)[0]
+
+    def distributions(self, rows: slice, slots: list[int]) -> Float[Tensor, "rows group *drafters vocabulary"]:
+        """What the draft model said at slots of one level, in rows of one tree."""
+        read, before = self.read[rows.start], 0
+        for level in self.levels:
+            here = read[before : before + level.shape[1]]
+            if slots[0] in here:
+                return level[rows] if slots == here else level[rows, span([here.index(slot) for slot in slots])]
+            before += level.shape[1]
+        raise IndexError(f"nothing was drawn at slot {slots[0]}")
+
+    def draw(self, scheme: Scheme, rows: slice, slots: list[int], uniform: Float[Tensor, "rows group numbers"]) -> None:
+        """Draw at `slots` of these rows, which all have as many children as the scheme has drafts."""
+        draft = by_turns(self.distributions(rows, slots), scheme.drafts, 2)
+        self.fill(scheme, rows, slots, scheme.law.draw(draft, uniform))
+
+    def fill(self, scheme: Scheme, rows: slice, slots: list[int], drafted: Int[Tensor, "rows group width"]) -> None:
         """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
-        law, here, children = scheme.law, span(slots), self.tree.children(slots)
+        law, here, children = scheme.law, span(slots), self.trees[rows.start].children(slots)
         if slots != [0]:
-            drafted = drafted.masked_fill(self.tokens[:, here, None] < 0, -1)
-        self.drafted[:, here, : law.width] = drafted
-        tokens, below = law.children(drafted), span(children)
-        self.tokens[:, below] = tokens.flatten(1)
-        self.likelihoods.append((children, law.overall(draft).gather(-1, tokens.clamp(min=0)).flatten(1)))
+            drafted = drafted.masked_fill(self.tokens[rows, here, None] < 0, -1)
+        self.drafted[rows, here, : law.width] = drafted
+        self.tokens[rows, span(children)] = law.children(drafted).flatten(1)
         if self.repeats:
-            self.merge(self.alias[:, here].repeat_interleave(law.drafts, 1), children)
+            self.merge(rows, self.alias[rows, here].repeat_interleave(law.drafts, 1), children)
 
-    def merge(self, parents: Int[Tensor, "batch children"], children: list[int]) -> None:
+    def merge(self, rows: slice, parents: Int[Tensor, "rows children"], children: list[int]) -> None:
         """Let every new slot with the parent node and the token of an earlier one be the same node."""
-        tokens, slots = self.tokens[:, children], torch.tensor(children, device=parents.device)
+        tokens, slots = self.tokens[rows, children], torch.tensor(children, device=parents.device)
         same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
-        self.alias[:, children] = slots[same.to(torch.uint8).argmax(-1)]
-        row = torch.arange(len(parents), device=parents.device)[:, None]
-        self.sees[:, children] = self.sees[row, parents]
-        self.sees[row, slots, self.alias[:, children]] = True
+        alias = slots[same.to(torch.uint8).argmax(-1)]
+        row = torch.arange(rows.start, rows.stop, device=parents.device)[:, None]
+        self.alias[rows, children] = alias
+        self.sees[rows, children] = self.sees[row, parents]
+        self.sees[row, slots, alias] = True
 
-    def select(self, rows: Int[Tensor, " rows"]) -> "Drafts":
+    def select(self, rows: Int[Tensor, " rows"]) -> "DraftTree":
         """The trees of these rows, which may repeat."""
-        draft = {slot: distribution[rows] for slot, distribution in self.draft.items()}
-        roots = None if self.roots is None else [self.roots[row] for row in rows.tolist()]
-        likelihoods = [(slots, likelihood[rows]) for slots, likelihood in self.likelihoods]
-        tokens, alias, sees, drafted = self.tokens[rows], self.alias[rows], self.sees[rows], self.drafted[rows]
-        return Drafts(self.tree, self.repeats, tokens, alias, sees, drafted, draft, likelihoods, roots=roots)
+        chosen = rows.tolist()
+        return DraftTree(
+            [self.trees[row] for row in chosen],
+            self.repeats,
+            self.tokens[rows],
+            self.alias[rows],
+            self.sees[rows],
+            self.drafted[rows],
+            self.depths,
+            [self.read[row] for row in chosen],
+            [level[rows] for level in self.levels],
+            None if self.roots is None else [self.roots[row] for row in chosen],
+        )
 
-    def likelihood(self) -> list[dict[int, float]]:
-        """For every row the probability of each slot's token under the draft distribution above it."""
-        slots = [slot for group, _ in self.likelihoods for slot in group]
-        rows = torch.cat([likelihood for _, likelihood in self.likelihoods], 1).tolist()
-        return [dict(zip(slots, row, strict=True)) for row in rows]
+
+def same(lists: Slots) -> bool:
+    """Whether all rows have the same slots."""
+    return all(slots is lists[0] or slots == lists[0] for slots in lists)
+
+
+def by_turns(draft: Tensor, count: int, dimension: int) -> Tensor:
+    """A distribution a draft where there are several drafters (one dimension more), which take turns."""
+    if draft.ndim == dimension + 1:
+        return draft
+    turns = [j % draft.shape[dimension] for j in range(count)]
+    return draft.index_select(dimension, torch.tensor(turns, device=draft.device))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from multidraft.decoding.nodes import Nodes
+from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.walks import Ending
 
 
@@ -16,12 +16,12 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def look_up(nodes: Nodes, row: int, ending: Ending, last: int, top: int) -> list[Logprob]:
+def look_up(tree: ScoredTree, row: int, ending: Ending, last: int, top: int) -> list[Logprob]:
     """For the accepted tokens of one row and its last one, each from the node above it."""
     above = (0, *ending.path)
-    tokens = [*(nodes.rows[row].token[slot] for slot in ending.path), last]
+    tokens = [*(tree.rows[row].token[slot] for slot in ending.path), last]
     rows = [row] * len(above)
-    logs = nodes.sampling.at(rows).log_probabilities(*nodes.scored(rows, above))
+    logs = tree.sampling.at(rows).log_probabilities(*tree.scored(rows, above))
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
     pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -15,8 +15,9 @@ from multidraft.transport.optimal import optimum
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme
     from multidraft.decoding.logprobs import Logprob
-    from multidraft.decoding.nodes import Nodes
-    from multidraft.decoding.walks import Ending
+    from multidraft.decoding.rows import Row
+    from multidraft.decoding.scored_tree import ScoredTree
+    from multidraft.decoding.state import Decision, Plan
 
 PARTS = ("draft", "target", "rule", "cache", "rest")
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
@@ -111,41 +112,41 @@ class Info:
     logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
     watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def count(self, nodes: "Nodes", endings: "list[Ending]") -> None:
-        """Add one step: every row's tree, and where its walk ended."""
+    def add_step(self, plan: "Plan", tree: "ScoredTree", decision: "Decision") -> None:
+        """Every row's tree and where its walk ended, and where the plan says so the acceptance to expect."""
         self.target_passes += 1
-        self.row_passes += len(endings)
-        self.acceptance += sum(nodes.acceptance.values())
-        for row, ending in enumerate(endings):
+        self.row_passes += len(tree.rows)
+        self.acceptance += sum(decision.acceptance.values())
+        for row, ending in zip(tree.rows, decision.endings, strict=True):
             self.accepted += len(ending.path)
             self.bonus += ending.weights is None
             self.corrected += ending.weights is not None
-            self.nodes += len(nodes.rows[row].slots) - 1
-            if nodes.rows[row].children:
-                self.count_path(nodes, row, ending.path)
+            self.nodes += len(row.slots) - 1
+            if row.children:
+                self.count_path(row, ending.path)
+        if plan.measure:
+            self.measured += len(tree.rows)
+            roots = {row: line.count(0) for row, line in enumerate(tree.rows) if line.has_drafts(0)}
+            for count in set(roots.values()):
+                self.measure(plan.scheme.at(count), tree, [row for row in roots if roots[row] == count], decision)
 
-    def count_path(self, nodes: "Nodes", row: int, path: list[int]) -> None:
+    def count_path(self, row: "Row", path: list[int]) -> None:
         """Add one row's accepted path by its length, and by the ranks of its tokens."""
-        tree = nodes.drafts.tree
         self.drafts += 1
-        tally(self.lengths, len(path), max(tree.depths))
+        tally(self.lengths, len(path), max(row.tree.depths))
         for node, slot in zip((0, *path), path, strict=False):
-            tally(self.ranks, nodes.rank(row, node, slot), max(tree.drafts) - 1)
+            tally(self.ranks, row.rank(node, slot), max(row.tree.drafts) - 1)
 
-    def measure(self, scheme: "Scheme", nodes: "Nodes") -> None:
-        """Add the acceptance to expect at the roots of a step, and the best that any rule could reach there."""
-        rows = [row for row, tree in enumerate(nodes.rows) if tree.has_drafts(0)]
-        self.measured += len(nodes.rows)
-        if not rows:
-            return
-        scheme, roots = scheme.at(nodes.drafts.tree.drafts[0]), (0,) * len(rows)
-        target, draft = nodes.target(rows, roots), nodes.draft(rows, roots)
+    def measure(self, scheme: "Scheme", tree: "ScoredTree", rows: list[int], decision: "Decision") -> None:
+        """Add the acceptance to expect at the roots of some rows, and the best that any rule could reach there."""
+        roots = (0,) * len(rows)
+        target, draft = tree.target(rows, roots), tree.draft(rows, roots)
         best, expected = optimum(target, draft, scheme.law).double(), scheme.expected_acceptance(target, draft)
         self.optimal_acceptance += float(best.sum())
         if expected is not None:
             self.expected_acceptance += float(expected.double().minimum(best).sum())  # above it only by rounding
             return
-        drawn = [nodes.acceptance.get(row, 0.0) for row in rows]
+        drawn = [decision.acceptance.get(row, 0.0) for row in rows]
         self.expected_acceptance += sum(drawn)
         for one, most in zip(drawn, best.tolist(), strict=True):
             self.gaps.add(most - one)

@@ -36,7 +36,7 @@ def start(
     sampling = list(sampling or [plan.sampling] * len(prompts))
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
-    capacity = longest + 2 * len(plan.tree) + 2
+    capacity = longest + 2 * plan.shape.most_slots + 2
     with info.watch.part("target"):
         target = reading(target_model, prompts, capacity)
     with info.watch.part("draft"):
@@ -44,9 +44,9 @@ def start(
         draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
-    random, missing = for_rows(generator, len(prompts)), [-1] * len(prompts)
+    random, unread = for_rows(generator, len(prompts)), [list[int]()] * len(prompts)
     prefixes = begun(seen or prompts, sampling, root.device)
-    return State(target, draft, random, root, position, missing, sampling, prefixes)
+    return State(target, draft, random, root, position, unread, sampling, prefixes)
 
 
 def begun(sequences: list[list[int]], sampling: list[Sampling], device: torch.device) -> Prefixes | None:

@@ -1,6 +1,7 @@
 """What stays the same over a generation, what the next step needs, and what a step emits."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.logprobs import Logprob
-from multidraft.decoding.nodes import Nodes
 from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.shapes import Shape, shape_of
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
@@ -29,7 +31,7 @@ class Tracer(Protocol):
         """The prompts have been read; decoding goes on from the state that it returns."""
         ...
 
-    def decide(self, state: "State", plan: "Plan", nodes: Nodes) -> tuple[list[Ending], list[int]]:
+    def decide(self, state: "State", plan: "Plan", tree: ScoredTree) -> "Decision":
         """Where the walk of every row ends, and its one more token."""
         ...
 
@@ -43,13 +45,18 @@ class Plan:
     """What stays the same over a generation."""
 
     scheme: Scheme
-    tree: Tree
+    tree: Tree | Shape
     walk: str | Walker = "deferred"
     sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
     compile_draft: bool = False
     trace: Tracer | None = None
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The tree as a shape."""
+        return shape_of(self.tree)
 
 
 @dataclass
@@ -61,10 +68,19 @@ class State:
     random: list[Randomness]
     root: Int[Tensor, " batch"]  # known, but in neither cache
     position: Int[Tensor, " batch"]  # of the root in its sequence
-    missing: list[int]  # the token before it where the draft model has not seen that either, else -1
+    unread: list[list[int]]  # the tokens before it that the draft model has not read, if there are any
     sampling: list[Sampling]  # of every row, which it keeps from its start
     prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
     used: bool = False  # the models have moved on from it
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a step ends in every row."""
+
+    endings: list[Ending]
+    last: list[int]  # the one more token
+    acceptance: dict[int, float]  # what the rule accepts of the tuple at the root, by row; nothing where none was drawn
 
 
 @dataclass(frozen=True)
@@ -98,7 +114,9 @@ def release(state: State) -> None:
     state.used = False
 
 
-def padded(lists: list[list[int]]) -> Int[Tensor, "rows longest"]:
-    """A tensor of rows, filled up with -1."""
+def padded(lists: list[list[int]], left: bool = False) -> Int[Tensor, "rows longest"]:
+    """A tensor of rows, filled up with -1 at the end, or on the left."""
     longest = max(map(len, lists))
-    return torch.tensor([row + [-1] * (longest - len(row)) for row in lists], dtype=torch.int64)
+    fill = [[-1] * (longest - len(row)) for row in lists]
+    pairs = zip(fill, lists, strict=True) if left else zip(lists, fill, strict=True)
+    return torch.tensor([first + second for first, second in pairs], dtype=torch.int64)

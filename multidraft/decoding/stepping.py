@@ -1,19 +1,25 @@
 """The step: draft a tree, score it in one target pass, walk it, keep what was accepted."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.drafted_tree import Drafts
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.nodes import Nodes, Row, rows_of
 from multidraft.decoding.randomness import Randomness
-from multidraft.decoding.state import Emitted, Plan, State, claim, padded, release
-from multidraft.decoding.tree import span
-from multidraft.decoding.walks import Ending, Verdicts, drive, walker
+from multidraft.decoding.rows import Row, rows_of
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.state import Decision, Emitted, Plan, State, claim, padded, release
+from multidraft.decoding.verdicts import Asked, Verdicts
+from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.distributions import pick
 from multidraft.sampling.settings import together
+
+Hear = Callable[[int, int, float, Verdict], None]  # a row, a node, the weight of its target, and the verdict
 
 
 def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
@@ -24,139 +30,95 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     """
     claim(state)
     try:
-        nodes, forwarded, endings, last = find(state, plan, info)
+        with info.watch.part("draft"):
+            drafts = grow(state, plan)
+        with info.watch.part("target"):
+            tree = score(state, drafts)
+        with info.watch.part("rule"):
+            decision = (plan.trace.decide if plan.trace else decide)(state, plan, tree)
     except BaseException:
         release(state)
         raise
     with info.watch.part("cache"):
-        state = keep(state, nodes, forwarded, endings, last)
-    info.count(nodes, endings)
-    if plan.measure:
-        with info.watch.part("measuring"):
-            info.measure(plan.scheme, nodes)
-    emitted = [emit(nodes.rows[row].token, ending, last[row]) for row, ending in enumerate(endings)]
-    if plan.logprobs is not None:
-        for row, (new, ending) in enumerate(zip(emitted, endings, strict=True)):
-            new.logprobs.extend(look_up(nodes, row, ending, last[row], plan.logprobs))
-    return state, emitted
+        state = keep(state, tree, decision)
+    with info.watch.part("measuring"):
+        info.add_step(plan, tree, decision)
+    return state, [emit(plan, tree, decision, row) for row in range(len(tree.rows))]
 
 
-def find(state: State, plan: Plan, info: Info) -> tuple[Nodes, list[int], list[Ending], list[int]]:
-    """The scored tree, the slots that the draft model has read, where each row's walk ends, and its last token."""
-    with info.watch.part("draft"):
-        drafts, forwarded = grow(state, plan)
-    with info.watch.part("target"):
-        rows = rows_of(drafts)
-        logits = score(state, drafts, rows)
-    with info.watch.part("rule"):
-        nodes = Nodes(plan.scheme, together(state.sampling), drafts, rows, logits)
-        endings, last = decide(state, plan, nodes) if plan.trace is None else plan.trace.decide(state, plan, nodes)
-    return nodes, forwarded, endings, last
-
-
-def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
-    """Draft the tree level by level, each level in one forward pass of the draft model; also the slots it has read."""
-    drafts, forwarded = bare_root(state, plan), list[int]()
-    for depth, groups in plan.tree.drawing:
-        learn_level(state, plan, drafts, forwarded, depth)
-        for count, group in groups:
-            scheme = plan.scheme.at(count)
-            uniform = torch.stack([random.uniform(len(group), scheme.law.numbers) for random in state.random])
-            drafts.draw(scheme, list(group), uniform.to(state.root.device))
-    return drafts, forwarded
-
-
-def bare_root(state: State, plan: Plan) -> Drafts:
-    """The tree before anything is drawn."""
-    widest = max(plan.tree.drafts)
-    law = plan.scheme.at(widest).law if widest else plan.scheme.law
-    return Drafts.at_root(state.root, plan.tree, law, state.prefixes)
-
-
-def learn_level(state: State, plan: Plan, drafts: Drafts, forwarded: list[int], depth: int) -> None:
-    """Let the draft model read one level's drawing slots (they are added to `forwarded`), and note what it says."""
-    slots = [slot for _, group in plan.tree.drawing[depth][1] for slot in group]
-    forwarded += slots
-    logits = forward_draft(state, drafts, slots, forwarded, depth)
-    prefixes = drafts.prefixes((row, slot) for row in range(len(state.root)) for slot in slots)
-    drafts.learn(slots, together(state.sampling).draft(logits, max(plan.tree.drafts), prefixes))
-
-
-def forward_draft(state: State, drafts: Drafts, slots: list[int], forwarded: list[int], depth: int) -> Tensor:
-    """The draft model's logits at one level. The first level also brings the token that it has not seen yet."""
-    tokens, visible = drafts.tokens[:, span(slots)].clamp(min=0), drafts.sees[:, span(slots)][:, :, span(forwarded)]
-    position = (state.position + depth)[:, None].expand(-1, len(slots))
-    assert state.draft is not None  # a tree that draws comes with a draft model
-    if max(state.missing) < 0:
-        return state.draft.forward(tokens, position, visible)
-    missing = torch.tensor(state.missing, device=tokens.device)[:, None]
-    visible = torch.cat([(missing >= 0)[:, None].expand(-1, len(slots), -1), visible], -1)
-    if depth > 0:
-        return state.draft.forward(tokens, position, visible)
-    alone = torch.tensor([True, False], device=tokens.device).expand(len(tokens), 1, 2)
-    position = torch.cat([(position - 1).clamp(min=0), position], 1)
-    tokens, visible = torch.cat([missing.clamp(min=0), tokens], 1), torch.cat([alone, visible], 1)
-    return state.draft.forward(tokens, position, visible)[:, 1:]
-
-
-def score(state: State, drafts: Drafts, rows: list[Row]) -> Float[Tensor, "batch nodes vocabulary"]:
+def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
-    tokens, sees, depths = drafts.tokens, drafts.sees, drafts.tree.depth_of_slots.to(state.root.device)
-    if any(len(row.slots) < len(drafts.tree) for row in rows):
-        widest = max(len(row.slots) for row in rows)
+    rows = rows_of(drafts)
+    logits = state.target.forward(*nodes_alone(drafts, rows, state.position[:, None]))
+    return ScoredTree(together(state.sampling), drafts, rows, logits)
+
+
+def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The nodes' tokens, positions, and which of them each sees."""
+    tokens, sees, depths = drafts.tokens, drafts.sees, drafts.depths
+    widest = max(len(row.slots) for row in rows)
+    if any(len(row.slots) < tokens.shape[1] for row in rows):
         packed = torch.tensor([(row.slots + row.spare)[:widest] for row in rows], device=tokens.device)
         line = torch.arange(len(rows), device=tokens.device)[:, None]
         tokens, sees, depths = tokens[line, packed].clamp(min=0), sees[line, packed], depths[packed]
         sees = sees.gather(-1, packed[:, None].expand(-1, widest, -1))
-    return state.target.forward(tokens, state.position[:, None] + depths, sees)
+    return tokens, start + depths, sees
 
 
-def decide(state: State, plan: Plan, nodes: Nodes, verdicts: Verdicts | None = None) -> tuple[list[Ending], list[int]]:
-    """Where the walk of every row ends, and its one more token; `verdicts` stands in for the rule of `nodes`."""
-    start = walker(plan.walk)
-    walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(nodes.rows, state.random, strict=True)]
-    endings = drive(walks, verdicts or nodes.verdicts)
-    return endings, [draw_last(state.random[row], nodes, row, ending) for row, ending in enumerate(endings)]
+def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None) -> Decision:
+    """Where the walk of every row ends, and its one more token; `hear` is told every verdict."""
+    rule, start, acceptance = Verdicts(plan.scheme, tree), walker(plan.walk), dict[int, float]()
+
+    def verdicts(asked: Asked) -> dict[int, Verdict]:
+        answers = rule(asked)
+        for row, (node, weight) in asked.items():
+            if node == 0:
+                acceptance[row] = answers[row].acceptance
+            if hear is not None:
+                hear(row, node, weight, answers[row])
+        return answers
+
+    walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(tree.rows, state.random, strict=True)]
+    endings = drive(walks, verdicts)
+    last = [draw_last(state.random[row], tree, row, ending) for row, ending in enumerate(endings)]
+    return Decision(endings, last, acceptance)
 
 
-def draw_last(random: Randomness, nodes: Nodes, row: int, ending: Ending) -> int:
+def draw_last(random: Randomness, tree: ScoredTree, row: int, ending: Ending) -> int:
     """The one more token."""
-    weights = last_weights(nodes, row, ending)
+    weights = last_weights(tree, row, ending)
     return int(pick(weights, torch.tensor([random.number()], dtype=torch.float64, device=weights.device)))
 
 
-def last_weights(nodes: Nodes, row: int, ending: Ending) -> Float[Tensor, " vocabulary"]:
+def last_weights(tree: ScoredTree, row: int, ending: Ending) -> Float[Tensor, " vocabulary"]:
     """What it is drawn from: the residual where the walk stopped, or for a bonus the target at the leaf."""
     if ending.weights is not None:
         return ending.weights()
-    return nodes.target([row], (ending.leaf,))[0]
+    return tree.target([row], (ending.leaf,))[0]
 
 
-def keep(state: State, nodes: Nodes, forwarded: list[int], endings: list[Ending], last: list[int]) -> State:
+def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
-    device = state.root.device
-    paths = zip(nodes.rows, endings, strict=True)
-    state.target.keep(padded([[row.place[slot] for slot in (0, *ending.path)] for row, ending in paths]))
-    missing = [-1] * len(last)
+    paths = [[0, *ending.path] for ending in decision.endings]
+    state.target.keep(padded([[row.place[slot] for slot in path] for row, path in zip(tree.rows, paths, strict=True)]))
+    unread = state.unread
     if state.draft is not None:
-        offset = int(max(state.missing) >= 0)
-        pending = {slot: index + offset for index, slot in enumerate(forwarded)}
-        chosen = []
-        for row, ending in enumerate(endings):
-            read = [nodes.rows[row].drawing[slot][0] for slot in (0, *ending.path) if nodes.rows[row].has_drafts(slot)]
-            chosen.append([0] * (state.missing[row] >= 0) + [pending[slot] for slot in read])
-            if len(read) <= len(ending.path):
-                missing[row] = nodes.rows[row].token[ending.path[-1]]
-        state.draft.keep(padded(chosen))
-    moved = torch.tensor([1 + len(ending.path) for ending in endings], device=device)
-    position, root, prefixes = state.position + moved, torch.tensor(last, device=device), None
+        kept, unread = kept_of(state, tree.drafts, tree.rows, paths)
+        if tree.drafts.levels:
+            state.draft.keep(padded(kept))
+    device, prefixes = state.root.device, None
+    root, moved = torch.tensor(decision.last, device=device), torch.tensor([len(path) for path in paths], device=device)
     if state.prefixes is not None:
-        leaves = nodes.drafts.prefixes((row, ending.leaf) for row, ending in enumerate(endings))
+        leaves = tree.drafts.prefixes((row, path[-1]) for row, path in enumerate(paths))
         prefixes = [leaf and leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]
-    return State(state.target, state.draft, state.random, root, position, missing, state.sampling, prefixes)
+    position = state.position + moved
+    return State(state.target, state.draft, state.random, root, position, unread, state.sampling, prefixes)
 
 
-def emit(token: list[int], ending: Ending, last: int) -> Emitted:
-    """The accepted tokens and the last one, each with its kind."""
+def emit(plan: Plan, tree: ScoredTree, decision: Decision, row: int) -> Emitted:
+    """The accepted tokens and the last one, each with its kind, and its log-probability if it is asked for."""
+    ending, last = decision.endings[row], decision.last[row]
     kind = "bonus" if ending.weights is None else "corrected"
-    return Emitted([token[slot] for slot in ending.path] + [last], ["accepted"] * len(ending.path) + [kind])
+    logs = [] if plan.logprobs is None else look_up(tree, row, ending, last, plan.logprobs)
+    tokens = [tree.rows[row].token[slot] for slot in ending.path]
+    return Emitted([*tokens, last], ["accepted"] * len(ending.path) + [kind], logs)

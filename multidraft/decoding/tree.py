@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,9 +23,9 @@ FORMS = (
 class Tree:
     """Slots in breadth-first order, children of a slot next to each other; slot 0 is the root, the last known token.
 
-    `parents[i]` is the slot above slot i (-1 for the root), `drafts[i]` the number of tokens drawn at it, which is the
-    number of its children. Slots are places for tokens: one that stays empty, or repeats a sibling, costs nothing in
-    the target's pass.
+    `parents[i]` is the slot above slot i (-1 for the root and for slots that are not used), `drafts[i]` the number of
+    tokens drawn at it, which is the number of its children. Slots are places for tokens: one that stays empty, or
+    repeats a sibling, costs nothing in the target's pass.
     """
 
     parents: tuple[int, ...]
@@ -90,6 +89,12 @@ class Tree:
     def __len__(self) -> int:
         return len(self.parents)
 
+    def with_level(self, counts: dict[int, int], width: int) -> "Tree":
+        """The tree with drafts at some of its last slots, and `width` more slots; those not needed are no children."""
+        drafts = [counts.get(slot, count) for slot, count in enumerate(self.drafts)] + [0] * width
+        children = [slot for slot in sorted(counts) for _ in range(counts[slot])]
+        return Tree((*self.parents, *children, *[-1] * (width - len(children))), tuple(drafts))
+
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of every slot; the root has depth 0."""
@@ -107,8 +112,9 @@ class Tree:
     def sees(self) -> Bool[Tensor, "slots slots"]:
         """Whether a slot sees another: itself and what is above it."""
         sees = torch.eye(len(self), dtype=torch.bool)
-        for slot, parent in enumerate(self.parents[1:], 1):
-            sees[slot] |= sees[parent]
+        for slot, parent in enumerate(self.parents):
+            if parent >= 0:
+                sees[slot] |= sees[parent]
         return sees
 
     def path(self, slot: int) -> list[int]:
@@ -124,24 +130,26 @@ class Tree:
         return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]
 
     @cached_property
-    def first_child(self) -> tuple[int, ...]:
-        """The first child's slot; the others follow it."""
-        first, following = [], 1
-        for count in self.drafts:
-            first.append(following)
-            following += count
-        return tuple(first)
+    def branches(self) -> bool:
+        """Whether a node that draws has siblings."""
+        return any(self.drafts[self.parents[slot]] > 1 for slot in range(1, len(self)) if self.drafts[slot])
 
     @cached_property
-    def drawing(self) -> tuple[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], ...]:
-        """For every depth at which something is drawn: the depth and its drawing slots, grouped by number of drafts."""
-        result = []
-        for depth in range(max(self.depths)):
-            slots = [s for s in range(len(self)) if self.depths[s] == depth and self.drafts[s]]
-            by_count = sorted(slots, key=lambda s: self.drafts[s])
-            groups = tuple((n, tuple(group)) for n, group in groupby(by_count, key=lambda s: self.drafts[s]))
-            result.append((depth, groups))
-        return tuple(result)
+    def first_child(self) -> dict[int, int]:
+        """By drawing slot its first child's slot; the others follow it."""
+        first: dict[int, int] = {}
+        for slot, parent in enumerate(self.parents[1:], 1):
+            first.setdefault(parent, slot)
+        return first
+
+    @cached_property
+    def drawing(self) -> tuple[tuple[tuple[int, list[int]], ...], ...]:
+        """For every depth at which something is drawn its drawing slots, grouped by number of drafts."""
+        levels: list[dict[int, list[int]]] = [{} for _ in range(max(self.depths) + 1)]
+        for slot, count in enumerate(self.drafts):
+            if count:
+                levels[self.depths[slot]].setdefault(count, []).append(slot)
+        return tuple(tuple(sorted(level.items())) for level in levels if level)
 
 
 def number(digits: str) -> int:

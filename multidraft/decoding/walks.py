@@ -5,6 +5,7 @@ A walk is a coroutine. It yields `(slot, weight)` to ask for the rule's verdict 
 in a test. `coin(probability)` is its only source of randomness.
 """
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,7 +25,6 @@ class Child(NamedTuple):
 
     slot: int
     accept: float  # what it may claim
-    ratio: float  # target / draft, how much the draft underrates it
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Verdict:
     def rest(self) -> float:
         """The sum of the residual."""
         return self.remaining()
+
+    @property
+    def acceptance(self) -> float:
+        """The probability that the emitted token is a drafted one."""
+        return math.fsum(child.accept for child in self.children)
 
 
 @dataclass
@@ -60,15 +65,6 @@ class Ending:
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
 Verdicts = Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]  # by row: what is asked, and the answers
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
-Order = Callable[[Child], float]  # the smallest first; may look at nothing that was drawn below
-
-ORDERS: dict[str, Order] = {
-    "largest ratio": lambda child: -child.ratio,
-    "smallest ratio": lambda child: child.ratio,
-    "largest claim": lambda child: -child.accept,
-    "as drawn": lambda child: 0.0,
-}
-UNDERRATED = ORDERS["largest ratio"]
 
 
 def deferred(
@@ -77,14 +73,14 @@ def deferred(
     has_drafts: Callable[[int], bool],
     coin: Coin,
     smallest: float = SMALLEST,
-    order: Order = UNDERRATED,
 ) -> Walk:
     """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
 
     Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
     to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024). A share below `smallest` is
     first raised to it by a coin: as exact, and most of the nodes that could hardly matter are never looked at. To set
-    it or the `order` of the children, pass `partial(deferred, smallest=0.0)` where a walk is asked for.
+    it, pass `partial(deferred, smallest=0.0)` where a walk is asked for. The largest claim is tried first; an order may
+    look at nothing that was drawn below.
     """
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
@@ -93,12 +89,12 @@ def deferred(
             return None
         weight = 1.0
     verdict, left = (yield slot, weight), 1.0
-    for child, accept, _ in sorted(verdict.children, key=order):
+    for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
         if left <= ROUNDING:
             return None
         share = min(accept / left, 1.0)
         if share >= smallest or coin(share / smallest):
-            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest, order)
+            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest)
             if ending is not None:
                 ending.path.insert(0, child)
                 return ending
@@ -111,7 +107,7 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
     if not has_drafts(slot):
         return Ending()
     verdict, left = (yield slot, 1.0), 1.0
-    for child, accept, _ in verdict.children:
+    for child, accept in verdict.children:
         if left > ROUNDING and coin(accept / left):
             ending = yield from commit(child, 1.0, has_drafts, coin)
             assert ending is not None  # committing never fails

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from multidraft.catalogue import Scheme
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.shapes import Shape
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification.anchored_lorenz import anchored_lorenz
@@ -13,9 +13,9 @@ from multidraft.verification.coupling import residual
 from multidraft.verification.lorenz import lorenz
 
 
-def warm_up(scheme: Scheme, tree: Tree, device: torch.device) -> None:
-    """Draw and verify once with every number of drafts in the tree, where that runs as loops."""
-    for count in set(tree.drafts) - {0} if loops.HAS_NUMBA and device.type == "cpu" else ():
+def warm_up(scheme: Scheme, shape: Shape, device: torch.device) -> None:
+    """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
+    for count in shape.counts_drawn if loops.HAS_NUMBA and device.type == "cpu" else ():
         use_once(scheme.at(count))
 
 

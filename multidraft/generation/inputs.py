@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from multidraft.catalogue import Scheme
 from multidraft.catalogue import scheme as scheme_named
+from multidraft.decoding.shapes import Fixed, Shape, shape_of
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import FORMS, Tree
 from multidraft.decoding.walks import WALKS, Walker
@@ -24,7 +25,7 @@ Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 def make_plan(
     scheme: str | Scheme,
-    tree: str | Tree,
+    tree: str | Tree | Shape,
     walk: str | Walker,
     sampling: Sampling,
     measure: bool,
@@ -37,7 +38,7 @@ def make_plan(
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
     if not isinstance(scheme, Scheme):
         raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
-    if not isinstance(tree, Tree):
+    if not isinstance(tree, Tree | Shape):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
     check_flag(measure, "measure")
     check_fits(scheme, tree)
@@ -83,11 +84,12 @@ def check_compiles(draft_model: Model | None) -> None:
         raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
 
 
-def check_fits(scheme: Scheme, tree: Tree) -> None:
-    """Raise unless the scheme's law can draw at every node of the tree."""
-    for count in set(tree.drafts) - {0}:
+def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:
+    """Raise unless the scheme's law can draw at every node that the tree can have."""
+    shape = shape_of(tree)
+    for count in shape.counts_drawn:
         scheme.at(count)  # raises where the law takes only certain numbers of drafts
-    branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
+    branches = shape.tree.branches if isinstance(shape, Fixed) else shape.most_drafts > 1
     if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
         raise AdviceError(
             f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "

@@ -99,7 +99,7 @@ def run(
     stopping: Stopping,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Decode; processors see `seen` in place of the prompts, which is the same but for padding."""
-    warm_up(plan.scheme, plan.tree, stopping.device)
+    warm_up(plan.scheme, plan.shape, stopping.device)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), info.watch.whole(), as_stream(options.stream, seen) as stream:

@@ -12,6 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.shapes import Shape
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
@@ -56,7 +57,7 @@ def generate(
     *,
     draft_model: Model | Sequence[Model] | None = None,
     scheme: str | Scheme = "anchored:lorenz",
-    tree: str | Tree = "4x2x2x1",
+    tree: str | Tree | Shape = "4x2x2x1",
     walk: str | Walker = "deferred",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,

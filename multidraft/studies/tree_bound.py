@@ -18,7 +18,7 @@ MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 def realised_trees(forest: Forest) -> dict[Realised, float]:
     """The trees that can be drawn with their probabilities; drafts that differ in their order alone are one tree."""
     trees: dict[Realised, float] = {}
-    for row, probability in zip(forest.rows, forest.probability.tolist(), strict=True):
+    for row, probability in zip(forest.tree.rows, forest.probability.tolist(), strict=True):
         tokens: dict[int, Tokens] = {0: ()}
         for node, children in sorted(row.children.items()):
             tokens |= {child: (*tokens[node], token) for token, child in children.items()}

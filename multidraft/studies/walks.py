@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from multidraft.auditing.enumeration import Conditional, Forest, all_endings, all_trees, first_state
 from multidraft.catalogue import Scheme, scheme
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import ORDERS, Walker, commit, deferred
+from multidraft.decoding.walks import Walker, commit, deferred
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import check_drafters, check_fits
 from multidraft.models.table import TableModel, random_table
@@ -25,11 +24,11 @@ SCHEMES = (
     "greedy:maximal_coupling",
 )
 TREES = ("1x1", "1x1x1", "2x1", "3x1", "2x2")
-# The last four flip no coin for small claims: every node that could matter is looked at.
+# The last one flips no coin for small claims: every node that could matter is looked at.
 WALKERS: dict[str, Walker] = {
     "commit": commit,
     "deferred": deferred,
-    **{f"deferred, {name}": partial(deferred, smallest=0.0, order=order) for name, order in ORDERS.items()},
+    "deferred, no coin for small claims": partial(deferred, smallest=0.0),
 }
 MOST_WAYS = 1_000  # a minute a case
 PROMPT = (0,)
@@ -65,16 +64,16 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
 
 def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Line:
     """One line of the table."""
-    plan = Plan(s, Tree.parse(tree))
-    results = [one_case(plan, vocabulary, seed + case) for case in range(cases)]
+    results = [one_case(s, Tree.parse(tree), vocabulary, seed + case) for case in range(cases)]
     walks = {name: sum(accepted[name] for accepted, _ in results) / cases for name in WALKERS}
     short = {name: max(bound - accepted[name] for accepted, bound in results) for name in WALKERS}
     return Line(s.name, tree, vocabulary, cases, walks, sum(bound for _, bound in results) / cases, short)
 
 
-def one_case(plan: Plan, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
+def one_case(s: Scheme, tree: Tree, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
     """Expected accepted tokens of every walk over one random case, and the bound."""
-    target, draft = random_pair(vocabulary, max(plan.tree.depths) + 1, seed)
+    plan = Plan(s, tree)
+    target, draft = random_pair(vocabulary, max(tree.depths) + 1, seed)
     models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
     forest = all_trees(first_state(*models, list(PROMPT), plan), plan)
 
@@ -93,6 +92,6 @@ def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Co
 
 def accepted(forest: Forest, plan: Plan, walk: Walker) -> float:
     """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
-    nodes = forest.nodes(plan, torch.arange(len(forest.origin)))
     probability = forest.probability.tolist()
-    return sum(probability[tree] * chance * len(ending.path) for tree, chance, ending in all_endings(nodes, walk))
+    endings = all_endings(forest.tree, plan, walk)
+    return sum(probability[tree] * chance * len(ending.path) for tree, chance, ending in endings)

@@ -13,9 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.nodes import Nodes
+from multidraft.catalogue import Scheme
 from multidraft.decoding.randomness import Randomness
-from multidraft.decoding.state import Plan, State
+from multidraft.decoding.rows import Row
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.shapes import Shape
+from multidraft.decoding.state import Decision, Plan, State
 from multidraft.decoding.stepping import decide, last_weights
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Ending, Verdict
@@ -70,26 +73,22 @@ class Trace:
         self.tell({"record": "generation", "first_row": 0} | describe_plan(plan) | {"prompts": prompts})
         return replace(state, random=[Listener(random.generator, row) for row, random in enumerate(state.random)])
 
-    def decide(self, state: State, plan: Plan, nodes: Nodes) -> tuple[list[Ending], list[int]]:
+    def decide(self, state: State, plan: Plan, tree: ScoredTree) -> Decision:
         """As without a trace, and tell of every row."""
         listeners = [random for random in state.random if isinstance(random, Listener)]
-
         for listener in listeners:
             listener.events = []  # of a step that was interrupted
 
-        def verdicts(asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
-            answers = nodes.verdicts(asked)
-            for row, question in asked.items():
-                listeners[row].hear(*question, answers[row])
-            return answers
+        def hear(row: int, node: int, weight: float, verdict: Verdict) -> None:
+            listeners[row].hear(node, weight, verdict)
 
-        endings, last = decide(state, plan, nodes, verdicts)
+        decision = decide(state, plan, tree, hear)
         start = time.perf_counter()
-        for row, (listener, ending) in enumerate(zip(listeners, endings, strict=True)):
-            self.tell(describe_step(nodes, row, listener, ending, last[row]))
+        for row, listener in enumerate(listeners):
+            self.tell(describe_step(tree, row, listener, decision, plan.scheme))
             listener.next_step()
         self.seconds += time.perf_counter() - start
-        return endings, last
+        return decision
 
     def end(self, tokens: list[list[int]]) -> None:
         """Say what is returned: what the last step had to cut is missing from it."""
@@ -103,11 +102,16 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     return {
         "scheme": plan.scheme.name,
         "settings": {name: plain(value) for name, value in settings.items()},
-        "tree": {"parents": list(plan.tree.parents), "drafts": list(plan.tree.drafts)},
+        "tree": describe_shape(plan.tree),
         "walk": plain(plan.walk),
         "sampling": describe_sampling(plan.sampling),
         "draft_sampling": describe_sampling(plan.sampling.for_draft or plan.sampling),
     }
+
+
+def describe_shape(tree: Tree | Shape) -> object:
+    """A fixed tree as it is; of another shape, what it looks like."""
+    return {"parents": list(tree.parents), "drafts": list(tree.drafts)} if isinstance(tree, Tree) else repr(tree)
 
 
 def describe_sampling(sampling: Sampling) -> dict[str, Any]:
@@ -123,46 +127,47 @@ def plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
-def describe_step(nodes: Nodes, row: int, listener: Listener, ending: Ending, last: int) -> dict[str, Any]:
+def describe_step(tree: ScoredTree, row: int, listener: Listener, decision: Decision, scheme: Scheme) -> dict[str, Any]:
     """One row's tree, its walk, and what it emits."""
     return {
         "record": "step",
         "row": listener.row,
         "step": listener.step,
-        "nodes": describe_nodes(nodes, row, listener.drawn),
+        "nodes": describe_nodes(tree, row, listener.drawn, scheme),
         "walk": listener.events,
-        "path": ending.path,
-        "last": describe_last(nodes, row, ending, last, listener.latest),
+        "path": decision.endings[row].path,
+        "last": describe_last(tree, row, decision.endings[row], decision.last[row], listener.latest),
     }
 
 
-def describe_nodes(nodes: Nodes, row: int, drawn: list[Tensor]) -> list[dict[str, Any]]:
+def describe_nodes(tree: ScoredTree, row: int, drawn: list[Tensor], scheme: Scheme) -> list[dict[str, Any]]:
     """Every node: its token, the node above, and what was drafted at it."""
-    tree = nodes.rows[row]
-    above = {child: node for node, children in tree.children.items() for child in children.values()}
-    numbers = numbers_by_slot(nodes.drafts.tree, drawn)
+    line = tree.rows[row]
+    above = {child: node for node, children in line.children.items() for child in children.values()}
+    numbers = numbers_by_slot(line, drawn)
     described = []
     for node in (0, *sorted(above)):
-        drafts = describe_drafts(nodes, row, node, numbers) if tree.has_drafts(node) else {}
-        described.append({"node": node, "above": above.get(node, -1), "token": tree.token[node]} | drafts)
+        drafts = describe_drafts(tree, row, node, numbers, scheme) if line.has_drafts(node) else {}
+        described.append({"node": node, "above": above.get(node, -1), "token": line.token[node]} | drafts)
     return described
 
 
-def numbers_by_slot(tree: Tree, drawn: list[Tensor]) -> dict[int, list[float]]:
+def numbers_by_slot(row: Row, drawn: list[Tensor]) -> dict[int, list[float]]:
     """The numbers that every slot drew with: the latest tables, as an interrupted step may have left others."""
-    slots = [slot for _, groups in tree.drawing for _, group in groups for slot in group]
+    slots = [slot for groups in row.tree.drawing for _, group in groups for slot in group]
     lines = [line for table in drawn for line in table.tolist()]
     return dict(zip(slots, lines[len(lines) - len(slots) :], strict=True))
 
 
-def describe_drafts(nodes: Nodes, row: int, node: int, numbers: dict[int, list[float]]) -> dict[str, Any]:
+def describe_drafts(
+    tree: ScoredTree, row: int, node: int, numbers: dict[int, list[float]], scheme: Scheme
+) -> dict[str, Any]:
     """A node's tuple without its empty positions, its probabilities, and the numbers that every slot drew with."""
-    drawing = nodes.rows[row].drawing[node]
-    count = max(nodes.drafts.tree.drafts[slot] for slot in drawing)
-    tuples = nodes.tuples([row], (node,), nodes.scheme.at(count).law)[0]
+    line = tree.rows[row]
+    tuples = tree.tuples([row], (node,), scheme.at(line.count(node)).law)[0]
     position = (tuples >= 0).nonzero()[:, 0]
     drafted = tuples[position]
-    target, draft = nodes.target([row], (node,))[0], nodes.draft([row], (node,))[0]
+    target, draft = tree.target([row], (node,))[0], tree.draft([row], (node,))[0]
     if draft.ndim == 2:  # several drafters, by turns
         draft = draft[position % len(draft), drafted]
     else:
@@ -171,13 +176,13 @@ def describe_drafts(nodes: Nodes, row: int, node: int, numbers: dict[int, list[f
         "drafted": drafted.tolist(),
         "draft": draft.tolist(),
         "target": target[drafted].tolist(),
-        "numbers": [numbers[slot] for slot in drawing],
+        "numbers": [numbers[slot] for slot in line.drawing[node]],
     }
 
 
-def describe_last(nodes: Nodes, row: int, ending: Ending, token: int, number: float) -> dict[str, Any]:
+def describe_last(tree: ScoredTree, row: int, ending: Ending, token: int, number: float) -> dict[str, Any]:
     """The last token: whence it came, and its share of the weights, from where to where of their sum."""
-    cumulative = last_weights(nodes, row, ending).cumsum(-1, dtype=torch.float64)
+    cumulative = last_weights(tree, row, ending).cumsum(-1, dtype=torch.float64)
     start = float(cumulative[token - 1]) if token > 0 else 0.0
     return {
         "token": token,

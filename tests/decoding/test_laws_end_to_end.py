@@ -23,7 +23,7 @@ from multidraft.auditing.enumeration import (
 )
 from multidraft.auditing.twins import impatient
 from multidraft.catalogue import SCHEMES
-from multidraft.decoding.nodes import Nodes
+from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS, Child, Ending, Verdict, commit
@@ -153,7 +153,7 @@ def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
     walk = commit(0, 1.0, lambda slot: slot == 0, lambda probability: False)
     next(walk)
     with pytest.raises(StopIteration) as stop:
-        walk.send(Verdict((Child(1, 1 - 1e-7, 1.0),), lambda: torch.zeros(2), lambda: 0.0))
+        walk.send(Verdict((Child(1, 1 - 1e-7),), lambda: torch.zeros(2), lambda: 0.0))
     assert stop.value.value == Ending([], None)
 
 
@@ -215,7 +215,7 @@ def test_samples_of_large_trees_agree_with_the_target(name, tree, _, walk):
 @pytest.mark.parametrize("walk", WALKS)
 def test_all_target_distributions_at_once(name, walk, monkeypatch):
     """As on a GPU."""
-    monkeypatch.setattr(Nodes, "at_once", True)
+    monkeypatch.setattr(ScoredTree, "at_once", True)
     assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
 
 

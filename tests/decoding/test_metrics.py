@@ -10,8 +10,8 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
 from multidraft.decoding.metrics import Info, Moments
-from multidraft.decoding.nodes import Nodes
-from multidraft.decoding.state import Plan
+from multidraft.decoding.rows import Row
+from multidraft.decoding.state import Decision, Plan
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
@@ -114,7 +114,7 @@ def expectation(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[lis
     depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
     for branch in branches:
         path = branch.ending.path
-        nodes = forest.nodes(plan, torch.tensor([branch.tree]))
+        nodes = forest.scored([branch.tree])
         for depth, (node, slot) in enumerate(zip((0, *path), path, strict=False)):
             depths[depth] += branch.probability
             law = plan.scheme.at(plan.tree.drafts[node]).law
@@ -128,7 +128,7 @@ def counts(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[flo
     depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
     for branch in branches:
         info = Info()
-        info.count(forest.nodes(plan, torch.tensor([branch.tree])), [branch.ending])
+        info.add_step(plan, forest.scored([branch.tree]), Decision([branch.ending], branch.emitted.tokens[-1:], {}))
         for sums, numbers in (depths, info.accepted_at_depth), (ranks, info.ranks):
             for index, number in enumerate(numbers):
                 sums[index] += number * branch.probability
@@ -151,7 +151,7 @@ def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
     assert found[1] == pytest.approx(expected[1], abs=1e-12)
     assert sum(expected[1]) == pytest.approx(sum(expected[0]), abs=1e-12)
     if name.startswith("iid"):
-        monkeypatch.setattr(Nodes, "rank", lambda self, row, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
+        monkeypatch.setattr(Row, "rank", lambda self, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
         assert counts(forest, plan, branches)[1] != pytest.approx(expected[1], abs=1e-3)
 
 

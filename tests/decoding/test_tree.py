@@ -27,14 +27,14 @@ def check_order(tree: Tree) -> None:
     assert sum(tree.drafts) == len(tree) - 1
     for slot in range(len(tree)):
         children = [child for child in range(len(tree)) if tree.parents[child] == slot]
-        assert children == list(range(tree.first_child[slot], tree.first_child[slot] + tree.drafts[slot]))
+        assert children == tree.children([slot])
         assert all(tree.depths[child] == tree.depths[slot] + 1 for child in children)
 
 
 def check_drawing(tree: Tree) -> None:
-    drawn = [slot for _, groups in tree.drawing for _, group in groups for slot in group]
+    drawn = [slot for groups in tree.drawing for _, group in groups for slot in group]
     assert sorted(drawn) == [slot for slot in range(len(tree)) if tree.drafts[slot]]
-    for depth, groups in tree.drawing:
+    for depth, groups in enumerate(tree.drawing):
         assert len({count for count, _ in groups}) == len(groups)
         assert all((tree.depths[s], tree.drafts[s]) == (depth, count) for count, group in groups for s in group)
 

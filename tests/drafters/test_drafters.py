@@ -22,7 +22,7 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.decoding.nodes import Nodes
+from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
@@ -135,16 +135,16 @@ TWINS = {
 def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
     """Each is told a law that the drafts were not drawn from."""
     scheme, drafter = TWINS[twin]
-    right = Nodes.draft
+    right = ScoredTree.draft
     first = table(3, 2).conditional((*PROMPT,))
 
-    def wrong(nodes: Nodes, rows: list[int], places: tuple[int, ...]) -> Tensor:
+    def wrong(nodes: ScoredTree, rows: list[int], places: tuple[int, ...]) -> Tensor:
         draft = right(nodes, rows, places)
         if "first member" in twin:
             return first.expand_as(draft)
         return torch.full_like(draft, 1 / 3) if scheme.startswith("iid") else draft.roll(1, -1)
 
-    monkeypatch.setattr(Nodes, "draft", wrong)
+    monkeypatch.setattr(ScoredTree, "draft", wrong)
     assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
 
 
@@ -358,8 +358,8 @@ def test_samples_of_large_trees_agree_with_the_target(scheme, drafter):
 @pytest.mark.slow
 def test_samples_catch_drafters_taken_for_each_other(monkeypatch):
     """The same statistic, size and threshold."""
-    right = Nodes.draft
-    monkeypatch.setattr(Nodes, "draft", lambda *arguments: right(*arguments).roll(1, -2))
+    right = ScoredTree.draft
+    monkeypatch.setattr(ScoredTree, "draft", lambda *arguments: right(*arguments).roll(1, -2))
     assert odds(DISTINCT[0], DRAFTERS["three"](4)) < 1e-9
 
 

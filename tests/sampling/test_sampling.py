@@ -23,7 +23,7 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.batch import join
-from multidraft.decoding.drafted_tree import Drafts
+from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
@@ -146,8 +146,8 @@ def test_one_step_has_the_processed_target_s_law(kind, scheme, walk):
 @pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
 def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
     """The biased twin: every node is processed as though nothing had come after the root."""
-    right = Drafts.prefixes
-    monkeypatch.setattr(Drafts, "prefixes", lambda self, places: right(self, [(row, 0) for row, _ in places]))
+    right = DraftTree.prefixes
+    monkeypatch.setattr(DraftTree, "prefixes", lambda self, places: right(self, [(row, 0) for row, _ in places]))
     assert error(kind, plan(sampling(kind))) > BIASED
 
 

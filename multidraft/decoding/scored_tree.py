@@ -1,0 +1,70 @@
+"""The scored tree of every row: target and draft distributions, and drafted tuples, at any node that is asked for."""
+
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.rows import Row
+from multidraft.drafting import Law
+from multidraft.sampling.prefixes import Prefixes
+from multidraft.sampling.settings import PerRow, Sampling
+
+Place = tuple[int, int]  # a row and a node
+
+
+class ScoredTree:
+    """A drafted tree with the target's logits at every node."""
+
+    def __init__(self, sampling: Sampling | PerRow, drafts: DraftTree, rows: list[Row], logits: Tensor):
+        self.sampling, self.drafts, self.rows, self.logits = sampling, drafts, rows, logits
+        self.known: dict[Place, Tensor] = {}  # target distributions that have been asked for
+
+    @property
+    def at_once(self) -> bool:
+        """Whether all target distributions are computed together: on a GPU one of them costs as much as all."""
+        return self.sampling.is_softmax and self.logits.device.type != "cpu"
+
+    @cached_property
+    def everywhere(self) -> Float[Tensor, "batch nodes vocabulary"]:
+        """The target's distributions at all nodes at once."""
+        return self.sampling.target(self.logits)
+
+    def target(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
+        """The target's distribution at one node of each of the rows."""
+        if self.at_once:
+            return self.line(self.everywhere, rows, nodes)
+        places = list(zip(rows, nodes, strict=True))
+        if new := [place for place in dict.fromkeys(places) if place not in self.known]:
+            rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
+            self.known |= zip(new, self.sampling.at(rows).target(*self.scored(rows, nodes)), strict=True)
+        return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
+
+    def scored(
+        self, rows: list[int], nodes: tuple[int, ...]
+    ) -> tuple[Float[Tensor, "asked vocabulary"], Prefixes | None]:
+        """The target's logits at one node of each of the rows, and the sequences that lead there."""
+        return self.line(self.logits, rows, nodes), self.drafts.prefixes(zip(rows, nodes, strict=True))
+
+    def line(self, values: Tensor, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
+        """What the target has said at one node of each of the rows."""
+        places = [self.rows[row].place[node] for row, node in zip(rows, nodes, strict=True)]
+        return values[rows[0], places[0]][None] if len(rows) == 1 else values[rows, places]  # a view where it can be
+
+    def draft(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked *drafts vocabulary"]:
+        """The draft distributions that the nodes' tuples were drawn from: of a node's slots, the one that drew most."""
+        asked = zip(rows, nodes, strict=True)
+        lines = [self.drafts.distribution(row, self.rows[row].widest(node)) for row, node in asked]
+        return torch.stack(lines) if len(lines) > 1 else lines[0][None]
+
+    def tuples(self, rows: list[int], nodes: tuple[int, ...], law: Law) -> Int[Tensor, "asked width"]:
+        """The nodes' tuples: the draws of all slots of a node, one after another; shorter ones are filled up."""
+        drawing = [(row, self.rows[row].drawing[node]) for row, node in zip(rows, nodes, strict=True)]
+        if len(drawing) == 1 and len(drawing[0][1]) == 1:  # views instead of copies
+            row, (slot,) = drawing[0]
+            return self.drafts.drafted[row : row + 1, slot, : law.width]
+        drafted = [self.drafts.drafted[row, slots, : law.width].flatten() for row, slots in drawing]
+        return pad_sequence(drafted, batch_first=True, padding_value=-1)

@@ -1,0 +1,105 @@
+"""How a step's tree takes shape: level by level, every node's number of drafts before anything is drawn there.
+
+A shape may look at nearly everything: draft distributions, tokens drawn so far anywhere in the tree, past steps, random
+numbers of its own. It must fix a node's number of drafts before it has seen a token that is drawn at that very node;
+then the output is exact with both walks (docs/theory.md).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.tree import Tree
+
+
+@runtime_checkable
+class Shape(Protocol):
+    """What growing a tree asks for."""
+
+    @property
+    def most_drafts(self) -> int:
+        """The largest number of drafts at a node."""
+        ...
+
+    @property
+    def counts_drawn(self) -> list[int]:
+        """The numbers of drafts that a node may have, beside none."""
+        ...
+
+    @property
+    def most_slots(self) -> int:
+        """The largest number of slots in a tree, the root included: what the caches must have room for."""
+        ...
+
+    def seed(self) -> Tree:
+        """What is known of the tree before anything is drawn."""
+        ...
+
+    def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
+        """For every row the slots at a depth that the draft model is to read, so that something may be drawn there."""
+        ...
+
+    def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
+        """For every row its tree with the drafts at a depth decided; all have the same number of slots."""
+        ...
+
+
+class Fixed:
+    """A tree that is known beforehand, the same for every row."""
+
+    def __init__(self, tree: Tree):
+        self.tree, self.most_drafts, self.most_slots = tree, max(tree.drafts), len(tree)
+        self.counts_drawn = sorted(set(tree.drafts) - {0})
+
+    def seed(self) -> Tree:
+        """All of it."""
+        return self.tree
+
+    def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
+        """The drawing slots, which are the same in every row."""
+        groups = self.tree.drawing[depth] if depth < len(self.tree.drawing) else ()
+        return [[slot for _, group in groups for slot in group]] * len(drafts.trees)
+
+    def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
+        """Nothing is new."""
+        return drafts.trees
+
+
+class Growing:
+    """A shape whose trees grow with what is drawn: give it `counts`, and say how large a tree may become."""
+
+    def __init__(self, most_drafts: int, most_slots: int):
+        self.most_drafts, self.most_slots = most_drafts, most_slots
+        self.counts_drawn = list(range(1, most_drafts + 1))
+
+    def counts(self, drafts: DraftTree, depth: int, row: int, nodes: Sequence[int]) -> list[int]:
+        """How many drafts each of a row's nodes at a depth gets; it may look at all but the tokens drawn there."""
+        raise NotImplementedError
+
+    def seed(self) -> Tree:
+        """The root alone."""
+        return Tree((-1,), (0,))
+
+    def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
+        """All nodes of the level, while there is room for more."""
+        room = len(drafts.trees[0]) < self.most_slots
+        return [drafts.nodes_at(row, depth) if room else [] for row in range(len(drafts.trees))]
+
+    def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
+        """Every row's tree with the drafts that `counts` gives to its nodes, as far as there is room."""
+        decided = [self.decide(drafts, depth, row) for row in range(len(drafts.trees))]
+        width = max(sum(counts.values()) for counts in decided)
+        return [tree.with_level(counts, width) for tree, counts in zip(drafts.trees, decided, strict=True)]
+
+    def decide(self, drafts: DraftTree, depth: int, row: int) -> dict[int, int]:
+        """One row's counts by node."""
+        nodes, room, counts = drafts.nodes_at(row, depth), self.most_slots - len(drafts.trees[row]), {}
+        for node, count in zip(nodes, self.counts(drafts, depth, row, nodes), strict=True):
+            counts[node] = max(min(count, self.most_drafts, room), 0)
+            room -= counts[node]
+        return counts
+
+
+def shape_of(tree: Tree | Shape) -> Shape:
+    """A tree as the shape that it always takes."""
+    return Fixed(tree) if isinstance(tree, Tree) else tree
