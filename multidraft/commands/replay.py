@@ -143,7 +143,7 @@ class Drawing:
         line += f"  draft {entry['draft'][place]:.3g}, target {entry['target'][place]:.3g}"
         if entry["node"] not in self.visits:
             return Text(f"{line}, not looked at", style="dim")
-        claims = {slot: claim for slot, claim, _ in self.visits[entry["node"]]["claims"]}
+        claims = {slot: claim for slot, claim in self.visits[entry["node"]]["claims"]}
         line += f", may claim {claims.get(node, 0):.3g}: "
         if node in self.path:
             return Text(f"{line}accepted", style=terminal.COLOURS["accepted"])
@@ -153,8 +153,8 @@ class Drawing:
         """One event of the walk in words."""
         if "coin" in event:
             return f"coin of {event['coin']:.3g}, number {event['number']:.3g}: {'yes' if event['yes'] else 'no'}"
-        names = {slot: self.text(self.nodes[slot]["token"]) for slot, *_ in event["claims"]}
-        claims = [f"{names[slot]} {claim:.3g}" for slot, claim, _ in event["claims"]]
+        names = {slot: self.text(self.nodes[slot]["token"]) for slot, _ in event["claims"]}
+        claims = [f"{names[slot]} {claim:.3g}" for slot, claim in event["claims"]]
         at = self.text(self.nodes[event["node"]]["token"])
         return f"at {at} with weight {event['weight']:.3g}: {', '.join([*claims, 'others'])} {event['rest']:.3g}"
 
