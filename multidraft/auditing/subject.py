@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -90,7 +90,7 @@ def make_law(law: str | Law, drafts: int | None, settings: dict[str, Any]) -> La
         return law
     if law not in LAWS:
         raise AdviceError(f"unknown drafting law {law!r}; laws are {', '.join(LAWS)}")
-    known = {field.name for field in fields(LAWS[law])} - {"drafts"}
+    known = set(LAWS[law].settings())
     if extra := set(settings) - known:
         raise AdviceError(f"the law {law} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known))}")
     return LAWS[law](2 if drafts is None else drafts, **settings)

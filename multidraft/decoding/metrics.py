@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multidraft.transport.optimal import optimum
+from multidraft.drafting.optimal import optimum
 
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme

@@ -13,6 +13,7 @@ from multidraft.errors.kinds import check_flag, check_integer
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import most_likely, pick
 from multidraft.numerics.loops import compiled
+from multidraft.transport.anchored import optimal_anchored
 
 TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
 
@@ -80,7 +81,20 @@ class Anchored(Law):
     top_up: bool = True
 
     name = "anchored"
-    settings = ("anchors", "top_up")
+
+    @staticmethod
+    def optimal(
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*batch vocabulary"],
+        drafts: int,
+        anchors: int | Int[Tensor, "*batch"] | None = None,
+        top_up: bool = True,
+    ) -> Float[Tensor, "*batch"]:
+        """The optimum with the anchors that the law takes."""
+        anchors = anchor_count(draft, drafts) if anchors is None else anchors
+        if isinstance(anchors, int) and isinstance(drafts, int):
+            anchors = min(anchors, drafts)
+        return optimal_anchored(target, draft, drafts, anchors, top_up)
 
     def __post_init__(self) -> None:
         super().__post_init__()

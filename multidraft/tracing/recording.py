@@ -99,7 +99,7 @@ class Trace:
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """How rows are decoded."""
     law = plan.scheme.law
-    settings = {name: getattr(law, name) for name in ("draft_probability", *law.settings)} | dict(plan.scheme.settings)
+    settings = {name: getattr(law, name) for name in law.settings()} | dict(plan.scheme.settings)
     return {
         "scheme": plan.scheme.name,
         "settings": {name: plain(value) for name, value in settings.items()},

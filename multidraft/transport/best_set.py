@@ -34,7 +34,7 @@ def best_set(
     """The token set `H` with the smallest `target(H) - prod_j draft_j(H)`, to 1e-11, for any vocabulary size.
 
     A few passes over the vocabulary in practice: three boxes for two drafts, some hundred for eight. For two drafts
-    `best_set_by_cut` finds it by the minimum cut of Global Resolution's Appendix D, with an edge for every pair of
+    tests compare it with the minimum cut of Global Resolution's Appendix D, which has an edge for every pair of
     tokens. Raises RuntimeError if the search needs more than MOST_BOXES boxes (never seen).
 
     docs/theory.md, section 8; that the cost is submodular (Global Resolution, Appendix C) is not needed.

@@ -7,7 +7,7 @@ a sixth of a million sets and a million tuples.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.drafting.iid import Iid
-from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
 
 MOST_EDGES = 20_000_000  # about 200 bytes each in the flow solver
@@ -60,23 +58,6 @@ class Network:
         if low == high:
             raise AdviceError(f"the tokens {sorted(tokens.tolist())} cannot be drafted by this law from this draft")
         return int(first + low)
-
-
-def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
-    """The sets that a drafting law can draw from one (small) draft distribution.
-
-    `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.
-
-    >>> network_of(Iid(2), torch.tensor([0.5, 0.5])).probability.tolist()
-    [0.25, 0.25, 0.5]
-    """
-    q = draft.double().cpu()
-    q = q / q.sum(-1, keepdim=True)
-    if isinstance(law, Iid):
-        return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
-    if law.name == "distinct" and drafts is not None:
-        law = replace(law, drafts=drafts)
-    return merged(*law.tuples(q))
 
 
 def iid_network(draft: Float[np.ndarray, " vocab"], drafts: int, draft_probability: float = 1.0) -> Network:

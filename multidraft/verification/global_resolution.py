@@ -9,6 +9,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_integer, is_number, shown
 from multidraft.numerics.precision import FULL
 from multidraft.transport.global_resolution import ITERATIONS, Resolution
 from multidraft.transport.global_resolution import global_resolution as resolve
@@ -72,10 +73,15 @@ class GlobalResolution:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.fallback is not None and self.fallback not in FALLBACKS:
-            raise AdviceError(f"no fallback {self.fallback!r}; choose None or one of {', '.join(FALLBACKS)}")
-        if not isinstance(self.tolerance, float | int) or not 0 < self.tolerance < 1:
-            raise AdviceError(f"tolerance {self.tolerance} is out of range; use a number in (0, 1), such as 1e-3")
+        if self.fallback is not None and (not isinstance(self.fallback, str) or self.fallback not in FALLBACKS):
+            raise AdviceError(f"no fallback {shown(self.fallback)}; choose None or one of {', '.join(FALLBACKS)}")
+        if not is_number(self.tolerance) or not 0 < self.tolerance < 1:
+            raise AdviceError(
+                f"tolerance {shown(self.tolerance)} is out of range; use a number in (0, 1), such as 1e-3"
+            )
+        check_integer(self.iterations, "iterations", 0)
+        if self.limit is not None:
+            check_integer(self.limit, "limit", 0)
 
     @property
     def within(self) -> float:

@@ -1,7 +1,7 @@
 """Solvers of the full problem as rules: row by row, from mass moved to the law of the emitted token. Slow by nature."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law, is_duplicate
 from multidraft.numerics.precision import handed_on
 from multidraft.transport.moved import Moved
-from multidraft.transport.network import Network, network_of
+from multidraft.transport.network import Network, iid_network, merged
 from multidraft.verification.outcome import Outcome
 
 
@@ -114,9 +115,26 @@ def row_by_row(
 
 def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
     """The draft distribution; for `distinct`, those of the filled positions, which go round when a node drew again."""
-    if law.name != "distinct" or law.draft_probability < 1:
+    if not law.several or law.draft_probability < 1:
         return draft
     return draft[filled.nonzero()[:, 0] % law.drafts]
+
+
+def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
+    """The sets that a drafting law can draw from one (small) draft distribution.
+
+    `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.
+
+    >>> network_of(Iid(2), torch.tensor([0.5, 0.5])).probability.tolist()
+    [0.25, 0.25, 0.5]
+    """
+    q = draft.double().cpu()
+    q = q / q.sum(-1, keepdim=True)
+    if isinstance(law, Iid):
+        return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
+    if law.several and drafts is not None:
+        law = replace(law, drafts=drafts)
+    return merged(*law.tuples(q))
 
 
 def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,9 +11,9 @@ from multidraft.auditing.adversarial import KINDS, TINY, adversarial
 from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import Scheme
+from multidraft.drafting import optimal_acceptance_rate
 from multidraft.numerics import loops
 from multidraft.numerics.precision import least
-from multidraft.transport import optimal_acceptance_rate
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
 from multidraft.verification.lorenz import drawable_schedule, lorenz
@@ -128,7 +128,7 @@ def test_large_vocabularies(name: str, size: int, dtype: torch.dtype) -> None:
     for kind in kinds:
         scheme = md.scheme(name, 2 if name.startswith("spechub") else 5)
         target, draft = (x.to(dtype) for x in adversarial(kind, 2, size, seed=size))
-        if scheme.law.name == "distinct":
+        if scheme.law.several:
             draft = torch.stack([draft.roll(j, -1) for j in range(5)], -2)
         drafted = scheme.draw(draft, torch.Generator().manual_seed(0))
         outcome = scheme.outcome(target, draft, drafted)

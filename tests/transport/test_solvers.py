@@ -12,37 +12,47 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from pairs import all_pairs, random_pair
-from torch import Tensor
-
-import multidraft as md
-from multidraft.drafting import Anchored, Distinct, Greedy, Iid, Law, SpecHub, Top, WithoutReplacement
-from multidraft.studies import toy_pairs
-from multidraft.transport import optimal_acceptance_rate, optimal_by_linear_program, optimal_distinct, optimal_iid
-from multidraft.transport.best_set import Box, best_set, lower_bound
-from multidraft.transport.bounds import (
+from bounds import (
     information_bounds,
     k_sequential_floor,
     k_sequential_guarantee,
     marginal_bound,
 )
-from multidraft.transport.canonical import canonical
+from canonical import canonical
+from minimum_cut import best_set_by_cut
+from pairs import all_pairs, random_pair
+from torch import Tensor
+
+import multidraft as md
+from multidraft.drafting import (
+    Anchored,
+    Distinct,
+    Greedy,
+    Iid,
+    Law,
+    SpecHub,
+    Top,
+    WithoutReplacement,
+    optimal_acceptance_rate,
+)
+from multidraft.drafting.optimal import optimum
+from multidraft.studies import toy_pairs
+from multidraft.transport import optimal_by_linear_program, optimal_distinct, optimal_iid
+from multidraft.transport.best_set import Box, best_set, lower_bound
 from multidraft.transport.convex import minimise, potential
 from multidraft.transport.global_resolution import global_resolution as resolve
 from multidraft.transport.linear_program import linear_program as solve_program
 from multidraft.transport.max_flow import max_flow as solve_flow
 from multidraft.transport.max_flow import reduced_max_flow as solve_reduced
-from multidraft.transport.minimum_cut import best_set_by_cut
 from multidraft.transport.moved import Moved, trimmed, upper_bound
-from multidraft.transport.network import edges_of, iid_network, merged, network_of, sets_of_draws
-from multidraft.transport.optimal import optimum
+from multidraft.transport.network import edges_of, iid_network, merged, sets_of_draws
 from multidraft.transport.outer_residuals import outer_residuals
 from multidraft.verification import Outcome, formulas
 from multidraft.verification.global_resolution import FALLBACKS, GlobalResolution, ResolutionFailure
 from multidraft.verification.k_sequential import k_sequential
 from multidraft.verification.linear_program import linear_program
 from multidraft.verification.max_flow import max_flow, reduced_max_flow
-from multidraft.verification.solved import by_solving, leftover
+from multidraft.verification.solved import by_solving, leftover, network_of
 
 UNIT = 2.0**-52
 EXACT = 1e-12
@@ -56,7 +66,7 @@ RULES = {"linear_program": linear_program, "max_flow": max_flow}
 
 def drafting(law: Law, draft: Tensor) -> Tensor:
     """The draft distribution, or several where the law takes several."""
-    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.several else draft
 
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float, Outcome]:

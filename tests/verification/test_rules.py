@@ -31,7 +31,7 @@ EVERY = [(name, drafts) for name in NAMES for drafts in counts(name)]
 
 def drafting(law: Law, draft: Tensor) -> Tensor:
     """The draft distribution, or several where the law takes several."""
-    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.several else draft
 
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float]:
@@ -98,7 +98,7 @@ def test_acceptance_rate(name: str, drafts: int, draft_probability: float) -> No
         _, rate = law_of(scheme.entry.rule, scheme.law, p, q)
         q = drafting(scheme.law, q)
         assert abs(float(scheme.acceptance_rate(p, q)) - rate) < EXACT, label
-        if scheme.law.name == "distinct":
+        if scheme.law.several:
             optimum = optimal_by_linear_program(p, *scheme.tuples(q))
         else:
             optimum = float(scheme.optimal_acceptance_rate(p, q))
