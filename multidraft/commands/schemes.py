@@ -11,9 +11,7 @@ COLUMNS = ["scheme", "exact", "cost of the rule", "source"]
 
 def schemes(
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-    as_markdown: Annotated[
-        bool, Option("--markdown", help="Print the table of README.md and docs/schemes.md.")
-    ] = False,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print the table that pages show.")] = False,
 ) -> None:
     """List the schemes: drafting law, verification rule, whether it is exact, what it costs, where it is from."""
     import multidraft as md
@@ -21,12 +19,12 @@ def schemes(
 
     if as_json and as_markdown:
         raise AdviceError("--json and --markdown are two forms of one list; choose one")
-    entries = md.schemes()
+    entries: list[dict[str, Any]] = md.schemes()
     if as_json:
         return terminal.print_json(entries)
     if as_markdown:
         return print(markdown(entries))
-    rows = {
+    rows: dict[str, list[str]] = {
         f"LAW:{e['rule']}" if e["small"] and laws_of(e["rule"], entries) == laws_of(None, entries) else e["name"]: [
             "yes" if e["exact"] else "no",
             e["cost"] + (" *" if e["small"] else ""),

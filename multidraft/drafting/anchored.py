@@ -3,19 +3,16 @@
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, is_duplicate, without
 from multidraft.errors.kinds import check_flag, check_integer
-from multidraft.numerics import loops
 from multidraft.numerics.distributions import most_likely, pick
-from multidraft.numerics.loops import compiled
+from multidraft.numerics.loops import paired
+from multidraft.numerics.precision import TIE
 from multidraft.transport.anchored import optimal_anchored
-
-TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
 
 
 def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
@@ -29,16 +26,13 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     return (anchors_of(draft, drafts) >= 0).sum(-1)
 
 
+@paired("multidraft.drafting.anchored_loops")
 def anchors_of(
     draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
 ) -> Int[Tensor, "*batch drafts"]:
     """The anchors of each row, padded with -1: `wanted` of them at most, or as many as `anchor_count` says."""
-    wanted = None if wanted is None else min(wanted, drafts)
-    if loops.usable(draft):
-        found = anchor_lines(loops.lines(draft), drafts, -1 if wanted is None else wanted)
-        return torch.from_numpy(found).view(*draft.shape[:-1], drafts)
     top = most_likely(draft, drafts)
-    count = count_of(draft.double(), top)[..., None] if wanted is None else wanted
+    count = count_of(draft.double(), top)[..., None] if wanted is None else min(wanted, drafts)
     return top.masked_fill(torch.arange(drafts, device=draft.device) >= count, -1)
 
 
@@ -51,20 +45,6 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
     return ((value * drafts_left >= TIE * left) & (value > 0)).cumprod(-1).sum(-1)
-
-
-@compiled
-def anchor_lines(draft, drafts, wanted):
-    """The same in loops; as many as the rule says where `wanted` is negative."""
-    anchors = np.full((len(draft), drafts), -1)
-    for row in range(len(draft)):
-        rest = draft[row].astype(np.float64)
-        for j in range(drafts if wanted < 0 else min(wanted, drafts)):
-            top = rest.argmax()
-            if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < TIE * rest.sum()):
-                break
-            anchors[row, j], rest[top] = top, 0.0
-    return anchors
 
 
 @dataclass(frozen=True)

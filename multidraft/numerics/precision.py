@@ -21,8 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-FULL = 1e-5
+FULL = 1e-5  # a target that lacks less than this to one lacks nothing
 SPARE = 1e-30  # too little to be seen in any remainder above rounding
+BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
+TIE = 1 - 1e-9  # times one of two equal sums it stays below the other, however both are rounded
+DRAWABLE = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
+NEVER_ZERO = 1e-300  # added to a divisor that is zero where the dividend is
+SMALLEST_NORMAL = torch.finfo(torch.float64).tiny
 
 
 def least(dtype: torch.dtype) -> float:
