@@ -59,7 +59,7 @@ def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> No
     """Add a batch of pairs to what was found."""
     row, drafted, weight = chosen.law.tuples_of_rows(draft)
     outcome = chosen.verify(target[row], draft[row], drafted)
-    accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.rest))
+    accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
     law = torch.zeros_like(target, dtype=torch.float64).index_add_(0, row, weight.double()[:, None] * outcome.law())
     total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - FULL
     over = (total - 1).clamp(min=0)

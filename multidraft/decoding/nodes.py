@@ -137,7 +137,7 @@ class Nodes:
             self.acceptance[row] = sum(claims.values())
         slots = ((self.rows[row].children[node][token], claim) for token, claim in claims.items() if claim > NOTHING)
         children = tuple(Child(slot, claim, ratios[row, slot]) for slot, claim in slots)
-        return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.rest[index]))
+        return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
 
     @cached_property
     def all_ratios(self) -> dict[Place, float]:

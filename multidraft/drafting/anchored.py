@@ -41,10 +41,10 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
     extended = torch.nn.functional.pad(draft, (0, 1))
     value = extended.gather(-1, index)
-    others = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
-    left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
+    unlikely = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
+    mass = value.flip(-1).cumsum(-1).flip(-1) + unlikely  # from the small end: exact even where q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
-    return ((value * drafts_left >= TIE * left) & (value > 0)).cumprod(-1).sum(-1)
+    return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Anchored(Law):
             return anchors_of(draft, self.drafts, self.anchors)
         return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
 
-    def others(
+    def without_anchors(
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q': the draft distribution without the anchors."""
@@ -125,7 +125,7 @@ class Anchored(Law):
             return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
         if draws.shape[-1] < self.drafts:
             wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return self.others(draft, anchors) * wanted
+            return self.without_anchors(draft, anchors) * wanted
         wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * wanted
 

@@ -180,10 +180,10 @@ def without(
     if tokens.shape[-1] == 0:
         return draft
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
-    left = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
-    left = left.masked_fill(left < least(left.dtype), 0.0)
-    total = left.sum(-1, keepdim=True)
-    return left / torch.where(total > 0, total, 1.0)
+    kept = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
+    kept = kept.masked_fill(kept < least(kept.dtype), 0.0)
+    total = kept.sum(-1, keepdim=True)
+    return kept / torch.where(total > 0, total, 1.0)
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

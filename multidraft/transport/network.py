@@ -81,20 +81,20 @@ def iid_network(draft: Float[np.ndarray, " vocab"], drafts: int, draft_probabili
 
 
 def sets_of_draws(
-    weight: Float[np.ndarray, " size"], draws: int, others: float = 0.0
+    weight: Float[np.ndarray, " size"], draws: int, elsewhere: float = 0.0
 ) -> Iterator[tuple[Int[np.ndarray, "sets tokens"], Float[np.ndarray, " sets"]]]:
     """For 1, 2, .. tokens all their sets, with the probability that `draws` draws hit every token of the set.
 
-    The draws fall on tokens of the set or into `others`, and nowhere else. By inclusion and exclusion it is
+    The draws fall on tokens of the set or into `elsewhere`, and nowhere else. By inclusion and exclusion it is
 
-        sum over B in S of  (-1)^(|S| - |B|)  (others + weight(B))^draws
+        sum over B in S of  (-1)^(|S| - |B|)  (elsewhere + weight(B))^draws
 
     which cancels badly for small weights. The same number without a minus sign: with `f_m` the probability that `m`
     draws hit every token so far, a further token of weight `w` gives `f_m <- sum_{c >= 1} (m choose c) w^c f_{m-c}`.
     Sets grow by one token at a time, so a set shares the work of its beginning.
     """
     sets = np.empty((1, 0), dtype=np.int64)
-    hits = np.full((1, draws + 1), others) ** np.arange(draws + 1)
+    hits = np.full((1, draws + 1), elsewhere) ** np.arange(draws + 1)
     for _ in range(min(draws, len(weight))):
         parent, sets = extended(sets, len(weight))
         hits = _hit_one_more(hits[parent], weight[sets[:, -1]])

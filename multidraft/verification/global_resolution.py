@@ -20,7 +20,7 @@ from multidraft.verification.max_flow import max_flow
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.recursive_rejection import recursive_rejection
-from multidraft.verification.solved import leftover, row_by_row
+from multidraft.verification.solved import next_target_of, row_by_row
 
 FALLBACKS = {
     rule.__name__: rule for rule in (k_sequential, naive, recursive_rejection, lorenz, max_flow, linear_program)
@@ -48,7 +48,7 @@ class Node:
     """The solution for one pair of distributions, ready for any tuple drafted there."""
 
     found: Resolution
-    left: Float[np.ndarray, " vocabulary"]
+    next_target: Float[np.ndarray, " vocabulary"]
     deviation: float
 
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
@@ -114,7 +114,7 @@ class GlobalResolution:
         found = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
         missing = 1 - target.sum()
         deviation = a * found.deviation + (missing if 0 < missing <= FULL else 0.0)
-        return Node(found, leftover(target, a * found.split.residual), float(deviation))
+        return Node(found, next_target_of(target, a * found.split.residual), float(deviation))
 
     def _instead(
         self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor

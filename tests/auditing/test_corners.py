@@ -47,12 +47,12 @@ def test_a_hundred_thousand_pairs(name: str) -> None:
 
 
 def faulty_lorenz(target: Tensor, draft: Tensor, drafted: Tensor, law) -> Outcome:
-    """The biased twin: a remainder divided by differences of totals, which leave out what is really unclaimed."""
+    """The biased twin: a remainder divided by differences of totals, which leave out what really remains."""
     plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], law.drafts), law.draft_probability)
     accept = plan.accept(drafted)
     wanted = target.double().sum(-1) - plan.optimum
     rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=torch.finfo(torch.float64).tiny)
-    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.unclaimed() / rejected[:, None]
+    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.remainder() / rejected[:, None]
     return Outcome(accept, residual, drafted)
 
 
@@ -153,7 +153,7 @@ def test_loops_and_tensor_operations_agree(kind: str, rule, size: int, monkeypat
     if kind not in ("integers", "near_equal", "pushed_down"):  # where ratios tie, any order is right
         assert torch.allclose(loops_give.accept.sum(-1), tensors_give.accept.sum(-1), rtol=0, atol=1e-7)
     for outcome in (loops_give, tensors_give):
-        assert torch.allclose(outcome.rest, outcome.residual.sum(-1), rtol=0, atol=1e-12)
+        assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-12)
 
 
 def test_the_optimum_counts_what_the_law_draws() -> None:

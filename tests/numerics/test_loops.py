@@ -46,12 +46,12 @@ def test_the_loops_give_the_schedule(kind, drafts, draft_probability):
         count = torch.tensor([drafts, 1])
         draws = torch.multinomial(draft + 1e-9, drafts, replacement=True, generator=torch.Generator().manual_seed(seed))
         draws[1, 1:] = -1
-        ours = lorenz_loops.schedule(target, draft, count, draft_probability)
+        ours = lorenz_loops.drawable_schedule(target, draft, count, draft_probability)
         plain = drawable_schedule(target, draft, count, draft_probability)
         assert torch.allclose(ours.optimum, plain.optimum, rtol=0, atol=EXACT)
-        assert torch.allclose(ours.unclaimed().sum(-1), plain.unclaimed().sum(-1), rtol=0, atol=EXACT)
+        assert torch.allclose(ours.remainder().sum(-1), plain.remainder().sum(-1), rtol=0, atol=EXACT)
         if kind not in ("ties", "equal"):  # where ratios are equal, any order is right
-            assert torch.allclose(ours.unclaimed(), plain.unclaimed(), rtol=0, atol=EXACT)
+            assert torch.allclose(ours.remainder(), plain.remainder(), rtol=0, atol=EXACT)
             assert torch.allclose(ours.accept(draws), plain.accept(draws), rtol=0, atol=EXACT)
 
 
