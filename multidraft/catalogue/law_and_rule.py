@@ -48,7 +48,7 @@ class Scheme:
         return self.law.drafts
 
     @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
-    def at(self, drafts: int) -> "Scheme":
+    def with_drafts(self, drafts: int) -> "Scheme":
         """The same scheme with another number of drafts."""
         return replace(self, law=replace(self.law, drafts=drafts))
 

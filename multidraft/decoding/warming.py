@@ -15,7 +15,7 @@ def warm_up(scheme: Scheme, tree: Tree, device: torch.device) -> None:
     """Draw and verify once with every number of drafts in the tree, where that runs as loops."""
     if loops.HAS_NUMBA and device.type == "cpu" and not scheme.entry.small:  # solvers have no loops
         for count in set(tree.drafts) - {0}:
-            use_once(scheme.at(count))
+            use_once(scheme.with_drafts(count))
 
 
 @cache

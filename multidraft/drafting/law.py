@@ -110,7 +110,7 @@ class Law(ABC):
         """Probability of each position given those before it."""
         for j in range(self.width):
             law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
-            yield torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
+            yield torch.where(token >= 0, at_each(law, token[..., None])[..., 0], (law.sum(-1) == 0).to(law.dtype))
 
     def tuples(
         self, draft: Float[Tensor, "*drafting vocabulary"]
@@ -156,11 +156,6 @@ def check_draft_probability(probability: Any) -> None:
     """Raise unless it is a probability above zero."""
     if not is_number(probability) or not 0 < probability <= 1:
         raise AdviceError(f"draft_probability {shown(probability)} is out of range; use a number in (0, 1]")
-
-
-def at(values: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """values[token], and 0 where the token is empty."""
-    return at_each(values, token[..., None])[..., 0]
 
 
 def at_each(

@@ -86,7 +86,7 @@ def check_compiles(draft_model: Model | None) -> None:
 def check_fits(scheme: Scheme, tree: Tree) -> None:
     """Raise unless the scheme's law can draw at every node of the tree."""
     for count in set(tree.drafts) - {0}:
-        scheme.at(count)  # raises where the law takes only certain numbers of drafts
+        scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
     branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
     if scheme.law.draft_probability < 1 and scheme.law.repeats and branches:
         raise AdviceError(

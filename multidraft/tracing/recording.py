@@ -159,7 +159,7 @@ def describe_drafts(nodes: Nodes, row: int, node: int, numbers: dict[int, list[f
     """A node's tuple without its empty positions, its probabilities, and the numbers that every slot drew with."""
     drawing = nodes.rows[row].drawing[node]
     count = max(nodes.drafts.tree.drafts[slot] for slot in drawing)
-    tuples = nodes.tuples([row], (node,), nodes.scheme.at(count).law)[0]
+    tuples = nodes.tuples([row], (node,), nodes.scheme.with_drafts(count).law)[0]
     position = (tuples >= 0).nonzero()[:, 0]
     drafted = tuples[position]
     target, draft = nodes.target([row], (node,))[0], nodes.draft([row], (node,))[0]

@@ -74,7 +74,7 @@ def test_any_anchors_at_any_node_are_lossless(anchors, drafts, top_up):
     """As a tree with nodes of other numbers of drafts asks for them."""
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.randn(2, 4, generator=generator, dtype=torch.float64).softmax(-1)
-    scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).at(drafts)
+    scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).with_drafts(drafts)
     drafted, weight = scheme.tuples(draft)
     outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
     assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=1e-12)
