@@ -74,7 +74,7 @@ def subject(verifier: object, law: str | Law | None, drafts: int | None, setting
         if isinstance(verifier, str):
             return scheme(verifier, 2 if drafts is None else drafts, **settings)
         if settings:
-            raise AdviceError(f"give {', '.join(settings)} to multidraft.catalogue, or pass the scheme's name")
+            raise AdviceError(f"give {', '.join(settings)} to md.scheme, or pass the scheme's name")
         return verifier if drafts is None else verifier.with_drafts(drafts)
     if not callable(verifier):
         raise AdviceError(f"cannot audit {described(verifier)}; {FORMS}")
