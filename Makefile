@@ -38,7 +38,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
 
 # torch goes first and by its pinned version, so that nothing else can pull in another one.
 .venv/.runtime: pyproject.toml constraints.txt

@@ -29,6 +29,7 @@ class Law(ABC):
     def __post_init__(self) -> None:
         check_drafts(self.drafts)
         check_draft_probability(self.draft_probability)
+        object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
     drafts: int
     draft_probability: float = 1.0

@@ -62,7 +62,7 @@ def next_target(
     It sums to one where the target is full, and to less where it is not; R is what remains of it.
 
     >>> next_target(torch.tensor([0.0, 0.25]), torch.tensor([0.25, 0.25]))
-    tensor([2.5000e-31, 3.3333e-01])
+    tensor([3.3333e-31, 3.3333e-01])
     >>> next_target(torch.zeros(2), torch.tensor([0.25, 0.75]))
     tensor([0.2500, 0.7500])
     """

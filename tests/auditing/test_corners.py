@@ -126,7 +126,7 @@ def test_large_vocabularies(name: str, size: int, dtype: torch.dtype) -> None:
     """Drawn tuples alone: every outcome a law, loops and tensor operations of one mind."""
     kinds = list(KINDS) if size < 100_000 else ["near_equal", "banned"]
     for kind in kinds:
-        scheme = md.scheme(name, 2 if name.startswith("spechub") else 5)
+        scheme = md.scheme(name, md.scheme(name).law.fixed_drafts or 5)
         target, draft = (x.to(dtype) for x in adversarial(kind, 2, size, seed=size))
         if scheme.law.several:
             draft = torch.stack([draft.roll(j, -1) for j in range(5)], -2)
@@ -171,7 +171,7 @@ def test_the_optimum_counts_what_the_law_draws() -> None:
 @pytest.mark.parametrize("name", exact_schemes())
 def test_precisions_may_differ(name: str, drafts: int) -> None:
     """A float32 target with a float64 draft, and the other way round: the outcome has the target's precision."""
-    scheme = md.scheme(name, 2 if name.startswith("spechub") else drafts)
+    scheme = md.scheme(name, md.scheme(name).law.fixed_drafts or drafts)
     target, draft = adversarial("peaked", 3, 4, seed=0)
     for p, q in ((target.float(), draft), (target, draft.float())):
         q = drafting(scheme.law, q)

@@ -36,7 +36,7 @@ def distributions(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
 def inputs(draw: st.DrawFn) -> tuple[Scheme, Tensor, Tensor, Tensor]:
     """A scheme with a target, a draft distribution and drafted tokens."""
     name, probability = draw(st.sampled_from(NAMES)), draw(st.sampled_from([1.0, 0.5]))
-    drafts = 2 if name.startswith("spechub") else draw(st.integers(1, 4))
+    drafts = md.scheme(name).law.fixed_drafts or draw(st.integers(1, 4))
     scheme = md.scheme(name, drafts=drafts, draft_probability=probability)
     batch = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
     vocabulary, dtype = draw(st.integers(1, 7)), draw(st.sampled_from([torch.float32, torch.float64]))
