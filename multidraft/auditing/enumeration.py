@@ -156,7 +156,7 @@ def all_trees(state: State, plan: Plan) -> Forest:
         rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
         state, drafts = select(state, rows.tolist()), drafts.select(rows)
         for some, count, slots in drafts.drawing(depth):
-            scheme = plan.scheme.at(count)
+            scheme = plan.scheme.with_drafts(count)
             drafted = torch.stack([drawn[slot][some, : scheme.law.width] for slot in slots], 1)
             drafts.fill(scheme, some, slots, drafted)
         origin, probability, depth = origin[rows], probability[rows] * weight, depth + 1
@@ -192,7 +192,7 @@ def tuples_at(scheme: Scheme, drafts: DraftTree, slot: int) -> list[tuple[Tensor
         distribution = drafts.distribution(row, slot)
         key = count, distribution.numpy().tobytes()
         if key not in known:
-            tuples, weight = scheme.at(count).law.tuples(distribution)
+            tuples, weight = scheme.with_drafts(count).law.tuples(distribution)
             known[key] = torch.nn.functional.pad(tuples, (0, width - tuples.shape[1]), value=-1), weight
         result.append(known[key])
     return result

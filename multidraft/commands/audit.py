@@ -111,6 +111,7 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
     """The audit of one line."""
     import multidraft as md
     from multidraft.auditing.twins import TWINS, audit_twin
+    from multidraft.catalogue import scheme
 
     expected: list[str] = []
     settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == TWIN else size(name)))
@@ -118,7 +119,7 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
         report, expected = audit_twin(name, drafts=2, **settings), TWINS[name].guilty
     else:
         probability = SOMETIMES if group == RANDOMISED else 1.0
-        count = 2 if name.startswith("spechub") else drafts
+        count = scheme(name).law.fixed_drafts or drafts
         report = md.audit(name, count, draft_probability=probability, **settings)
     ok = report.guilty() == expected
     numbers = report.as_dict() | {"name": name, "group": group, "expected": expected, "as_expected": ok}

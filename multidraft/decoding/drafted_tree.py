@@ -39,7 +39,7 @@ class DraftTree:
     def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: Prefixes | None = None) -> "DraftTree":
         """A tree in which only the root's token is known; `law` is that of the node with most drafts."""
         batch, size, device = len(root), len(tree), root.device
-        repeats = not law.distinct and law.drafts > 1
+        repeats = law.repeats and law.drafts > 1
         tokens = torch.full((batch, size), -1, device=device)
         tokens[:, 0] = root
         alias = torch.arange(size, device=device).expand(batch, -1)

@@ -20,7 +20,7 @@ def grow(state: State, plan: Plan) -> DraftTree:
     depth = 0
     while read_level(state, plan, drafts, depth):
         for rows, count, slots in drafts.drawing(depth):
-            scheme = plan.scheme.at(count)
+            scheme = plan.scheme.with_drafts(count)
             uniform = torch.stack([random.uniform(len(slots), scheme.law.numbers) for random in state.random[rows]])
             drafts.draw(scheme, rows, slots, uniform.to(state.root.device))
         depth += 1
@@ -30,7 +30,7 @@ def grow(state: State, plan: Plan) -> DraftTree:
 def bare_root(state: State, plan: Plan) -> DraftTree:
     """The tree before anything is drawn."""
     most = plan.shape.most_drafts
-    law = plan.scheme.at(most).law if most else plan.scheme.law
+    law = plan.scheme.with_drafts(most).law if most else plan.scheme.law
     return DraftTree.at_root(state.root, plan.shape.seed(), law, state.prefixes)
 
 

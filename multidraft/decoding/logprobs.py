@@ -21,7 +21,7 @@ def look_up(tree: ScoredTree, row: int, ending: Ending, last: int, top: int) -> 
     above = (0, *ending.path)
     tokens = [*(tree.rows[row].token[slot] for slot in ending.path), last]
     rows = [row] * len(above)
-    logs = tree.sampling.at(rows).log_probabilities(*tree.scored(rows, above))
+    logs = tree.sampling.of_rows(rows).log_probabilities(*tree.scored(rows, above))
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
     pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -40,7 +40,7 @@ class ScoredTree:
         places = list(zip(rows, nodes, strict=True))
         if new := [place for place in dict.fromkeys(places) if place not in self.known]:
             rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
-            self.known |= zip(new, self.sampling.at(rows).target(*self.scored(rows, nodes)), strict=True)
+            self.known |= zip(new, self.sampling.of_rows(rows).target(*self.scored(rows, nodes)), strict=True)
         return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
 
     def scored(

@@ -30,7 +30,7 @@ class Verdicts:
         """
         answers, batches = dict[int, Verdict](), defaultdict[Scheme, list[int]](list)
         for row, (node, weight) in asked.items():
-            scheme, children = self.scheme.at(self.tree.rows[row].count(node)), self.tree.rows[row].children.get(node)
+            scheme, children = self.scheme.with_drafts(self.tree.rows[row].count(node)), self.tree.rows[row].children.get(node)
             if scheme.is_coupling and children and len(self.tree.rows[row].drawing[node]) == 1:
                 answers[row] = self.coupled(row, node, weight, *next(iter(children.items())))
             else:
@@ -71,7 +71,7 @@ def verdict(children: dict[int, int], tokens: list[int], accept: list[float], ou
     for token, claim in zip(tokens, accept, strict=True):
         claims[token] += claim
     found = tuple(Child(children[token], claim) for token, claim in claims.items() if claim > NEGLIGIBLE)
-    return Verdict(found, lambda: outcome.residual[index], lambda: float(outcome.rest[index]))
+    return Verdict(found, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
 
 
 def scaled(target: Float[Tensor, "asked vocabulary"], weights: tuple[float, ...]) -> Float[Tensor, "asked vocabulary"]:

@@ -88,9 +88,9 @@ def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:
     """Raise unless the scheme's law can draw at every node that the tree can have."""
     shape = shape_of(tree)
     for count in shape.counts_drawn:
-        scheme.at(count)  # raises where the law takes only certain numbers of drafts
+        scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
     branches = shape.tree.branches if isinstance(shape, Fixed) else shape.most_drafts > 1
-    if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
+    if scheme.law.draft_probability < 1 and scheme.law.repeats and branches:
         raise AdviceError(
             f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
             "use a chain, or a law without duplicates such as anchored"
@@ -99,11 +99,11 @@ def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:
 
 def check_drafters(scheme: Scheme, several: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    if several and scheme.law.name != "distinct":
+    if several and not scheme.law.several:
         raise AdviceError(
             f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
         )
-    if not several and scheme.law.name == "distinct":
+    if not several and scheme.law.several:
         raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
 
 

@@ -98,7 +98,7 @@ class Trace:
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """How rows are decoded."""
     law = plan.scheme.law
-    settings = {name: getattr(law, name) for name in ("draft_probability", *law.settings)} | dict(plan.scheme.settings)
+    settings = {name: getattr(law, name) for name in law.settings()} | dict(plan.scheme.settings)
     return {
         "scheme": plan.scheme.name,
         "settings": {name: plain(value) for name, value in settings.items()},
@@ -164,7 +164,7 @@ def describe_drafts(
 ) -> dict[str, Any]:
     """A node's tuple without its empty positions, its probabilities, and the numbers that every slot drew with."""
     line = tree.rows[row]
-    tuples = tree.tuples([row], (node,), scheme.at(line.count(node)).law)[0]
+    tuples = tree.tuples([row], (node,), scheme.with_drafts(line.count(node)).law)[0]
     position = (tuples >= 0).nonzero()[:, 0]
     drafted = tuples[position]
     target, draft = tree.target([row], (node,))[0], tree.draft([row], (node,))[0]
