@@ -12,7 +12,7 @@ setup: .venv/.checked
 
 demo: .venv/.runtime
 	@echo "One thread: models as small as the embedded ones are fastest so, with drafts and without."
-	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --tree 3x1x1x1 --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
 
 test: setup
 	$(PYTEST)
