@@ -29,7 +29,7 @@ def assistant(tokens: int, threshold: float = 0.0, schedule: str = "constant") -
     return dict(zip(names, (tokens, threshold, schedule), strict=True))
 
 
-ASSISTANTS = {f"{tokens} tokens": assistant(tokens) for tokens in (1, 2, 3, 5)}
+ASSISTANTS = {"1 token": assistant(1)} | {f"{tokens} tokens": assistant(tokens) for tokens in (2, 3, 5)}
 ASSISTANTS |= {f"{n} tokens, threshold {t}": assistant(n, t) for n in (5, 8, 20) for t in (0.2, 0.3, 0.4)}
 ASSISTANTS |= {"heuristic from 5 tokens": assistant(5, 0.0, "heuristic")}
 ASSISTANTS |= {"heuristic from 5 tokens, threshold 0.4": assistant(5, 0.4, "heuristic")}
