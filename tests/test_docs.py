@@ -18,11 +18,23 @@ from multidraft.generation.defaults import TREE
 from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 
-ROOT = Path(__file__).parents[1]
+ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<how>.*?) -->\n)?```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<out>.*?)```)?", re.S
 )
+ROOMS = "|".join(
+    [
+        "docs",
+        "tests",
+        "benchmarks",
+        "examples",
+        "theory",
+        "multidraft",
+        *(f.name for f in PACKAGE.iterdir() if f.is_dir()),
+    ]
+)
+NAMED = re.compile(rf"(?<![\w/.-])(?:{ROOMS})/[\w/]+\.(?:py|md|jsonl|svg|png)\b")
 EMBEDDED = "embedded pair on the CPU"  # in place of models from the hub on a GPU, so that the lines really run
 PLACES = {
     "Qwen/Qwen3-8B": str(FOLDER / "target"),
@@ -94,6 +106,14 @@ def test_the_quickstart_runs(capsys):
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("folder", [".", "docs", "multidraft", "benchmarks", "examples"])
+def test_files_that_are_named_are_there(folder):
+    """Pages and code name files from the root of the repository, pages also from the package."""
+    texts = [path for path in (ROOT / folder).glob("*" if folder == "." else "**/*") if path.suffix in (".md", ".py")]
+    named = [(path.name, name) for path in texts for name in NAMED.findall(path.read_text())]
+    assert [pair for pair in named if not any((place / pair[1]).exists() for place in (ROOT, PACKAGE))] == []
 
 
 def test_readme_is_short():

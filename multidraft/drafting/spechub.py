@@ -15,7 +15,7 @@ from multidraft.numerics.distributions import most_likely
 class SpecHub(Law):
     """x_1 ~ q; if it is the most likely token, x_2 ~ q without it; otherwise x_2 is the most likely token.
 
-    Towards Optimal MDSD, eq. (21), whose two cases overlap when read literally (docs/papers.md).
+    Towards Optimal MDSD, eq. (21), whose two cases overlap when read literally.
     """
 
     name = "spechub"

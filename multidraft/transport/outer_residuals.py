@@ -26,7 +26,7 @@ def outer_residuals(target: Float[np.ndarray, " vocab"], draft: Float[np.ndarray
 
     By Lemma 6.3 each minimum is over prefixes of one sorted list, so all of them are one cumulative minimum,
     `M_k = min(0, min_{j <= k} 1 - (1 - Q_j)^n - P_j)` with prefix sums `P`, `Q`: `residual_k = M_{k-1} - M_k`, in
-    O(V log V). (All residuals sit on the resets of theory/lorenz_rule.md: one vertex of the polymatroid, where the
+    O(V log V). (All residuals sit on the resets of docs/theory.md: one vertex of the polymatroid, where the
     Lorenz rule takes an inner point.) A token without draft mass keeps all its target. `target` may sum to less than
     one, `draft` sums to one.
 
