@@ -166,6 +166,8 @@ def markdown(path: Path) -> str:
     settings, runs = read(path)
     rates = rates_of(settings, runs)
     columns, rows = rows_of(rates)
+    names = [f"`{row[0]}`" if ":" in row[0] else row[0] for row in rows]
+    rows = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]
     table = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
     lines = ["| " + " | ".join(row) + " |" for row in table]
     said = [f"- {line}" for rate in rates for line in sentences(rate)]
