@@ -1,4 +1,4 @@
-# make demo | test | test-loops | test-slow | test-oldest | check | setup
+# make demo | test | test-loops | test-slow | test-oldest | check | docs | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -7,12 +7,12 @@ CONSTRAINTS := constraints.txt
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest check setup
+.PHONY: demo test test-loops test-slow test-oldest check docs setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
 	@echo "One thread: models as small as the embedded ones are fastest so, with drafts and without."
-	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --tree 3x1x1x1 --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
 
 test: setup
 	$(PYTEST)
@@ -39,6 +39,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
+
+# The pages that a command makes.
+docs: setup
+	$(BIN)/python -m typer multidraft.commands.cli utils docs --name multidraft --title "The command line" --output docs/cli.md
 
 # torch goes first and by its pinned version, so that nothing else can pull in another one.
 .venv/.runtime: pyproject.toml constraints.txt

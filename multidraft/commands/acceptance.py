@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from multidraft.studies.capturing import Recording
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
+PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
 
 
 def capture(
     out: Annotated[Path, Option(help="The safetensors file to write.")],
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
-    prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
+    prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
@@ -38,7 +39,7 @@ def acceptance(
     random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
-    prompts: Annotated[Path, Option(help='File with one {"id", "task", "prompt"} a line.')] = DEMO,
+    prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,

@@ -17,6 +17,7 @@ from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live, Screen
 from multidraft.errors import AdviceError, outputs
+from multidraft.generation.defaults import SCHEME, TREE
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
@@ -63,8 +64,8 @@ def generate(
     jsonl: Annotated[
         Path | None, Option(help="Write each result as it comes; the same call goes on where one was stopped.")
     ] = None,
-    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = "anchored:lorenz",
-    tree: Annotated[str, Option(help="4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = "4x2x2x1",
+    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
+    tree: Annotated[str, Option(help="Such as 4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = TREE,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
     top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,

@@ -129,11 +129,10 @@ class Report:
         ours, plain = getattr(self.info, name), getattr(self.plain, name)
         if name == "tokens_per_second":
             runs, base = self.runs["drafted"], self.runs["plain"]
-            return [
-                f"{ours:.1f}",
-                f"{plain:.1f}",
-                with_interval(comparison.speedup(runs, base), comparison.interval(runs, base)),
-            ]
+            if not base.tokens:
+                return [f"{ours:.1f}", "", ""]
+            ratio = with_interval(comparison.speedup(runs, base), comparison.interval(runs, base))
+            return [f"{ours:.1f}", f"{plain:.1f}", ratio]
         if name == "acceptance_rate" and self.info.acceptance_error > 0:
             return [f"{ours:.3f} ± {self.info.acceptance_error:.3f}", "", ""]
         return [f"{ours:.3f}", f"{plain:.3f}" if name == "block_efficiency" else "", ""]

@@ -19,6 +19,7 @@ from multidraft.decoding.walks import Walker
 from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_flag
+from multidraft.generation.defaults import SCHEME, TREE
 from multidraft.generation.inputs import (
     Prompts,
     as_drafter,
@@ -56,8 +57,8 @@ def generate(
     /,
     *,
     draft_model: Model | Sequence[Model] | None = None,
-    scheme: str | Scheme = "anchored:lorenz",
-    tree: str | Tree | Shape = "4x2x2x1",
+    scheme: str | Scheme = SCHEME,
+    tree: str | Tree | Shape = TREE,
     walk: str | Walker = "deferred",
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,

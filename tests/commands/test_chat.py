@@ -54,7 +54,7 @@ def heard(monkeypatch) -> list[str]:
 
 def chat(pair: Path, *arguments: object, said: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
-    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--chat"]
+    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--tree", "4x2x2x1", "--chat"]
     return CliRunner().invoke(app, ["generate", *map(str, [*names, *arguments])], input=said)
 
 
@@ -84,7 +84,7 @@ def test_an_answer_is_that_of_the_same_prompt_and_seed(pair):
     models = [LlamaForCausalLM.from_pretrained(pair / role).eval() for role in ("target", "draft")]
     prompt = tokenizer("<user>the\n<assistant>", add_special_tokens=False)["input_ids"]
     generator = torch.Generator().manual_seed(4 * 1_000_003)
-    tokens, info = md.generate(*models, [prompt], max_new_tokens=6, generator=[generator])
+    tokens, info = md.generate(*models, [prompt], tree="4x2x2x1", max_new_tokens=6, generator=[generator])
     text = tokenizer.decode(tokens[0], skip_special_tokens=True)
     result = chat(pair, "--seed", 4, said="the\n")
     assert answers(result.stdout) == [text]

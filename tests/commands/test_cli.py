@@ -126,7 +126,7 @@ def test_drafters_of_the_embedded_target(prompts, draft, scheme):
 
 def test_drafters_of_another_target(pair, prompts):
     draft = f"{pair / 'draft'},ngram"
-    settings = ("--scheme", "distinct:naive", "--max-new-tokens", 12, "--json", "--batch", 3)
+    settings = ("--scheme", "distinct:naive", "--tree", "4x2x2x1", "--max-new-tokens", 12, "--json", "--batch", 3)
     result = run("generate", "--prompts", prompts, "--target", pair / "target", "--draft", draft, *settings)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["block_efficiency"] > 1

@@ -1,4 +1,4 @@
-"""Multi-draft speculative decoding for any decoder-only model: the output has exactly the model's own distribution."""
+"""Multi-draft speculative decoding of a decoder-only model: the output has exactly the model's own distribution."""
 
 import multidraft
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.acceptance import DEMO
+from multidraft.commands.acceptance import DEMO, SHIPPED
 from multidraft.commands.pair import load
 from multidraft.commands.prompts import encode, read_prompts
 from multidraft.studies import pictures
@@ -21,7 +21,7 @@ def curves(
     out: Annotated[Path, Option(help="The picture to write: .svg, .png or .pdf.")],
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
-    prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.")] = DEMO,
+    prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.", show_default=SHIPPED)] = DEMO,
     new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
     drafts: Annotated[int, Option(min=1, max=1000, help="Drafts at a node.")] = 4,
     top_k: Annotated[int, Option(min=1, help="The draft is cut to its K most likely tokens.")] = 12,

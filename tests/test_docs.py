@@ -1,0 +1,133 @@
+"""The docs say what is so: Python snippets run, links lead somewhere, pages made by commands are up to date."""
+
+import doctest
+import re
+import runpy
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from typer import cli as typer_cli
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.generation.defaults import TREE
+from multidraft.zoo import load_pair
+from multidraft.zoo.pair import FOLDER
+
+ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+FENCE = re.compile(
+    r"(?:<!-- snippet: (?P<how>.*?) -->\n)?```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<out>.*?)```)?", re.S
+)
+ROOMS = "|".join(
+    [
+        "docs",
+        "tests",
+        "benchmarks",
+        "examples",
+        "theory",
+        "multidraft",
+        *(f.name for f in PACKAGE.iterdir() if f.is_dir()),
+    ]
+)
+NAMED = re.compile(rf"(?<![\w/.-])(?:{ROOMS})/[\w/]+\.(?:py|md|jsonl|svg|png)\b")
+EMBEDDED = "embedded pair on the CPU"  # in place of models from the hub on a GPU, so that the lines really run
+PLACES = {
+    "Qwen/Qwen3-8B": str(FOLDER / "target"),
+    "Qwen/Qwen3-0.6B": str(FOLDER / "draft"),
+    "cuda:0": "cpu",
+    "cuda": "cpu",
+    "<this folder, or a hub repository made of it>": str(ROOT / "examples" / "hub"),
+}
+
+
+class Snippet(NamedTuple):
+    """A block of Python in a page: its code, what it is said to print, and what it needs."""
+
+    code: str
+    printed: str | None
+    how: str | None
+
+
+def snippets() -> list[Any]:
+    """All of them, with a name for messages."""
+    found = [(page, match) for page in PAGES for match in FENCE.finditer(page.read_text())]
+    return [
+        pytest.param(Snippet(match["code"], match["out"], match["how"]), id=f"{page.relative_to(ROOT)}-{number}")
+        for number, (page, match) in enumerate(found)
+    ]
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What the pages take for granted."""
+    target, draft, tokenizer = load_pair()
+    inputs = tokenizer(["It was a dark"], return_tensors="pt")
+    return dict(md=md, target=target, model=target, draft=draft, tokenizer=tokenizer, inputs=inputs)
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers speaks of padding and of code that it trusts
+@pytest.mark.parametrize("snippet", snippets())
+def test_snippets_run(snippet, names):
+    torch.manual_seed(0)
+    if snippet.code.startswith(">>>"):
+        test = doctest.DocTestParser().get_doctest(snippet.code, {}, "snippet", None, 0)
+        assert doctest.DocTestRunner().run(test).failed == 0
+        return
+    code, known = snippet.code, {}
+    if snippet.how == EMBEDDED:
+        known = dict(names)
+        for theirs, ours in PLACES.items():
+            code = code.replace(f'"{theirs}"', f'"{ours}"')
+    with redirect_stdout(StringIO()) as printed:
+        exec(code, known)
+    assert snippet.printed in (None, printed.getvalue())
+
+
+def test_marks_of_snippets_are_known():
+    hows = {match["how"] for page in PAGES for match in FENCE.finditer(page.read_text())}
+    assert hows == {None, EMBEDDED}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_quickstart_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "quickstart.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "tokens a pass" in printed
+    target, law = (eval(line) for line in re.findall(r"\[.*?\]", printed.splitlines()[-1]))
+    assert law == pytest.approx(target, abs=1e-12)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("folder", [".", "docs", "multidraft", "benchmarks", "examples"])
+def test_files_that_are_named_are_there(folder):
+    """Pages and code name files from the root of the repository, pages also from the package."""
+    texts = [path for path in (ROOT / folder).glob("*" if folder == "." else "**/*") if path.suffix in (".md", ".py")]
+    named = [(path.name, name) for path in texts for name in NAMED.findall(path.read_text())]
+    assert [pair for pair in named if not any((place / pair[1]).exists() for place in (ROOT, PACKAGE))] == []
+
+
+def test_readme_is_short():
+    words = [word for word in (ROOT / "README.md").read_text().split() if re.search(r"\w", word)]
+    assert len(words) <= 600
+
+
+def test_the_page_of_the_command_line_is_its_help():
+    command = ["multidraft.commands.cli", "utils", "docs", "--name", "multidraft", "--title", "The command line"]
+    made = CliRunner().invoke(typer_cli.app, command)
+    assert made.exit_code == 0, made.output
+    assert (ROOT / "docs" / "cli.md").read_text().strip() == made.stdout.strip(), "run `make docs`"
+
+
+def test_the_pages_name_the_default():
+    for page in ("docs/benchmarks.md", "docs/choosing.md"):
+        assert f"default is `{TREE}`" in (ROOT / page).read_text(), page
