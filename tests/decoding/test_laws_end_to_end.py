@@ -21,7 +21,7 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.auditing.twins import impatient
+from multidraft.auditing.mutants import impatient
 from multidraft.catalogue import SCHEMES
 from multidraft.decoding.nodes import Nodes
 from multidraft.decoding.state import Plan
@@ -249,7 +249,7 @@ def pruned(target, draft, drafted, law):
 
 
 SLIGHT = "accepts 5% too often"
-TWINS = {
+MUTANTS = {
     "duplicates count twice": ("iid:naive", double_counting),
     SLIGHT: ("iid:recursive_rejection", too_eager),
     "deterministic drafts as if sampled": ("top:naive", as_if_sampled),
@@ -258,10 +258,10 @@ TWINS = {
 }
 
 
-@pytest.fixture(params=TWINS)
+@pytest.fixture(params=MUTANTS)
 def twin(request, monkeypatch) -> tuple[str, str]:
     """A scheme and a walk with a mistake put into one of them."""
-    name, rule = TWINS[request.param]
+    name, rule = MUTANTS[request.param]
     if rule is None:
         monkeypatch.setitem(WALKS, "deferred", impatient)
         return name, "deferred"
@@ -275,7 +275,7 @@ def test_enumeration_catches_the_biased_twin(twin, tree, vocabulary):
     assert law_of(name, tree, walk, vocabulary, "flat, cooler")[1] > BIASED
 
 
-@pytest.mark.parametrize("twin", [twin for twin in TWINS if twin != SLIGHT], indirect=True)
+@pytest.mark.parametrize("twin", [twin for twin in MUTANTS if twin != SLIGHT], indirect=True)
 def test_samples_catch_the_biased_twin(twin):
     """The same statistic, size and threshold as for the right ones."""
     name, walk = twin
