@@ -54,6 +54,11 @@ class Features:
         """All of them."""
         return torch.cat([self.coarse, self.fine], -1)
 
+    @cached_property
+    def single(self) -> Float[Tensor, "vocabulary features"]:
+        """The table in float32, as large pairs are."""
+        return self.table.float()
+
     @property
     def parts(self) -> dict[str, slice]:
         """Where the coarse and the fine ones stand in the table."""

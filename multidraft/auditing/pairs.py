@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.auditing.adversarial import few_of_each
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
 from multidraft.numerics.distributions import check_distribution
@@ -23,12 +24,23 @@ ADVERSARIAL = {
     "one-hot both": ([0.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]),
     "one-hot apart": ([0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]),
     "near-equal": ([0.1 + 1e-13, 0.2 - 1e-13, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4]),
+    "covered by three drafts": ([1 / 26, 7 / 26, 12 / 26, 6 / 26], [3 / 28, 6 / 28, 12 / 28, 7 / 28]),
     "subnormal": ([1e-310, 0.5, 0.5, 0.0], [0.5, 1e-310, 0.2, 0.3]),
     "tiny draft": ([0.97, 0.01, 0.01, 0.01], [1e-12, 0.4, 0.3, 0.3 - 1e-12]),
     "peaked": ([0.997, 0.001, 0.001, 0.001], [0.9, 0.05, 0.03, 0.02]),
     "the example of docs/lossless.md": ([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]),
 }
-LISTS: list[Callable[[Law], Iterable[Pair]]] = []  # more of them, each a function of the law: append yours
+SPOILT = {3: 1, 4: 2}  # tokens, and pairs of every kind of `adversarial`
+
+
+def spoilt_pairs(law: Law) -> Iterable[Pair]:
+    """A few of every kind that breaks a rule at an end, whatever the law."""
+    for vocabulary, each in SPOILT.items():
+        for label, target, draft in few_of_each(vocabulary, seed=vocabulary, each=each):
+            yield f"{label} of {vocabulary} tokens", target, draft
+
+
+LISTS: list[Callable[[Law], Iterable[Pair]]] = [spoilt_pairs]  # more of them: append yours
 RANDOM = 30
 DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distribution vary
 MISSING = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft

@@ -12,7 +12,7 @@ from multidraft.auditing.statistical import Sampled, sample
 from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
 from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
 from multidraft.catalogue import Scheme
-from multidraft.decoding.walks import WALKS
+from multidraft.decoding.walks import WALKS, Walker
 from multidraft.drafting import Law
 from multidraft.errors import AdviceError
 
@@ -29,7 +29,7 @@ def audit(
     vocabulary: int | Sequence[int] | None = None,
     trials: int | None = None,
     pairs: Iterable[Sequence[Any]] | None = None,
-    walks: bool = False,
+    walks: bool | Sequence[str | Walker] = False,
     trees: Sequence[str] | None = None,
     sub_probability: bool = False,
     within: float | int = 0.0,
@@ -51,7 +51,7 @@ def audit(
     5,000, or 3,000 of more than 8,192 tokens; 75,000 for a sampler, of which only tokens can be seen) for a draft near
     the target and one far from it, at each size in `vocabulary` (by default 4,096 and 32,000, or 32 for rules of small
     vocabularies; `()` for none), with false alarms at `odds` in all; with `walks`, every tree that a decode step can
-    draw (`trees`: which).
+    draw (`trees`: which), by every walk or by those that you give.
 
     A rule that also takes targets that sum to less than one (`sub_probability`) is audited with them, and with the
     deferred walk. A rule of yours sees empty positions (-1) only where its law always has some. A stated deviation
@@ -76,7 +76,8 @@ def audit(
     draws = {size: draws_for(audited, size) if trials is None else trials for size in sizes}
     jobs += [partial(sample, audited, size, kind, draws[size], alarm, seed) for size, kind in samples]
     if walks or trees is not None:
-        jobs += walking(audited, ("commit",) if whole else tuple(WALKS), trees, seed)
+        every = ("commit",) if whole else tuple(WALKS)
+        jobs += walking(audited, every if isinstance(walks, bool) else walks, trees, seed)
     if not jobs:
         raise AdviceError("nothing to do: a sampler is audited by its tokens, so give vocabulary sizes")
     report = Report(audited, odds, within)
@@ -110,8 +111,8 @@ def check(sizes: tuple[int, ...], within: float | int, odds: float | int) -> Non
         raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
 
 
-def walking(audited: Subject, walks: tuple[str, ...], trees: Sequence[str] | None, seed: int) -> list[Job]:
-    """The jobs of the walks' part: every walk over every tree that the scheme can draw."""
+def walking(audited: Subject, walks: Sequence[str | Walker], trees: Sequence[str] | None, seed: int) -> list[Job]:
+    """The jobs of the walks' part: these walks over every tree that the scheme can draw."""
     if isinstance(audited, Sampler):
         raise AdviceError("a sampler cannot be walked with: only a rule tells what each child may claim")
     for tree in trees or ():

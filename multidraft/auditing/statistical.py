@@ -7,7 +7,7 @@ drafts brings by chance, which its drafting law alone tells, is taken off. So a 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.auditing.bets import Alarm, Bets, Range
@@ -94,49 +94,66 @@ def sample(subject: Subject, vocabulary: int, kind: str, trials: int, alarm: Ala
 def look(
     subject: Subject, target: Tensor, draft: Tensor, features: Features, trials: int, generator: torch.Generator
 ) -> Draws:
-    """Draw tuples batch by batch, and see what comes of them."""
-    law, size, seen = subject.law, max(1, AT_ONCE // draft.numel()), list[Draws]()
-    for rows in [size] * (trials // size) + [trials % size] * (trials % size > 0):
-        numbers = uniform((rows, law.numbers), generator, draft.device)
-        p, q = target.expand(rows, -1), draft.expand(rows, *draft.shape)
-        if isinstance(subject, Sampler):
-            seen.append(tokens_of(subject, p, q, features, numbers, generator))
-        else:
-            seen.append(laws_of(subject, p, q, features, numbers))
+    """Draw tuples and see what comes of them, batch by batch; where that is a law, once of every distinct tuple."""
+    size = max(1, AT_ONCE // draft.numel())
+    rows = [size] * (trials // size) + [trials % size] * (trials % size > 0)
+    tuples, back = torch.cat([draw(subject.law, draft, count, generator) for count in rows]), torch.arange(trials)
+    if isinstance(subject, Scheme):
+        tuples, back = tuples.unique(dim=0, return_inverse=True)
+    seen = [look_at(subject, target, draft, features, batch, generator) for batch in tuples.split(size)]
+    accepted = torch.cat([part.accepted for part in seen])
     return Draws(
-        torch.cat([part.values for part in seen]),
-        torch.cat([part.surprises for part in seen]),
-        torch.cat([part.accepted for part in seen]),
+        torch.cat([part.values for part in seen])[back],
+        torch.cat([part.surprises for part in seen])[back],
+        accepted[back] if len(accepted) else accepted,
         sum(part.out_of_range for part in seen),
         max(part.impossible for part in seen),
     )
 
 
-def laws_of(scheme: Scheme, target: Tensor, draft: Tensor, features: Features, numbers: Tensor) -> Draws:
+def draw(law: Law, draft: Tensor, rows: int, generator: torch.Generator) -> Int[Tensor, "rows both"]:
+    """So many tuples, each beside what it would be if something were always drafted."""
+    draft, numbers = draft.expand(rows, *draft.shape), uniform((rows, law.numbers), generator, draft.device)
+    drawn = law.draw_all(draft, numbers[:, : law.width])
+    return torch.cat([drawn, drawn if law.draft_probability == 1 else law.draw(draft, numbers)], -1)
+
+
+def look_at(
+    subject: Subject, target: Tensor, draft: Tensor, features: Features, tuples: Tensor, generator: torch.Generator
+) -> Draws:
+    """What comes of some tuples."""
+    drawn, drafted = tuples.chunk(2, -1)
+    target, draft = target.expand(len(tuples), -1), draft.expand(len(tuples), *draft.shape)
+    chance = surprises(subject.law, draft, drawn, drafted, features.coarse)
+    if isinstance(subject, Sampler):
+        return tokens_of(subject, target, draft, drafted, features, chance, generator)
+    return laws_of(subject, target, draft, drafted, features, chance)
+
+
+def laws_of(
+    scheme: Scheme, target: Tensor, draft: Tensor, drafted: Tensor, features: Features, chance: Tensor
+) -> Draws:
     """The exact law of what a rule emits for each tuple."""
-    drafted, chance = draw(scheme.law, draft, features, numbers)
     outcome = scheme.verify(target, draft, drafted)
     emitted = outcome.law().nan_to_num_().clamp_(min=0)
-    values = (emitted @ features.table.to(emitted)).double() - features.mean
+    values = (emitted @ features.single).double() - features.mean
     return Draws(values, chance, outcome.acceptance().double(), 0, impossible(outcome, target))
 
 
 def tokens_of(
-    sampler: Sampler, target: Tensor, draft: Tensor, features: Features, numbers: Tensor, generator: torch.Generator
+    sampler: Sampler,
+    target: Tensor,
+    draft: Tensor,
+    drafted: Tensor,
+    features: Features,
+    chance: Tensor,
+    generator: torch.Generator,
 ) -> Draws:
     """The token that a sampler emits for each tuple."""
-    drafted, chance = draw(sampler.law, draft, features, numbers)
     tokens = sampler.tokens(target, draft, drafted, generator)
     good = (tokens >= 0) & (tokens < target.shape[-1])
     values = features.table[tokens.where(good, 0)] - features.mean
     return Draws(values * good[:, None], chance, torch.zeros(0), int((~good).sum()), 0.0)
-
-
-def draw(law: Law, draft: Tensor, features: Features, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Tuples, and what is a surprise about them."""
-    drafted = law.draw(draft, numbers)
-    drawn = drafted if law.draft_probability == 1 else law.draw_all(draft, numbers[:, : law.width])
-    return drafted, surprises(law, draft, drawn, drafted, features.coarse)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from multidraft.auditing.enumeration import first_tokens, largest_difference, st
 from multidraft.catalogue import Scheme
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
 from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import check_fits
@@ -43,7 +44,7 @@ class Walked:
         return 2 * sum(count > 0 for count in Tree.parse(self.tree).drafts)
 
 
-def follow_walk(scheme: Scheme, walk: str, tree: str, kind: str, seed: int) -> Walked:
+def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: int) -> Walked:
     """Sum over every tuple at every node, every answer to every coin, and every last token."""
     shape, vocabulary = Tree.parse(tree), vocabulary_for(tree)
     target, draft, other = (random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3))
@@ -61,7 +62,7 @@ def follow_walk(scheme: Scheme, walk: str, tree: str, kind: str, seed: int) -> W
     deviation = largest_difference(ours, right)
     if not torch.tensor([distance, deviation]).isfinite().all():
         distance = deviation = float("inf")
-    return Walked(walk, tree, vocabulary, kind, deviation, distance, step.accepted)
+    return Walked(str(getattr(walk, "__name__", walk)), tree, vocabulary, kind, deviation, distance, step.accepted)
 
 
 def vocabulary_for(tree: str) -> int:

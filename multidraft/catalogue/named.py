@@ -23,7 +23,11 @@ def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
     if not isinstance(name, str):
         raise AdviceError(f"a scheme's name is {shown(name)}; write law:rule, as in iid:lorenz; md.schemes() lists all")
     name, *written = name.split(",")
-    settings = dict(map(setting, written)) | settings
+    for key, value in map(setting, written):
+        if settings.setdefault(key, value) != value:
+            raise AdviceError(
+                f"{key} is set twice, to {value} in the name and to {settings[key]} beside it; set it once"
+            )
     if name not in SCHEMES:
         raise AdviceError(unknown(name))
     law, rule = LAWS[name.split(":")[0]], SCHEMES[name].rule

@@ -1,4 +1,4 @@
-"""`multidraft audit`: is a scheme lossless; with `--all`, are all of them, and is every biased twin found guilty."""
+"""`multidraft audit`: is a scheme lossless; with `--all`, are all of them, and is every mutant found guilty."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,6 +7,7 @@ import typer
 from typer import Argument, Option
 
 from multidraft.commands import terminal
+from multidraft.commands.corners import corners as try_corners
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
@@ -20,17 +21,22 @@ LEGEND = (
 SIZE_OF_ALL = 4096
 FALLBACK = {"iid:global_resolution": ",fallback=k_sequential"}  # for the pairs on which it fails
 SOMETIMES = 0.6  # the draft_probability of the second group
-SCHEMES, RANDOMISED, TWIN = "scheme", "scheme, drafting with probability 0.6", "biased twin"
+SCHEMES, RANDOMISED, MUTANT = "scheme", "scheme, drafting with probability 0.6", "mutant"
 COLUMNS = ["verdict", "TV", "rate", "best"]
 
 
 def audit(
     name: Annotated[str | None, Argument(help="Drafting law and rule; see `multidraft schemes`.")] = None,
     every: Annotated[
-        bool, Option("--all", help="Every scheme, also with randomised drafting, and biased twins.")
+        bool, Option("--all", help="Every scheme, also with randomised drafting, and mutants, which are biased.")
     ] = False,
-    drafts: Annotated[int, Option(min=1, help="Drafts at a node.")] = 2,
-    draft_probability: Annotated[float, Option(help="Less than 1: randomised drafting.")] = 1.0,
+    corners: Annotated[
+        int | None, Option(min=1, help="Instead: so many pairs that are made to break a scheme, every tuple of each.")
+    ] = None,
+    drafts: Annotated[int | None, Option(min=1, help="Drafts at a node.", show_default="2")] = None,
+    draft_probability: Annotated[
+        float | None, Option(help="Less than 1: randomised drafting.", show_default="1")
+    ] = None,
     vocabulary: Annotated[
         list[int] | None,
         Option(min=2, help="Sizes to draw tuples at; repeat it.", show_default="4096 and 32000, or 32"),
@@ -46,20 +52,33 @@ def audit(
 ) -> None:
     """Audit a scheme: sum its law over every tuple of drafts, draw tuples at real sizes, walk over every small tree.
 
-    Exit code 1 where a verdict is not the expected one: lossless for a scheme, biased for a twin.
+    Exit code 1 where a verdict is not the expected one: lossless for a scheme, biased for a mutant; with --corners,
+    where an error exceeds what rounding allows.
     """
     if (name is None) != every:
         raise AdviceError("give one scheme, as in `multidraft audit iid:lorenz`, or --all")
+    unused: dict[str, object] = {"--draft-probability": draft_probability} if every or corners else {}
+    unused |= {"--drafts": drafts, "--vocabulary": vocabulary, "--trials": trials, "--trees": trees} if corners else {}
+    refuse_unused(unused, "--corners" if corners else "--all")
     settings: dict[str, Any] = dict(vocabulary=vocabulary, trials=trials, walks=True, trees=trees, seed=seed)
     try:
-        if every:
-            ok = audit_all(drafts, settings, as_json)
+        if corners:
+            ok = try_corners(name, corners, seed, as_json)
+        elif every:
+            ok = audit_all(2 if drafts is None else drafts, settings, as_json)
         else:
-            ok = audit_one(name or "", settings | dict(drafts=drafts, draft_probability=draft_probability), as_json)
+            asked = {} if draft_probability is None else dict(draft_probability=draft_probability)
+            ok = audit_one(name or "", settings | asked | dict(drafts=drafts), as_json)
     except ImportError as error:
         raise AdviceError(str(error)) from None
     if not ok:
         raise typer.Exit(1)
+
+
+def refuse_unused(options: dict[str, object], mode: str) -> None:
+    """Raise where an option was given that has no meaning in this mode."""
+    if given := [option for option, value in options.items() if value is not None]:
+        raise AdviceError(f"{', '.join(given)} has no meaning with {mode}; leave it out")
 
 
 def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
@@ -75,17 +94,17 @@ def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
 
 
 def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
-    """Every scheme, again with randomised drafting, and every twin; whether all verdicts are the expected ones."""
-    from multidraft.auditing.twins import TWINS
+    """Every scheme, again with randomised drafting, and every mutant; whether all verdicts are the expected ones."""
+    from multidraft.auditing.mutants import MUTANTS
 
     calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
-    calls += [(TWIN, name) for name in TWINS]
+    calls += [(MUTANT, name) for name in MUTANTS]
     found = [run(group, name, drafts, settings) for group, name in bar("audit")(calls)]
     wrong = [item["name"] for item in found if not item["as_expected"]]
     if as_json:
         terminal.print_json({"as_expected": not wrong, "audits": [item["report"] for item in found]})
         return not wrong
-    for group in (SCHEMES, RANDOMISED, TWIN):
+    for group in (SCHEMES, RANDOMISED, MUTANT):
         terminal.print_table([group, *COLUMNS], [item["row"] for item in found if item["group"] == group], numbers=True)
     typer.echo(LEGEND)
     typer.echo(f"Not as expected: {'; '.join(wrong)}." if wrong else f"All {len(found)} verdicts are as expected.")
@@ -110,17 +129,16 @@ def size(name: str) -> int | None:
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
     """The audit of one line."""
     import multidraft as md
-    from multidraft.auditing.twins import TWINS, audit_twin
-    from multidraft.catalogue import scheme
+    from multidraft.auditing.corners import drafts_for
+    from multidraft.auditing.mutants import MUTANTS, audit_mutant
 
     expected: list[str] = []
-    settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == TWIN else size(name)))
-    if group == TWIN:
-        report, expected = audit_twin(name, drafts=2, **settings), TWINS[name].guilty
+    settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == MUTANT else size(name)))
+    if group == MUTANT:
+        report, expected = audit_mutant(name, **settings), list(MUTANTS[name].guilty)
     else:
         probability = SOMETIMES if group == RANDOMISED else 1.0
-        count = scheme(name).law.fixed_drafts or drafts
-        report = md.audit(name, count, draft_probability=probability, **settings)
+        report = md.audit(name, drafts_for(name, drafts), draft_probability=probability, **settings)
     ok = report.guilty() == expected
     numbers = report.as_dict() | {"name": name, "group": group, "expected": expected, "as_expected": ok}
     return dict(group=group, name=name, as_expected=ok, row=[starred(name), *cells(report, ok)], report=numbers)

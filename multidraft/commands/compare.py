@@ -45,9 +45,9 @@ def speedup(runs: Runs, plain: Runs) -> float:
 
 
 def interval(runs: Runs, plain: Runs | None = None) -> tuple[float, float] | None:
-    """95 % of the bootstrap over batches of the rate, or of its ratio to the plain one; None with a single batch."""
+    """95 % of the bootstrap over batches of the rate, or of its ratio to the plain one; None with fewer than two."""
     chance, batches = random.Random(0), range(len(runs.tokens))
-    if len(batches) < 2:
+    if len(batches) < 2 or (plain is not None and not plain.tokens):
         return None
     samples = (chance.choices(batches, k=len(batches)) for _ in range(RESAMPLES))
     rates = sorted(runs.rate(some) / (max(plain.rate(some), 1e-9) if plain else 1) for some in samples)

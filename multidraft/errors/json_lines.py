@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from multidraft.errors import AdviceError
 from multidraft.errors.outputs import cannot_write, is_regular
@@ -46,6 +47,7 @@ class Writer:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open("ab", buffering=0)
+            finalize(self, self.file.close)  # when nobody can write to it any more
             if is_regular(path):
                 os.truncate(path, size)
         except OSError as error:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
-from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.randomness import BLOCK, Randomness
 from multidraft.decoding.rows import Row
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Shape
@@ -38,12 +38,13 @@ class Listener(Randomness):
         self.latest = 0.0
 
     def uniform(self, *shape: int) -> Float[Tensor, "..."]:
-        numbers = super().uniform(*shape)
-        if len(shape) == 2:  # a block of single numbers has one dimension
-            self.drawn.append(numbers)
-        return numbers
+        """The numbers that tuples are drawn with."""
+        self.drawn.append(super().uniform(*shape))
+        return self.drawn[-1]
 
     def number(self) -> float:
+        if not self.block:  # not by `uniform`, which hears of drawn tuples alone
+            self.block = super().uniform(BLOCK).tolist()
         self.latest = super().number()
         return self.latest
 

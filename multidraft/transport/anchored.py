@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.numerics.precision import least
 from multidraft.transport.iid import optimal_iid
 from multidraft.transport.top import is_most_likely
 from multidraft.transport.without_replacement import optimal_without_replacement
@@ -44,7 +45,8 @@ def optimal_anchored(
     if bool((draws < 0).any()):
         raise AdviceError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
     anchored = is_most_likely(draft, anchors) & (draft > 0)
-    p, q = target.double(), torch.where(anchored, 0.0, draft.double())  # the optima below renormalise q
+    q = draft.masked_fill(anchored | (draft < least(draft.dtype)), 0.0)  # as the law draws
+    p, q = target.double(), q.double()  # the optima below renormalise q
     optimum = optimal_without_replacement if top_up else optimal_iid
     of_draws = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
     return (torch.where(anchored, p, 0.0).sum(-1) + of_draws).to(target.dtype)

@@ -4,19 +4,18 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.adversarial import KINDS, TINY, adversarial
 from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
-from multidraft.auditing.pairs import drafting
-from multidraft.catalogue import Scheme
-from multidraft.drafting import optimal_acceptance_rate
+from multidraft.auditing.mutants import MUTANTS, audit_mutant
+from multidraft.auditing.pairs import drafting, small_pairs
+from multidraft.auditing.subject import subject
+from multidraft.drafting import Iid, optimal_acceptance_rate
 from multidraft.numerics import loops
 from multidraft.numerics.precision import least
-from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
-from multidraft.verification.lorenz import drawable_schedule, lorenz
+from multidraft.verification.lorenz import lorenz
 
 COMPILED = ["iid:lorenz", "anchored:lorenz"]  # the others run as tensor operations anyway
 
@@ -46,29 +45,22 @@ def test_a_hundred_thousand_pairs(name: str) -> None:
     assert found.worst <= 1, found
 
 
-def faulty_lorenz(target: Tensor, draft: Tensor, drafted: Tensor, law) -> Outcome:
-    """The biased twin: a remainder divided by differences of totals, which leave out what really remains."""
-    plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], law.drafts), law.draft_probability)
-    accept = plan.accept(drafted)
-    wanted = target.double().sum(-1) - plan.optimum
-    rejected = torch.maximum(1 - plan.optimum, wanted).clamp(min=torch.finfo(torch.float64).tiny)
-    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.remainder() / rejected[:, None]
-    return Outcome(accept, residual, drafted)
+DIVIDES = "divides by a difference of totals"
 
 
-def test_a_remainder_divided_by_differences_is_caught() -> None:
+@pytest.mark.parametrize("drafts", [3, 4, 8])
+def test_the_audit_catches_a_remainder_divided_by_differences(drafts: int) -> None:
+    """By one of its own pairs, whatever the number of drafts from three on."""
+    pairs = [pair[1:] for pair in small_pairs(Iid(drafts), 0) if "three drafts" in pair[0]]
+    assert audit_mutant(DIVIDES, drafts=drafts, vocabulary=(), pairs=pairs).guilty() == ["exact"]
+
+
+def test_corners_catch_a_remainder_divided_by_differences() -> None:
     target, draft = adversarial("near_equal", 500, 4, seed=0)
-    scheme, wrong, right = md.scheme("iid:lorenz", 4), Corners(), Corners()
-    examine(right, scheme, target, draft)
-    examine(wrong, Twin(scheme.name, scheme.law), target, draft)
+    wrong, right = Corners(), Corners()
+    examine(right, md.scheme("iid:lorenz", 4), target, draft)
+    examine(wrong, subject(MUTANTS[DIVIDES].rule, "iid", 4, {}), target, draft)
     assert right.worst <= 1 < wrong.worst, (right, wrong)
-
-
-class Twin(Scheme):
-    """The faulty rule as a scheme."""
-
-    def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
-        return faulty_lorenz(target, draft, drafted, self.law)
 
 
 def test_the_pair_that_showed_it() -> None:
@@ -156,14 +148,17 @@ def test_loops_and_tensor_operations_agree(kind: str, rule, size: int, monkeypat
         assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-12)
 
 
-def test_the_optimum_counts_what_the_law_draws() -> None:
+@pytest.mark.parametrize(
+    "name", ["without_replacement:recursive_rejection", "greedy:maximal_coupling", "spechub:spechub"]
+)
+def test_the_optimum_counts_what_the_law_draws(name: str) -> None:
     """A mass of 1e-300 beside one: neither drawn as a second token nor counted on. One of 1e-280 is both."""
     for mass, drawn in ((1e-300, False), (1e-280, True)):
         target, draft = torch.tensor([[0.0, 1.0], [1.0, mass]], dtype=torch.float64)
-        scheme = md.scheme("without_replacement:recursive_rejection", 2)
+        scheme = md.scheme(name, 2)
         drafted, _ = scheme.tuples(draft)
         assert (1 in drafted[0].tolist()) == drawn == (mass >= least(torch.float64))
-        rate = optimal_acceptance_rate(target, draft, "without_replacement", drafts=2)
+        rate = optimal_acceptance_rate(target, draft, scheme.law.name, drafts=2)
         assert float(rate) == pytest.approx(float(drawn), abs=1e-9)
 
 

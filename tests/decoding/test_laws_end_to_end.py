@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from mutants import rule_of
 from scipy.stats import chi2
 from torch import Tensor
 
@@ -21,25 +22,19 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.auditing.twins import impatient
+from multidraft.auditing.mutants import MUTANTS
 from multidraft.catalogue import SCHEMES
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS, Child, Ending, Verdict, commit
-from multidraft.drafting import Iid
-from multidraft.drafting.law import at_each
 from multidraft.generation.inputs import check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
-from multidraft.verification import Outcome
-from multidraft.verification.lorenz import lorenz
-from multidraft.verification.naive import naive
-from multidraft.verification.recursive_rejection import recursive_rejection
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12
-BIASED = 1e-3  # a biased twin must be off by more
+BIASED = 1e-3  # a mutant must be off by more
 PROMPT = [0]
 
 EVERY = {scheme["name"]: md.scheme(scheme["name"]) for scheme in md.schemes() if not scheme["small"]}
@@ -219,72 +214,46 @@ def test_all_target_distributions_at_once(name, walk, monkeypatch):
     assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
 
 
-# Biased twins: each is a mistake that a decoder could make, and both kinds of checks must see it
+# Mutants: each is a mistake that a decoder could make, and both kinds of checks must see it
 
 
-def double_counting(target, draft, drafted, law):
-    """Forgets that equal drafts are one token."""
-    return Outcome(at_each(target, drafted), naive(target, draft, drafted, law).residual, drafted)
-
-
-def too_eager(target, draft, drafted, law):
-    """Accepts five percent too often."""
-    right = recursive_rejection(target, draft, drafted, law)
-    scale = (1.05 * right.accept.sum(-1, keepdim=True)).clamp(max=1) / right.accept.sum(-1, keepdim=True)
-    accept = right.accept * scale
-    rest = 1 - accept.sum(-1, keepdim=True)
-    share = right.residual / right.residual.sum(-1, keepdim=True).clamp(min=1e-300)
-    return Outcome(accept, rest * share, drafted)
-
-
-def as_if_sampled(target, draft, drafted, law):
-    """Takes the most likely tokens for independent draws."""
-    return recursive_rejection(target, draft, drafted, Iid(law.drafts))
-
-
-def pruned(target, draft, drafted, law):
-    """Drops drawn tokens of low draft probability, which makes the others look as if they were all that was drawn."""
-    likely = drafted.masked_fill(at_each(draft, drafted) < 0.3, -1)
-    return lorenz(target, draft, likely, law)
-
-
-SLIGHT = "accepts 5% too often"
-TWINS = {
-    "duplicates count twice": ("iid:naive", double_counting),
-    SLIGHT: ("iid:recursive_rejection", too_eager),
-    "deterministic drafts as if sampled": ("top:naive", as_if_sampled),
-    "drawn tokens pruned": ("iid:lorenz", pruned),
-    "walk forgets what is left": ("iid:lorenz", None),
+SLIGHT = "accepts 5 % too often"
+SCHEME_OF = {
+    "counts duplicates twice": "iid:naive",
+    SLIGHT: "iid:recursive_rejection",
+    "takes the top tokens for samples": "top:naive",
+    "prunes drawn tokens": "iid:lorenz",
+    "the walk forgets what is left": "iid:lorenz",
 }
 
 
-@pytest.fixture(params=TWINS)
-def twin(request, monkeypatch) -> tuple[str, str]:
+@pytest.fixture(params=SCHEME_OF)
+def mutant(request, monkeypatch) -> tuple[str, str]:
     """A scheme and a walk with a mistake put into one of them."""
-    name, rule = TWINS[request.param]
-    if rule is None:
-        monkeypatch.setitem(WALKS, "deferred", impatient)
+    name = SCHEME_OF[request.param]
+    if MUTANTS[request.param].walk is not None:
+        monkeypatch.setitem(WALKS, "deferred", MUTANTS[request.param].walk)
         return name, "deferred"
-    monkeypatch.setitem(SCHEMES, name, replace(SCHEMES[name], rule=rule))
+    monkeypatch.setitem(SCHEMES, name, replace(SCHEMES[name], rule=rule_of(request.param)))
     return name, "commit"
 
 
 @pytest.mark.parametrize(("tree", "vocabulary"), [("2x1", 3), ("2x2", 3)])
-def test_enumeration_catches_the_biased_twin(twin, tree, vocabulary):
-    name, walk = twin
+def test_enumeration_catches_the_mutant(mutant, tree, vocabulary):
+    name, walk = mutant
     assert law_of(name, tree, walk, vocabulary, "flat, cooler")[1] > BIASED
 
 
-@pytest.mark.parametrize("twin", [twin for twin in TWINS if twin != SLIGHT], indirect=True)
-def test_samples_catch_the_biased_twin(twin):
+@pytest.mark.parametrize("mutant", [name for name in SCHEME_OF if name != SLIGHT], indirect=True)
+def test_samples_catch_the_mutant(mutant):
     """The same statistic, size and threshold as for the right ones."""
-    name, walk = twin
+    name, walk = mutant
     assert odds(name, "2x2x1", walk, rows=60, tokens=320) < FALSE_ALARM
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", [SLIGHT], indirect=True)
-def test_many_samples_catch_the_slightly_biased_twin(twin):
+@pytest.mark.parametrize("mutant", [SLIGHT], indirect=True)
+def test_many_samples_catch_the_slight_mutant(mutant):
     """A bias of one percent takes 90,000 tokens."""
-    name, walk = twin
+    name, walk = mutant
     assert odds(name, "2x2x1", walk, rows=300, tokens=300) < FALSE_ALARM

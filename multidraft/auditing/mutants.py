@@ -1,7 +1,6 @@
 """Verifiers with a mistake that someone could make: an audit that lets one of them pass is worth nothing."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,11 @@ from torch import Tensor
 
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
-from multidraft.decoding.walks import ROUNDING, WALKS, Coin, Ending, Walk, Walker
+from multidraft.decoding.walks import ROUNDING, Coin, Ending, Walk, Walker
 from multidraft.drafting import Iid
 from multidraft.drafting.law import at_each
 from multidraft.numerics.distributions import normalise
-from multidraft.verification.lorenz import lorenz
+from multidraft.verification.lorenz import TINY, drawable_schedule, lorenz
 from multidraft.verification.naive import naive
 from multidraft.verification.recursive_rejection import recursive_rejection
 
@@ -60,6 +59,15 @@ def pruned(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     return right.accept, right.residual
 
 
+def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Divides what is unclaimed by a difference of totals, which may be rounding and nothing else."""
+    plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
+    accept = plan.accept(drafted)
+    rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(min=TINY)
+    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.unclaimed() / rejected[:, None]
+    return accept.to(target), residual.to(target)
+
+
 def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """The deferred walk, but a child is entered with what it may claim and not with its share of what is left."""
     if not has_drafts(slot):
@@ -74,45 +82,33 @@ def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin:
 
 
 @dataclass(frozen=True)
-class Twin:
+class Mutant:
     """A rule with the law that its drafts are drawn from, or a walk, and the parts of the audit that must see it."""
 
     law: str
     rule: Callable[[Tensor, Tensor, Tensor], Parts] | None = None
     walk: Walker | None = None
-
-    @property
-    def guilty(self) -> list[str]:
-        """The parts of the audit in which it must be found guilty."""
-        return ["walks"] if self.rule is None else ["exact", "statistical", "walks"]
+    drafts: int = 2
+    guilty: tuple[str, ...] = ("exact", "statistical", "walks")
 
 
-TWINS = {
-    "accepts 5 % too often": Twin("iid", too_eager),
-    "forgets the residual": Twin("iid", forgetful),
-    "counts duplicates twice": Twin("iid", double_counting),
-    "takes the top tokens for samples": Twin("top", as_if_sampled),
-    "ignores that draws were not replaced": Twin("without_replacement", as_if_sampled),
-    "verifies at another temperature": Twin("iid", warmer),
-    "prunes drawn tokens": Twin("iid", pruned),
-    "the walk forgets what is left": Twin("iid", walk=impatient),
+MUTANTS = {
+    "accepts 5 % too often": Mutant("iid", too_eager),
+    "forgets the residual": Mutant("iid", forgetful),
+    "counts duplicates twice": Mutant("iid", double_counting),
+    "takes the top tokens for samples": Mutant("top", as_if_sampled),
+    "ignores that draws were not replaced": Mutant("without_replacement", as_if_sampled),
+    "verifies at another temperature": Mutant("iid", warmer),
+    "prunes drawn tokens": Mutant("iid", pruned),
+    "divides by a difference of totals": Mutant("iid", divided_by_differences, drafts=3, guilty=("exact", "walks")),
+    "the walk forgets what is left": Mutant("iid", walk=impatient, guilty=("walks",)),
 }
 
 
-def audit_twin(name: str, **settings: Any) -> Report:
-    """The audit of a twin."""
-    twin = TWINS[name]
-    if twin.rule is not None:
-        return audit(twin.rule, law=twin.law, **settings)
-    with registered(name, twin.walk):
-        return audit(f"{twin.law}:lorenz", **settings)
-
-
-@contextmanager
-def registered(name: str, walk: Any) -> Generator[None]:
-    """One more walk on the list for a while."""
-    WALKS[name] = walk
-    try:
-        yield
-    finally:
-        del WALKS[name]
+def audit_mutant(name: str, **settings: Any) -> Report:
+    """The audit of a mutant; of a walk, at nodes of which the rule is right."""
+    mutant = MUTANTS[name]
+    settings = dict(drafts=mutant.drafts) | settings
+    if mutant.rule is not None:
+        return audit(mutant.rule, law=mutant.law, **settings)
+    return audit(f"{mutant.law}:lorenz", **settings | dict(walks=[mutant.walk]))
