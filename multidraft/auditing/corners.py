@@ -9,7 +9,6 @@ from torch import Tensor
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import SCHEMES, Scheme, scheme
-from multidraft.drafting import LAWS
 from multidraft.numerics.precision import FULL
 
 AT_ONCE = 25
@@ -50,8 +49,8 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
 
 
 def drafts_for(name: str, drafts: int) -> int:
-    """So many drafts a node, or two where the law has no other number."""
-    return 2 if name.startswith("spechub") else drafts
+    """So many drafts a node, or as many as the law always has."""
+    return LAWS[name.split(":")[0]].fixed_drafts or drafts
 
 
 def shuffled(cases: list, seed: int) -> list:
