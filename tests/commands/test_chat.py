@@ -54,7 +54,8 @@ def heard(monkeypatch) -> list[str]:
 
 def chat(pair: Path, *arguments: object, said: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
-    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--tree", "4x2x2x1", "--chat"]
+    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6]
+    names += ["--tree", "4x2x2x1", "--chat"]
     return CliRunner().invoke(app, ["generate", *map(str, [*names, *arguments])], input=said)
 
 
