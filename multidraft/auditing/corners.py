@@ -9,6 +9,7 @@ from torch import Tensor
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import SCHEMES, Scheme, scheme
+from multidraft.drafting.laws import LAWS
 from multidraft.numerics.precision import FULL
 
 AT_ONCE = 25

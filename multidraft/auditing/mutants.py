@@ -63,7 +63,9 @@ def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Pa
     """Divides what remains by a difference of totals, which may be rounding and nothing else."""
     plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
     accept = plan.accept(drafted)
-    rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(min=torch.finfo(torch.float64).tiny)
+    rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
     residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.remainder() / rejected[:, None]
     return accept.to(target), residual.to(target)
 
