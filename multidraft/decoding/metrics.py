@@ -128,9 +128,8 @@ class Info:
             self.measured += len(tree.rows)
             roots = {row: line.count(0) for row, line in enumerate(tree.rows) if line.has_drafts(0)}
             for count in set(roots.values()):
-                self.measure(
-                    plan.scheme.with_drafts(count), tree, [row for row in roots if roots[row] == count], decision
-                )
+                rows = [row for row in roots if roots[row] == count]
+                self.measure(plan.scheme.with_drafts(count), tree, rows, decision)
 
     def count_path(self, row: "Row", path: list[int]) -> None:
         """Add one row's accepted path by its length, and by the ranks of its tokens."""

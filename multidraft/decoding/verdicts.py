@@ -30,11 +30,9 @@ class Verdicts:
         """
         answers, batches = dict[int, Verdict](), defaultdict[Scheme, list[int]](list)
         for row, (node, weight) in asked.items():
-            scheme, children = (
-                self.scheme.with_drafts(self.tree.rows[row].count(node)),
-                self.tree.rows[row].children.get(node),
-            )
-            if scheme.is_coupling and children and len(self.tree.rows[row].drawing[node]) == 1:
+            line = self.tree.rows[row]
+            scheme, children = self.scheme.with_drafts(line.count(node)), line.children.get(node)
+            if scheme.is_coupling and children and len(line.drawing[node]) == 1:
                 answers[row] = self.coupled(row, node, weight, *next(iter(children.items())))
             else:
                 batches[scheme].append(row)
