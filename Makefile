@@ -20,7 +20,7 @@ test: setup
 
 # The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
 # of their own, because Numba's does not tell them from others.
-LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/numerics/test_loops.py tests/numerics/test_loop_shapes.py
+LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/numerics
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba
@@ -38,7 +38,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
 
 # torch goes first and by its pinned version, so that nothing else can pull in another one.
 .venv/.runtime: pyproject.toml constraints.txt

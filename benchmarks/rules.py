@@ -74,7 +74,7 @@ def measure(rows: int, drafts: int, vocabulary: int, repeats: int, device: torch
 
 def used(outcome) -> None:
     """What a decoding step asks of an outcome, residual included."""
-    _ = outcome.accept, outcome.rest, outcome.residual
+    _ = outcome.accept, outcome.residual_mass, outcome.residual
 
 
 def line(rule: str, rows: int, drafts: int, ratio: float, other: str) -> dict:

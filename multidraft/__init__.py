@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from multidraft.auditing import audit
     from multidraft.catalogue import scheme, schemes
     from multidraft.decoding.tree import Tree
+    from multidraft.drafting import optimal_acceptance_rate
     from multidraft.errors import AdviceError
     from multidraft.generation.way_in import generate
-    from multidraft.transport import optimal_acceptance_rate
 
 __all__ = ["AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "Tree": "decoding.tree",
     "audit": "auditing",
     "generate": "generation.way_in",
-    "optimal_acceptance_rate": "transport",
+    "optimal_acceptance_rate": "drafting",
     "scheme": "catalogue",
     "schemes": "catalogue",
 }

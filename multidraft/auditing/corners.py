@@ -9,6 +9,7 @@ from torch import Tensor
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import SCHEMES, Scheme, scheme
+from multidraft.drafting import LAWS
 from multidraft.numerics.precision import FULL
 
 AT_ONCE = 25
@@ -42,15 +43,10 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     cases = product(PROBABILITIES, TOTALS, ROUNDING, SHAPES, KINDS)
     for batch, case in enumerate(islice(cycle(shuffled(list(cases), seed)), -(-pairs // AT_ONCE))):
         probability, total, dtype, (vocabulary, drafts), kind = case
-        chosen = scheme(name, drafts_for(name, drafts), draft_probability=probability)
+        chosen = scheme(name, LAWS[name.split(":")[0]].fixed_drafts or drafts, draft_probability=probability)
         target, draft = adversarial(kind, AT_ONCE, vocabulary, seed + batch)
         examine(found, chosen, (total * target).to(dtype), drafting(chosen.law, draft.to(dtype)))
     return found
-
-
-def drafts_for(name: str, drafts: int) -> int:
-    """So many drafts a node, or two where the law has no other number."""
-    return 2 if name.startswith("spechub") else drafts
 
 
 def shuffled(cases: list, seed: int) -> list:
@@ -63,7 +59,7 @@ def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> No
     """Add a batch of pairs to what was found."""
     row, drafted, weight = chosen.law.tuples_of_rows(draft)
     outcome = chosen.verify(target[row], draft[row], drafted)
-    accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.rest))
+    accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
     law = torch.zeros_like(target, dtype=torch.float64).index_add_(0, row, weight.double()[:, None] * outcome.law())
     total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - FULL
     over = (total - 1).clamp(min=0)

@@ -154,7 +154,7 @@ def all_trees(state: State, plan: Plan) -> Forest:
     for depth, groups in plan.tree.drawing:
         learn_level(state, plan, drafts, forwarded, depth)
         for count, group in groups:
-            scheme = plan.scheme.at(count)
+            scheme = plan.scheme.with_drafts(count)
             rows, drafted, weight = all_draws(scheme, drafts, list(group))
             state, drafts = select(state, rows.tolist()), drafts.select(rows)
             drafts.fill(scheme, list(group), drafts.distributions(list(group)), drafted)

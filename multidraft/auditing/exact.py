@@ -7,7 +7,6 @@ from torch import Tensor
 
 from multidraft.auditing.pairs import Pair
 from multidraft.catalogue import Scheme
-from multidraft.transport import LAWS as FORMULAS
 from multidraft.transport import optimal_by_linear_program
 from multidraft.verification import Outcome
 
@@ -99,7 +98,7 @@ def impossible(outcome: Outcome, target: Tensor) -> float:
 
 def optimum(scheme: Scheme, target: Tensor, draft: Tensor) -> float | None:
     """The largest acceptance rate that a lossless rule can reach; None where that takes SciPy and there is none."""
-    if scheme.law.name in FORMULAS:
+    if scheme.law.optimal is not None:
         return float(scheme.optimal_acceptance_rate(target, draft))
     try:
         return optimal_by_linear_program(target, *scheme.law.tuples(draft))

@@ -13,7 +13,7 @@ from multidraft.decoding.walks import ROUNDING, Coin, Ending, Walk, Walker
 from multidraft.drafting import Iid
 from multidraft.drafting.law import at_each
 from multidraft.numerics.distributions import normalise
-from multidraft.verification.lorenz import TINY, drawable_schedule, lorenz
+from multidraft.verification.lorenz import drawable_schedule, lorenz
 from multidraft.verification.naive import naive
 from multidraft.verification.recursive_rejection import recursive_rejection
 
@@ -60,11 +60,13 @@ def pruned(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
 
 
 def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
-    """Divides what is unclaimed by a difference of totals, which may be rounding and nothing else."""
+    """Divides what remains by a difference of totals, which may be rounding and nothing else."""
     plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
     accept = plan.accept(drafted)
-    rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(min=TINY)
-    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.unclaimed() / rejected[:, None]
+    rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(
+        min=torch.finfo(torch.float64).tiny
+    )
+    residual = (1 - accept.sum(-1)).clamp(min=0)[:, None] * plan.remainder() / rejected[:, None]
     return accept.to(target), residual.to(target)
 
 

@@ -16,11 +16,9 @@ from multidraft.auditing.features import Features, surprises
 from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
 from multidraft.catalogue import Scheme
-from multidraft.drafting import Law
+from multidraft.drafting import Law, optimal
 from multidraft.errors import AdviceError
 from multidraft.numerics.distributions import uniform
-from multidraft.transport import LAWS as FORMULAS
-from multidraft.transport import optimal
 
 AT_ONCE = 500_000  # numbers in a batch of rows
 DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one
@@ -197,7 +195,7 @@ def quiet(y: Float[Tensor, " draws"], chance: Float[Tensor, "draws controls"], p
 def optimum(subject: Subject, target: Tensor, draft: Tensor) -> float | None:
     """The optimum of the drafting law, where there is a formula."""
     law = subject.law
-    if law.name not in FORMULAS:
+    if law.optimal is None:
         return None
     try:
         return float(optimal.optimum(target.double(), draft.double(), law))

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -74,8 +74,8 @@ def subject(verifier: object, law: str | Law | None, drafts: int | None, setting
         if isinstance(verifier, str):
             return scheme(verifier, 2 if drafts is None else drafts, **settings)
         if settings:
-            raise AdviceError(f"give {', '.join(settings)} to multidraft.catalogue, or pass the scheme's name")
-        return verifier if drafts is None else verifier.at(drafts)
+            raise AdviceError(f"give {', '.join(settings)} to md.scheme, or pass the scheme's name")
+        return verifier if drafts is None else verifier.with_drafts(drafts)
     if not callable(verifier):
         raise AdviceError(f"cannot audit {described(verifier)}; {FORMS}")
     if law is None:
@@ -90,7 +90,7 @@ def make_law(law: str | Law, drafts: int | None, settings: dict[str, Any]) -> La
         return law
     if law not in LAWS:
         raise AdviceError(f"unknown drafting law {law!r}; laws are {', '.join(LAWS)}")
-    known = {field.name for field in fields(LAWS[law])} - {"drafts"}
+    known = set(LAWS[law].settings())
     if extra := set(settings) - known:
         raise AdviceError(f"the law {law} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(known))}")
     return LAWS[law](2 if drafts is None else drafts, **settings)

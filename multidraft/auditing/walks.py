@@ -49,7 +49,7 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     shape, vocabulary = Tree.parse(tree), vocabulary_for(tree)
     target, draft, other = (random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3))
     drafter: LanguageModel = TableModel(draft, vocabulary)
-    if scheme.law.name == "distinct":
+    if scheme.law.several:
         drafter = Several([drafter, TableModel(other, vocabulary)])
     step = step_law(TableModel(target, vocabulary), drafter, list(PROMPT), Plan(scheme, shape, walk))
 

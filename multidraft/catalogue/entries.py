@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from multidraft.drafting import LAWS
-from multidraft.transport.optimal import optimum
+from multidraft.drafting.optimal import optimum
 from multidraft.verification import Outcome, formulas
 from multidraft.verification.anchored_lorenz import anchored_lorenz
 from multidraft.verification.global_resolution import global_resolution
@@ -33,10 +33,8 @@ class Entry:
     exact: bool = True
     small: bool = False  # for small vocabularies only: its work grows with the number of token sets
     known_as: str = ""  # the name it goes by with the deferred walk
+    coupling: bool = False  # whether a single draft, drawn from q itself, is coupled: accepted with min(1, p/q)
 
-
-# With a single draft, drawn from q itself, these are the coupling of q with the target: they accept min(1, p/q).
-COUPLINGS: list[Rule] = [lorenz, anchored_lorenz, k_sequential, recursive_rejection, maximal_coupling]
 
 MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
@@ -45,20 +43,33 @@ OURS = "multidraft (docs/theory.md)"
 
 SCHEMES: dict[str, Entry] = {
     "iid:lorenz": Entry(
-        lorenz, OURS, "one sort", formulas.lorenz_iid, known_as="on a chain, deferred: block verification"
+        lorenz,
+        OURS,
+        "one sort",
+        formulas.lorenz_iid,
+        known_as="on a chain, deferred: block verification",
+        coupling=True,
     ),
-    "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential),
+    "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential, coupling=True),
     "iid:recursive_rejection": Entry(
-        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection
+        recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection, coupling=True
     ),
     "iid:naive": Entry(naive, MCSD, "one look-up", formulas.naive_iid),
     "without_replacement:recursive_rejection": Entry(
-        recursive_rejection, f"{MCSD}, Algorithm 2", "n passes", known_as="deferred: traversal verification"
+        recursive_rejection,
+        f"{MCSD}, Algorithm 2",
+        "n passes",
+        known_as="deferred: traversal verification",
+        coupling=True,
     ),
     "without_replacement:naive": Entry(naive, MCSD, "one look-up"),
-    "greedy:maximal_coupling": Entry(maximal_coupling, f"{OPTIMAL}, Section 5", "one pass", formulas.maximal_coupling),
+    "greedy:maximal_coupling": Entry(
+        maximal_coupling, f"{OPTIMAL}, Section 5", "one pass", formulas.maximal_coupling, coupling=True
+    ),
     "greedy:naive": Entry(naive, MCSD, "one look-up"),
-    "anchored:lorenz": Entry(anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored),
+    "anchored:lorenz": Entry(
+        anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored, coupling=True
+    ),
     "anchored:naive": Entry(naive, MCSD, "one look-up"),
     "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),
     "spechub:spechub": Entry(spechub, "SpecHub (Sun et al., 2024)", "one pass", formulas.maximal_coupling),

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.catalogue.acceptance import Acceptance, by_enumeration, by_sampling
-from multidraft.catalogue.entries import COUPLINGS, SCHEMES, Entry
+from multidraft.catalogue.entries import SCHEMES, Entry
 from multidraft.drafting import Law
+from multidraft.drafting.optimal import optimum
 from multidraft.errors import AdviceError
 from multidraft.numerics import distributions
-from multidraft.transport.optimal import optimum
 from multidraft.verification import Outcome
 
 
@@ -35,7 +35,7 @@ class Scheme:
     @cached_property
     def is_coupling(self) -> bool:
         """Whether it accepts its one draft with probability min(1, p/q)."""
-        return self.law.draws_one and self.entry.rule in COUPLINGS
+        return self.law.draws_one and self.entry.coupling
 
     @property
     def within(self) -> float:
@@ -48,7 +48,7 @@ class Scheme:
         return self.law.drafts
 
     @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
-    def at(self, drafts: int) -> "Scheme":
+    def with_drafts(self, drafts: int) -> "Scheme":
         """The same scheme with another number of drafts."""
         return replace(self, law=replace(self.law, drafts=drafts))
 

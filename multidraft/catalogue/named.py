@@ -31,15 +31,13 @@ def scheme(name: str, drafts: int | None = None, **settings: Any) -> Scheme:
     if name not in SCHEMES:
         raise AdviceError(unknown(name))
     law, rule = LAWS[name.split(":")[0]], SCHEMES[name].rule
-    of_law = {field.name for field in fields(law)} - {"drafts"}
+    of_law = set(law.settings())
     of_rule: set[str] = {field.name for field in fields(rule)} if is_dataclass(rule) else set()
     if extra := set(settings) - of_law - of_rule:
         raise AdviceError(
             f"{name} has no setting {', '.join(sorted(extra))}; it has {', '.join(sorted(of_law | of_rule)) or 'none'}"
         )
-    described: Any = [kind for kind in (law, rule) if is_dataclass(kind)]
-    settings = of_kinds(settings, {field.name: field.type for kind in described for field in fields(kind)})
-    drafts = (2 if law.name == "spechub" else 4) if drafts is None else drafts
+    drafts = law.fixed_drafts or 4 if drafts is None else drafts
     made = law(drafts, **{key: settings[key] for key in settings if key in of_law})
     found = Scheme(name, made, tuple((key, settings[key]) for key in settings if key in of_rule))
     _ = found.entry  # raises where a setting of the rule makes no sense
@@ -55,19 +53,6 @@ def setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except (ValueError, RecursionError):  # of JSON, of the digits that Python reads, of its depth
         return name, value
-
-
-def of_kinds(settings: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
-    """The settings, a whole number as a float where its field is one; raises where a value is of another kind."""
-    made = {}
-    for name, value in settings.items():
-        kind = kinds[name]
-        whole = type(value) is int and not isinstance(value, kind) and isinstance(1.0, kind)
-        made[name] = float(value) if whole else value
-        if not isinstance(made[name], kind) or (type(value) is bool and kind is not bool):
-            wanted = getattr(kind, "__name__", str(kind))
-            raise AdviceError(f"setting {name}={value!r} is of another kind than {wanted}; write it as in anchors=2")
-    return made
 
 
 def schemes() -> list[dict[str, str | bool]]:

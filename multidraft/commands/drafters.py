@@ -1,6 +1,7 @@
 """What `--draft` names: models, counts of the text itself, the target's first layers; mixed by `+`, listed by `,`."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,41 @@ if TYPE_CHECKING:
 
     Drafter = PreTrainedModel | LanguageModel
 
-HELP = "Folder, hub name, ngram[:3], lookup[:3] or layers:2; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
-OWN = re.compile(r"(ngram|lookup|layers)(?::(\d+))?")  # drafters that need no model of their own
+
+class Own(NamedTuple):
+    """A drafter that needs no model of its own: how it is made of a target and a number, which may be left out."""
+
+    make: "Callable[[PreTrainedModel, int], Drafter]"
+    number: int | None = None  # where none is written
+
+
+def ngram(target: "PreTrainedModel", order: int) -> "Drafter":
+    """An n-gram model of the text."""
+    from multidraft.drafters.ngram import NGram
+    from multidraft.generation.inputs import vocabulary_of
+
+    return NGram(vocabulary_of(target), order)
+
+
+def lookup(target: "PreTrainedModel", longest: int) -> "Drafter":
+    """What followed the same tokens before."""
+    from multidraft.drafters.ngram import Lookup
+    from multidraft.generation.inputs import vocabulary_of
+
+    return Lookup(vocabulary_of(target), longest)
+
+
+def layers(target: "PreTrainedModel", count: int) -> "Drafter":
+    """The target's first layers."""
+    from multidraft.drafters.early_exit import first_layers
+
+    return first_layers(target, count)
+
+
+OWN = {"ngram": Own(ngram, 3), "lookup": Own(lookup, 3), "layers": Own(layers)}
+WRITTEN = ", ".join(f"{name}:2" if own.number is None else f"{name}[:{own.number}]" for name, own in OWN.items())
+HELP = f"Folder, hub name, {WRITTEN}; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
+NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
 MOST = 1000  # tokens or layers; far more than any drafter looks at
 Member = tuple[str, float | None]  # a name, and its weight in a mixture where one is given
@@ -46,9 +80,9 @@ def parse(text: str | None) -> list[list[Member]]:
 def member(name: str, text: str) -> Member:
     """One name, with its weight in front of a star."""
     match = WEIGHTED.fullmatch(name)
-    if match is None or match[2] == "layers" or "*" in match[2]:
+    if match is None or "*" in match[2] or (match[2] in OWN and OWN[match[2]].number is None):
         raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
-    number = OWN.fullmatch(match[2])
+    number = NUMBERED.fullmatch(match[2])
     if number and number[2] and not 1 <= int(number[2][:9]) <= MOST:
         raise AdviceError(f"--draft {text!r}: {match[2]} is out of range; use at least 1 and at most {MOST}")
     return match[2], float(match[1]) if match[1] else None
@@ -67,7 +101,7 @@ def check_weights(mixture: list[Member]) -> list[Member]:
 def load(target: str | None, draft: str | None) -> Models:
     """The named target with the named drafters, or the embedded ones where names are left out."""
     target, listed = None if target == EMBEDDED else target, parse(draft)
-    names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not OWN.fullmatch(name)))
+    names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not NUMBERED.fullmatch(name)))
     check(target, draft, names)
     model, loaded, tokenizer = load_models(target, names)
     models = dict(zip(names, loaded, strict=True))
@@ -90,16 +124,10 @@ def check(target: str | None, draft: str | None, names: list[str]) -> None:
 
 def own(name: str, target: "PreTrainedModel") -> "Drafter":
     """A drafter that is made from the text, or from the target."""
-    from multidraft.drafters.early_exit import first_layers
-    from multidraft.drafters.ngram import Lookup, NGram
-    from multidraft.generation.inputs import vocabulary_of
-
-    match = OWN.fullmatch(name)
+    match = NUMBERED.fullmatch(name)
     assert match is not None  # `load` asks for no other
-    kind, number = match.groups(default="3")
-    if kind == "layers":
-        return first_layers(target, int(number))
-    return (NGram if kind == "ngram" else Lookup)(vocabulary_of(target), int(number))
+    kind = OWN[match[1]]
+    return kind.make(target, int(match[2] or kind.number or 0))
 
 
 def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":

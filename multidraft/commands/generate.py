@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 SEEDS_APART = 1_000_003
-
-
-class Walk(StrEnum):
-    """How a tree is traversed."""
-
-    deferred = "deferred"
-    commit = "commit"
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ def generate(
     ] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = "anchored:lorenz",
     tree: Annotated[str, Option(help="4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = "4x2x2x1",
-    walk: Annotated[Walk, Option(help="How a tree is traversed.")] = Walk.deferred,
+    walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
     top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
     top_p: Annotated[float | None, Option(help="Sample from the smallest set that holds p.")] = None,
@@ -93,7 +85,7 @@ def generate(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
-    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk.value, max_new_tokens=max_new_tokens)
+    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, max_new_tokens=max_new_tokens)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     settings |= dict(compile_draft=compile_draft)

@@ -36,7 +36,7 @@ class Drafts:
     def at_root(cls, root: Int[Tensor, " batch"], tree: Tree, law: Law, roots: Prefixes | None = None) -> "Drafts":
         """A tree in which only the root's token is known."""
         batch, size, device = len(root), len(tree), root.device
-        repeats = not law.distinct and max(tree.drafts) > 1
+        repeats = law.repeats and max(tree.drafts) > 1
         tokens = torch.full((batch, size), -1, device=device)
         tokens[:, 0] = root
         alias = torch.arange(size, device=device).expand(batch, -1)

@@ -21,7 +21,7 @@ def look_up(nodes: Nodes, row: int, ending: Ending, last: int, top: int) -> list
     above = (0, *ending.path)
     tokens = [*(nodes.rows[row].token[slot] for slot in ending.path), last]
     rows = [row] * len(above)
-    logs = nodes.sampling.at(rows).log_probabilities(*nodes.scored(rows, above))
+    logs = nodes.sampling.of_rows(rows).log_probabilities(*nodes.scored(rows, above))
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
     pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multidraft.transport.optimal import optimum
+from multidraft.drafting.optimal import optimum
 
 if TYPE_CHECKING:
     from multidraft.catalogue import Scheme
@@ -138,7 +138,7 @@ class Info:
         self.measured += len(nodes.rows)
         if not rows:
             return
-        scheme, roots = scheme.at(nodes.drafts.tree.drafts[0]), (0,) * len(rows)
+        scheme, roots = scheme.with_drafts(nodes.drafts.tree.drafts[0]), (0,) * len(rows)
         target, draft = nodes.target(rows, roots), nodes.draft(rows, roots)
         best, expected = optimum(target, draft, scheme.law).double(), scheme.expected_acceptance(target, draft)
         self.optimal_acceptance += float(best.sum())

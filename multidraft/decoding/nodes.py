@@ -90,7 +90,7 @@ class Nodes:
 
     def scheme_at(self, row: int, node: int) -> Scheme:
         """The scheme with the number of drafts that the node has: of its slots, the one that drew most."""
-        return self.scheme.at(max(self.drafts.tree.drafts[slot] for slot in self.rows[row].drawing[node]))
+        return self.scheme.with_drafts(max(self.drafts.tree.drafts[slot] for slot in self.rows[row].drawing[node]))
 
     def coupled(self, row: int, node: int, weight: float, slot: int, ratio: float) -> Verdict:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
@@ -137,7 +137,7 @@ class Nodes:
             self.acceptance[row] = sum(claims.values())
         slots = ((self.rows[row].children[node][token], claim) for token, claim in claims.items() if claim > NOTHING)
         children = tuple(Child(slot, claim, ratios[row, slot]) for slot, claim in slots)
-        return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.rest[index]))
+        return Verdict(children, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
 
     @cached_property
     def all_ratios(self) -> dict[Place, float]:
@@ -181,7 +181,7 @@ class Nodes:
         places = list(zip(rows, nodes, strict=True))
         if new := [place for place in dict.fromkeys(places) if place not in self.known]:
             rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
-            self.known |= zip(new, self.sampling.at(rows).target(*self.scored(rows, nodes)), strict=True)
+            self.known |= zip(new, self.sampling.of_rows(rows).target(*self.scored(rows, nodes)), strict=True)
         return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
 
     def scored(

@@ -60,7 +60,7 @@ def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
     for depth, groups in plan.tree.drawing:
         learn_level(state, plan, drafts, forwarded, depth)
         for count, group in groups:
-            scheme = plan.scheme.at(count)
+            scheme = plan.scheme.with_drafts(count)
             uniform = torch.stack([random.uniform(len(group), scheme.law.numbers) for random in state.random])
             drafts.draw(scheme, list(group), uniform.to(state.root.device))
     return drafts, forwarded
@@ -69,7 +69,7 @@ def grow(state: State, plan: Plan) -> tuple[Drafts, list[int]]:
 def bare_root(state: State, plan: Plan) -> Drafts:
     """The tree before anything is drawn."""
     widest = max(plan.tree.drafts)
-    law = plan.scheme.at(widest).law if widest else plan.scheme.law
+    law = plan.scheme.with_drafts(widest).law if widest else plan.scheme.law
     return Drafts.at_root(state.root, plan.tree, law, state.prefixes)
 
 

@@ -3,18 +3,16 @@
 from collections import Counter
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, is_duplicate, without
 from multidraft.errors.kinds import check_flag, check_integer
-from multidraft.numerics import loops
 from multidraft.numerics.distributions import most_likely, pick
-from multidraft.numerics.loops import compiled
-
-TIE = 1 - 1e-9  # however sums are rounded, a tie makes an anchor
+from multidraft.numerics.loops import paired
+from multidraft.numerics.precision import TIE
+from multidraft.transport.anchored import optimal_anchored
 
 
 def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
@@ -28,16 +26,13 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     return (anchors_of(draft, drafts) >= 0).sum(-1)
 
 
+@paired("multidraft.drafting.anchored_loops")
 def anchors_of(
     draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
 ) -> Int[Tensor, "*batch drafts"]:
     """The anchors of each row, padded with -1: `wanted` of them at most, or as many as `anchor_count` says."""
-    wanted = None if wanted is None else min(wanted, drafts)
-    if loops.usable(draft):
-        found = anchor_lines(loops.lines(draft), drafts, -1 if wanted is None else wanted)
-        return torch.from_numpy(found).view(*draft.shape[:-1], drafts)
     top = most_likely(draft, drafts)
-    count = count_of(draft.double(), top)[..., None] if wanted is None else wanted
+    count = count_of(draft.double(), top)[..., None] if wanted is None else min(wanted, drafts)
     return top.masked_fill(torch.arange(drafts, device=draft.device) >= count, -1)
 
 
@@ -46,24 +41,10 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
     extended = torch.nn.functional.pad(draft, (0, 1))
     value = extended.gather(-1, index)
-    others = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
-    left = value.flip(-1).cumsum(-1).flip(-1) + others  # summed from the small end: exact even when q is nearly one-hot
+    unlikely = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
+    mass = value.flip(-1).cumsum(-1).flip(-1) + unlikely  # from the small end: exact even where q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
-    return ((value * drafts_left >= TIE * left) & (value > 0)).cumprod(-1).sum(-1)
-
-
-@compiled
-def anchor_lines(draft, drafts, wanted):
-    """The same in loops; as many as the rule says where `wanted` is negative."""
-    anchors = np.full((len(draft), drafts), -1)
-    for row in range(len(draft)):
-        rest = draft[row].astype(np.float64)
-        for j in range(drafts if wanted < 0 else min(wanted, drafts)):
-            top = rest.argmax()
-            if rest[top] <= 0 or (wanted < 0 and rest[top] * (drafts - j) < TIE * rest.sum()):
-                break
-            anchors[row, j], rest[top] = top, 0.0
-    return anchors
+    return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,20 @@ class Anchored(Law):
     top_up: bool = True
 
     name = "anchored"
-    settings = ("anchors", "top_up")
+
+    @staticmethod
+    def optimal(
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*batch vocabulary"],
+        drafts: int,
+        anchors: int | Int[Tensor, "*batch"] | None = None,
+        top_up: bool = True,
+    ) -> Float[Tensor, "*batch"]:
+        """The optimum with the anchors that the law takes."""
+        anchors = anchor_count(draft, drafts) if anchors is None else anchors
+        if isinstance(anchors, int) and isinstance(drafts, int):
+            anchors = min(anchors, drafts)
+        return optimal_anchored(target, draft, drafts, anchors, top_up)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,7 +103,7 @@ class Anchored(Law):
             return anchors_of(draft, self.drafts, self.anchors)
         return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
 
-    def others(
+    def without_anchors(
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q': the draft distribution without the anchors."""
@@ -131,7 +125,7 @@ class Anchored(Law):
             return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
         if draws.shape[-1] < self.drafts:
             wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return self.others(draft, anchors) * wanted
+            return self.without_anchors(draft, anchors) * wanted
         wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * wanted
 

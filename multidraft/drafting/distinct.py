@@ -8,6 +8,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
+from multidraft.transport.distinct import optimal_distinct
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,9 @@ class Distinct(Law):
     """P(x_1, .., x_n) = prod_j q_j(x_j), with `draft` of shape (..., n, vocabulary)."""
 
     name = "distinct"
-    distinct = False
+    optimal = staticmethod(optimal_distinct)
+    repeats = True
+    several = True
     draws_one = False  # `draft` has a dimension more
 
     def batch(self, draft: Tensor) -> torch.Size:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law, without
 from multidraft.numerics.distributions import most_likely
+from multidraft.transport.anchored import optimal_anchored
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,16 @@ class Greedy(Law):
     """x_1, .., x_{n-1} are the n - 1 most likely tokens; x_n is drawn from q renormalised without them."""
 
     name = "greedy"
+
+    @staticmethod
+    def optimal(
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*batch vocabulary"],
+        drafts: int | Int[Tensor, "*batch"],
+    ) -> Float[Tensor, "*batch"]:
+        """That of one draw beside anchors."""
+        anchors = max(drafts - 1, 0) if isinstance(drafts, int) else (drafts - 1).clamp(min=0)
+        return optimal_anchored(target, draft, drafts, anchors, top_up=False)
 
     def conditional(
         self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]

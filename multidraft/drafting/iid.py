@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.numerics.distributions import pick
+from multidraft.transport.iid import optimal_iid
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Iid(Law):
     """P(x_1, .., x_n) = prod_j q(x_j). With one draft this is ordinary speculative sampling."""
 
     name = "iid"
-    distinct = False
+    optimal = staticmethod(optimal_iid)
+    repeats = True
 
     def conditional(
         self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]

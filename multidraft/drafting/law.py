@@ -1,8 +1,8 @@
 """What a drafting law is: the distribution of each drafted token given those before it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import is_integer, is_number
+from multidraft.errors.kinds import is_integer, is_number, shown
 from multidraft.numerics.distributions import pick
 from multidraft.numerics.precision import least
 
@@ -29,13 +29,21 @@ class Law(ABC):
     def __post_init__(self) -> None:
         check_drafts(self.drafts)
         check_draft_probability(self.draft_probability)
+        object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
     drafts: int
     draft_probability: float = 1.0
 
     name: ClassVar[str]
-    settings: ClassVar[tuple[str, ...]] = ()
-    distinct: ClassVar[bool] = True  # whether the children that it gives a tree node never repeat
+    optimal: ClassVar[Callable[..., Tensor] | None] = None  # rate, from (target, draft, drafts, **settings)
+    repeats: ClassVar[bool] = False  # whether it may give a tree node equal children
+    several: ClassVar[bool] = False  # whether `draft` holds one distribution a draft: (..., drafts, vocabulary)
+    fixed_drafts: ClassVar[int | None] = None  # the one number of drafts that it takes, if it takes but one
+
+    @classmethod
+    def settings(cls) -> tuple[str, ...]:
+        """The names of what may be set beside the number of drafts."""
+        return tuple(field.name for field in fields(cls) if field.name != "drafts")
 
     @property
     def width(self) -> int:
@@ -103,7 +111,7 @@ class Law(ABC):
         """Probability of each position given those before it."""
         for j in range(self.width):
             law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
-            yield torch.where(token >= 0, at(law, token), (law.sum(-1) == 0).to(law.dtype))
+            yield torch.where(token >= 0, at_each(law, token[..., None])[..., 0], (law.sum(-1) == 0).to(law.dtype))
 
     def tuples(
         self, draft: Float[Tensor, "*drafting vocabulary"]
@@ -142,18 +150,13 @@ class Law(ABC):
 def check_drafts(drafts: Any) -> None:
     """Raise unless it is a number of drafts."""
     if not is_integer(drafts) or drafts < 1:
-        raise AdviceError(f"{drafts!r} drafts a node make no scheme; use a whole number, at least 1")
+        raise AdviceError(f"{shown(drafts)} drafts a node make no scheme; use a whole number, at least 1")
 
 
 def check_draft_probability(probability: Any) -> None:
     """Raise unless it is a probability above zero."""
     if not is_number(probability) or not 0 < probability <= 1:
-        raise AdviceError(f"draft_probability {probability!r} is out of range; use a number in (0, 1]")
-
-
-def at(values: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """values[token], and 0 where the token is empty."""
-    return at_each(values, token[..., None])[..., 0]
+        raise AdviceError(f"draft_probability {shown(probability)} is out of range; use a number in (0, 1]")
 
 
 def at_each(
@@ -173,10 +176,10 @@ def without(
     if tokens.shape[-1] == 0:
         return draft
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
-    left = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
-    left = left.masked_fill(left < least(left.dtype), 0.0)
-    total = left.sum(-1, keepdim=True)
-    return left / torch.where(total > 0, total, 1.0)
+    kept = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
+    kept = kept.masked_fill(kept < least(kept.dtype), 0.0)
+    total = kept.sum(-1, keepdim=True)
+    return kept / torch.where(total > 0, total, 1.0)
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

@@ -9,20 +9,23 @@ from torch import Tensor
 from multidraft.drafting.law import Law, without
 from multidraft.errors import AdviceError
 from multidraft.numerics.distributions import most_likely
+from multidraft.transport.spechub import optimal_spechub
 
 
 @dataclass(frozen=True)
 class SpecHub(Law):
     """x_1 ~ q; if it is the most likely token, x_2 ~ q without it; otherwise x_2 is the most likely token.
 
-    Towards Optimal MDSD, eq. (21), whose two cases overlap when read literally (docs/papers.md).
+    Towards Optimal MDSD, eq. (21), whose two cases overlap when read literally.
     """
 
     name = "spechub"
+    optimal = staticmethod(optimal_spechub)
+    fixed_drafts = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.drafts != 2:
+        if self.drafts != self.fixed_drafts:
             raise AdviceError(f"spechub drafts 2 tokens a node, not {self.drafts}; use drafts=2, or the law greedy")
 
     def conditional(

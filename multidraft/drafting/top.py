@@ -8,6 +8,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.numerics.distributions import most_likely
+from multidraft.transport.top import optimal_top
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Top(Law):
     """x_1, .., x_n are the n most likely tokens, with probability one."""
 
     name = "top"
-
+    optimal = staticmethod(optimal_top)
     draws_one = False
 
     def conditional(

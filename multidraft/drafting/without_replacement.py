@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, without
+from multidraft.transport.without_replacement import optimal_without_replacement
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class WithoutReplacement(Law):
     """P(x_1, .., x_n) = prod_j q(x_j) / (1 - q(x_1) - .. - q(x_{j-1})); positions stay empty once q is used up."""
 
     name = "without_replacement"
+    optimal = staticmethod(optimal_without_replacement)
 
     def conditional(
         self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]

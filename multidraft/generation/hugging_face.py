@@ -12,17 +12,15 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.randomness import check_generators
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import lengths, vocabulary_of
+from multidraft.generation.inputs import vocabulary_of
 from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
-from multidraft.generation.rows import run
+from multidraft.generation.rows import Rows, budgets_of, run
 from multidraft.models.causal_lm import Model
 from multidraft.sampling import generation_config
-from multidraft.sampling.from_processors import sampling_from
-from multidraft.sampling.processors import before_warpers, check_known, check_pure, for_row, is_bound
+from multidraft.sampling.processors import before_warpers, check_known, for_row, is_bound
 
 OURS = {"use_cache", "logits_to_keep", "num_logits_to_keep", "cache_position", "synced_gpus"}  # of no use here
 
@@ -60,24 +58,20 @@ def generate_sequences(
     mask = prepared.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     check_prepared(prepared, mask)
-    check_generators(options.generator, len(input_ids))
-    prompts, seen = as_lists({"input_ids": input_ids, "attention_mask": mask}), input_ids.tolist()
+    prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
-    limits = lengths(prompts, model, draft, room)
+    budgets = budgets_of(model, draft, prompts, room, options)
+    criteria = [*criteria, *stop_strings(options.stop, options.stop_tokenizer)]
+    stopping = from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
+    pad = pad_token(config, stopping)
 
     listed = before_warpers(processors, options.processors(input_ids.shape[1]))
     check_known(listed)
-    check_pure(listed, input_ids[0], vocabulary_of(model))
     rows = range(len(prompts))
     lists = [for_row(listed, row) for row in rows] if any(map(is_bound, listed)) else [for_row(listed, 0)] * len(rows)
-    plan = options.plan_with(sampling_from(lists, not config.do_sample))
-    plan = replace(plan, measure=plan.measure and bool(config.return_dict_in_generate))
-
-    budgets = [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
-    criteria = [*criteria, *stop_strings(options.stop, options.stop_tokenizer)]
-    stopping = from_criteria(criteria, seen, budgets, input_ids.device)
-    pad = pad_token(config, stopping)
-    new, info = run(model, draft, prompts, seen, plan, options, stopping)
+    measured = options.plan.measure and bool(config.return_dict_in_generate)
+    options = replace(options, plan=replace(options.plan, measure=measured))
+    new, info = run(model, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
     sequences: Any = joined(input_ids, new, pad)
     if not config.return_dict_in_generate:
         return sequences

@@ -86,9 +86,9 @@ def check_compiles(draft_model: Model | None) -> None:
 def check_fits(scheme: Scheme, tree: Tree) -> None:
     """Raise unless the scheme's law can draw at every node of the tree."""
     for count in set(tree.drafts) - {0}:
-        scheme.at(count)  # raises where the law takes only certain numbers of drafts
+        scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
     branches = any(tree.drafts[tree.parents[slot]] > 1 for slot in range(1, len(tree)) if tree.drafts[slot])
-    if scheme.law.draft_probability < 1 and not scheme.law.distinct and branches:
+    if scheme.law.draft_probability < 1 and scheme.law.repeats and branches:
         raise AdviceError(
             f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
             "use a chain, or a law without duplicates such as anchored"
@@ -97,11 +97,11 @@ def check_fits(scheme: Scheme, tree: Tree) -> None:
 
 def check_drafters(scheme: Scheme, several: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    if several and scheme.law.name != "distinct":
+    if several and not scheme.law.several:
         raise AdviceError(
             f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
         )
-    if not several and scheme.law.name == "distinct":
+    if not several and scheme.law.several:
         raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
 
 

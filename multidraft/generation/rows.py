@@ -2,6 +2,7 @@
 
 import copy
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from multidraft.decoding.looping import loop
 from multidraft.decoding.metrics import Info, Stopwatch
 from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
-from multidraft.decoding.state import Plan
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
 from multidraft.decoding.warming import warm_up
@@ -31,6 +31,19 @@ from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What is to be decoded, however `generate` was called.
+
+    Processors and criteria see `stopping.prompts` in place of the prompts, which is the same but for padding.
+    """
+
+    prompts: list[list[int]]
+    processors: list[LogitsProcessorList]  # of each prompt
+    greedy: bool
+    stopping: Stopping
+
+
 def generate_rows(
     target: Model,
     draft: Model | None,
@@ -45,27 +58,34 @@ def generate_rows(
     ends = generation_config.ends_of(getattr(target, "generation_config", None), set())
     config = generation_config.configuration(config, changes, ends)
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
-    check_generators(options.generator, len(prompts))
-    limits = lengths(prompts, target, draft, [generation_config.new_tokens(config, len(prompt)) for prompt in prompts])
+    wanted = [generation_config.new_tokens(config, len(prompt)) for prompt in prompts]
+    budgets = budgets_of(target, draft, prompts, wanted, options)
     device = home(target) if isinstance(target, PreTrainedModel) else target.device
-    lists = row_processors(config, prompts, limits, vocabulary_of(target), options, processors, device)
-    check_pure(lists[0], torch.tensor(prompts[0], device=device), vocabulary_of(target))
-    plan = options.plan_with(sampling_from(lists, not config.do_sample))
     stopping = Stopping(
-        [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)],
-        set(config.eos_token_id or ()),
-        [*criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
-        prompts,
-        time.time() + config.max_time if config.max_time else float("inf"),
-        device,
+        budgets,
+        ends=set(config.eos_token_id or ()),
+        criteria=[*criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
+        prompts=prompts,
+        deadline=time.time() + config.max_time if config.max_time else float("inf"),
+        device=device,
     )
-    return run(target, draft, prompts, prompts, plan, options, stopping)
+    lists = row_processors(config, prompts, budgets, vocabulary_of(target), options, processors, device)
+    return run(target, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
+
+
+def budgets_of(
+    target: Model, draft: Model | None, prompts: list[list[int]], wanted: list[int], options: Options
+) -> list[int]:
+    """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
+    check_generators(options.generator, len(prompts))
+    limits = lengths(prompts, target, draft, wanted)
+    return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
 
 def row_processors(
     config: GenerationConfig,
     prompts: list[list[int]],
-    limits: list[int],
+    budgets: list[int],
     vocabulary: int,
     options: Options,
     extra: list[LogitsProcessor],
@@ -75,11 +95,11 @@ def row_processors(
     made: dict[tuple, LogitsProcessorList] = {}
     by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
     differ, result = bool(by_prompt) or any(map(is_bound, extra)), []
-    for row, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-        key = (len(prompt), limit, row if differ else None)
+    for row, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True)):
+        key = (len(prompt), budget, row if differ else None)
         if key not in made:
             own = copy.copy(config)
-            own.max_length = limit
+            own.max_length = len(prompt) + budget
             mine = [*for_row(extra, row), *options.processors(len(prompt))]
             built = versions.logits_processors(own, prompt, vocabulary, mine, device)
             check_known(built)
@@ -92,13 +112,13 @@ def row_processors(
 def run(
     target: Model,
     draft: Model | None,
-    prompts: list[list[int]],
-    seen: list[list[int]],
-    plan: Plan,
+    rows: Rows,
     options: Options,
-    stopping: Stopping,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
-    """Decode; processors see `seen` in place of the prompts, which is the same but for padding."""
+    """Decode."""
+    prompts, stopping, seen = rows.prompts, rows.stopping, [list(prompt) for prompt in rows.stopping.prompts]
+    check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
+    plan = options.plan_with(sampling_from(rows.processors, rows.greedy))
     warm_up(plan.scheme, plan.tree, stopping.device)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))

@@ -116,14 +116,25 @@ def generate(
     check_callables(trace, logits_processor, stopping_criteria)
     options = Options(
         replace(plan, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
-        *(draft_temperature, draft_top_k, draft_top_p, presence_penalty, frequency_penalty, logit_bias or {}),
-        *(stop, stop_tokenizer, generator, stream, synchronise),
+        draft_temperature=draft_temperature,
+        draft_top_k=draft_top_k,
+        draft_top_p=draft_top_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias or {},
+        stop=stop,
+        stop_tokenizer=stop_tokenizer,
+        generator=generator,
+        stream=stream,
+        synchronise=synchronise,
     )
-    prepared = generation_config, list(logits_processor or ()), list(stopping_criteria or ())
+    listed: dict[str, Any] = dict(
+        config=generation_config, processors=list(logits_processor or ()), criteria=list(stopping_criteria or ())
+    )
     if inputs is None:
         from multidraft.generation.hugging_face import generate_sequences
 
-        return generate_sequences(target_model, draft, draft_or_prompts, options, *prepared, others)
+        return generate_sequences(target_model, draft, draft_or_prompts, options, **listed, prepared=others)
     if draft_model is not None:
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
-    return generate_rows(target_model, draft, inputs, options, *prepared, others)
+    return generate_rows(target_model, draft, inputs, options, **listed, changes=others)

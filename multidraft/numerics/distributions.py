@@ -6,7 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.numerics import loops
+from multidraft.numerics.loops import paired
+from multidraft.numerics.precision import BELOW_ONE
 
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
@@ -30,6 +31,7 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
         )
 
 
+@paired("multidraft.numerics.distribution_loops")
 def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
 ) -> Int[Tensor, "*batch draws"]:
@@ -40,9 +42,7 @@ def pick(
     >>> pick(torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.2, 0.25, 0.9]))
     tensor([0, 2, 2])
     """
-    if loops.usable(weights, uniform):
-        return loops.pick(weights, uniform)
-    uniform = uniform.double().clamp(max=loops.BELOW_ONE)  # times any sum it stays below that, whatever is rounded
+    uniform = uniform.double().clamp(max=BELOW_ONE)  # times any sum it stays below that, whatever is rounded
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[..., -1:]
     point = uniform * total

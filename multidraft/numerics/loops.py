@@ -1,27 +1,55 @@
 """Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
 
-They need Numba. Without it, and on other devices, tensor operations do the same
-(`tests/numerics/test_loops.py` compares them).
+They need Numba. Without it, and on other devices, tensor operations do the same: a function names the module of its
+compiled twin by `paired`, and knows nothing more of it (`tests/numerics/test_pairs.py` compares all pairs).
 """
 
 import inspect
 from collections.abc import Callable
+from functools import cache, wraps
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
 
 HAS_NUMBA = find_spec("numba") is not None
-BELOW_ONE = 1 - 2.0**-52
+PAIRS: dict[str, str] = {}  # from a function, by its module and name, to the module of its compiled twin
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether loops can run over these: on a CPU, with Numba, and in a precision that it has."""
-    return HAS_NUMBA and all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
+def usable(*arguments: object) -> bool:
+    """Whether loops can run over the tensors among these: on a CPU, with Numba, and in a precision that it has."""
+    return HAS_NUMBA and all(
+        t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64)
+        for t in arguments
+        if isinstance(t, Tensor) and t.is_floating_point()
+    )
+
+
+def paired(home: str) -> Callable[[Function], Function]:
+    """Where loops can run, the function of the same name in the module `home` takes the place of the decorated one."""
+
+    def choosing(reference: Function) -> Function:
+        PAIRS[f"{reference.__module__}.{reference.__name__}"] = home
+
+        @wraps(reference)
+        def chosen(*arguments: Any) -> Any:
+            return (twin(home, reference.__name__) if usable(*arguments) else reference)(*arguments)
+
+        return chosen  # type: ignore[return-value]
+
+    return choosing
+
+
+@cache
+def twin(home: str, name: str) -> Callable[..., Any]:
+    """A compiled twin, imported when it is first needed."""
+    return getattr(import_module(home), name)
 
 
 def compiled(function: Callable) -> Callable:
@@ -55,28 +83,3 @@ def sum_of(values):
     for value in values:
         total += value
     return total
-
-
-def pick(
-    weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
-) -> Int[Tensor, "*batch draws"]:
-    """As `distributions.pick`."""
-    same_shape("weights and uniform numbers", weights.shape[:-1], uniform.shape[:-1])
-    return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
-
-
-@compiled
-def pick_lines(weights, uniform):
-    """For each number the first token whose cumulative weight exceeds that part of the sum; -1 without any weight."""
-    tokens = np.full(uniform.shape, -1)
-    for row in range(len(weights)):
-        total = sum_of(weights[row])
-        for draw in range(uniform.shape[1] if total > 0 else 0):
-            point, passed = min(uniform[row, draw], BELOW_ONE) * total, 0.0
-            for token in range(weights.shape[1]):  # a subnormal total may be the point: then the last token is it
-                if weights[row, token] > 0:
-                    tokens[row, draw] = token
-                    passed += weights[row, token]
-                    if passed > point:
-                        break
-    return tokens

@@ -6,9 +6,9 @@ measure, and what it lacks is the probability of failing. The deferred walk neve
 
 **Differences.** `t - q` is right to 1e-16 of the larger, so that a difference of two sums may be rounding and nothing
 else, or zero although a draft can still be rejected. What is handed on after a rejection is therefore divided by the
-sum of its own positive terms, never by a difference of totals. Where that sum is zero all of the target is claimed, and
-the target itself is handed on: `SPARE` of it is in every remainder. That happens to a tuple with a probability of the
-order of 1e-16 at most, and emits nothing that the target does not.
+sum of its own positive terms, never by a difference of totals. Where that sum is zero nothing remains of the target,
+and the target itself is handed on: `SPARE` of it is in every remainder. That happens to a tuple with a probability of
+the order of 1e-16 at most, and emits nothing that the target does not.
 
 **Quotients.** `t / q` may overflow where `q` is subnormal, and a probability needs it only where it is below one:
 `ratio` compares before it divides.
@@ -21,8 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-FULL = 1e-5
+FULL = 1e-5  # a target that lacks less than this to one lacks nothing
 SPARE = 1e-30  # too little to be seen in any remainder above rounding
+BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
+TIE = 1 - 1e-9  # times one of two equal sums it stays below the other, however both are rounded
+DRAWABLE = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
+NEVER_ZERO = 1e-300  # added to a divisor that is zero where the dividend is
+SMALLEST_NORMAL = torch.finfo(torch.float64).tiny
 
 
 def least(dtype: torch.dtype) -> float:
@@ -49,18 +54,18 @@ def ratio(target: Float[Tensor, "*any"], law: Float[Tensor, "*any"]) -> Float[Te
     return torch.where(target >= law, (target > 0).to(target.dtype), target / law)
 
 
-def handed_on(
-    unclaimed: Float[Tensor, "*batch vocabulary"], target: Float[Tensor, "*batch vocabulary"]
+def next_target(
+    remainder: Float[Tensor, "*batch vocabulary"], target: Float[Tensor, "*batch vocabulary"]
 ) -> Float[Tensor, "*batch vocabulary"]:
     """The target of whatever comes after a rejection: R / (missing + sum R), of which R is overwritten.
 
-    It sums to one where the target is full, and to less where it is not; R is what nobody has claimed of the target.
+    It sums to one where the target is full, and to less where it is not; R is what remains of it.
 
-    >>> handed_on(torch.tensor([0.0, 0.25]), torch.tensor([0.25, 0.25]))
-    tensor([2.5000e-31, 3.3333e-01])
-    >>> handed_on(torch.zeros(2), torch.tensor([0.25, 0.75]))
+    >>> next_target(torch.tensor([0.0, 0.25]), torch.tensor([0.25, 0.25]))
+    tensor([3.3333e-31, 3.3333e-01])
+    >>> next_target(torch.zeros(2), torch.tensor([0.25, 0.75]))
     tensor([0.2500, 0.7500])
     """
-    unclaimed.add_(target, alpha=SPARE)
-    rejected = missing(target) + unclaimed.sum(-1, dtype=torch.float64)
-    return unclaimed / rejected.to(unclaimed.dtype)[..., None]  # positive: something is missing, or something is spare
+    remainder.add_(target, alpha=SPARE)
+    rejected = missing(target) + remainder.sum(-1, dtype=torch.float64)
+    return remainder / rejected.to(remainder.dtype)[..., None]  # positive: something is missing, or something is spare

@@ -44,7 +44,7 @@ class Sampling:
         """Whether the sequences that lead to the nodes are needed."""
         return any(part is not None and part.looks_back for part in (self.before, self.after))
 
-    def at(self, rows: Sequence[int]) -> "Sampling":
+    def of_rows(self, rows: Sequence[int]) -> "Sampling":
         """The settings of some rows of a batch: they are the same for all."""
         return self
 
@@ -102,7 +102,7 @@ class PerRow:
         """Whether it may be done at every node at once, for all rows."""
         return all(sampling.is_softmax for sampling in self.groups)
 
-    def at(self, rows: Sequence[int]) -> "Sampling | PerRow":
+    def of_rows(self, rows: Sequence[int]) -> "Sampling | PerRow":
         """The settings of some rows, which may repeat: of logits with one line for each of them."""
         return together([self.rows[row] for row in rows])
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from multidraft.catalogue import SCHEMES, Scheme, scheme
+from multidraft.drafting import LAWS
 from multidraft.sampling.from_logits import distribution
 from multidraft.studies.capturing import Recording
 
@@ -39,9 +40,10 @@ def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
 
 def cases(temperatures: list[float], drafts: list[int]) -> list[tuple[str, float, int]]:
     """Every scheme with every temperature and number of drafts that it takes."""
-    # `distinct` needs several draft distributions; rules of small vocabularies reach the optimum, which is shown anyway
-    names = [name for name, entry in SCHEMES.items() if not name.startswith("distinct") and not entry.small]
-    return [(n, t, k) for t in temperatures for k in drafts for n in names if k == 2 or not n.startswith("spechub")]
+    # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
+    laws = {name: LAWS[name.split(":")[0]] for name, entry in SCHEMES.items() if not entry.small}
+    names = [name for name, law in laws.items() if not law.several]
+    return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 
 
 def measure(recording: Recording, asked: list[tuple[str, float, int]], seed: int = 0) -> Iterator[Line]:

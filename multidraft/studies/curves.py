@@ -9,11 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.numerics.precision import DRAWABLE
 from multidraft.sampling.from_logits import distribution
 from multidraft.studies import pictures
 from multidraft.studies.capturing import Recording
 from multidraft.transport import optimal_iid
-from multidraft.verification.lorenz import SUPPORT, Schedule, schedule, shifted
+from multidraft.verification.lorenz import Schedule, schedule, shifted
 
 LOW, HIGH = 0.6, 0.8  # neither curve is trivial where the optimum is in between
 
@@ -29,7 +30,7 @@ class Case:
     @property
     def size(self) -> int:
         """K, the number of tokens that can be drafted."""
-        return int((self.plan.draft > SUPPORT).sum())
+        return int((self.plan.draft > DRAWABLE).sum())
 
     @property
     def tokens(self) -> list[int]:

@@ -90,7 +90,7 @@ def planned_facts(plan: Plan | None, target: Float[np.ndarray, " vocabulary"]) -
     """From the mass that every token receives."""
     assert plan is not None  # a tuple was drafted
     received = plan.moved.received(len(target))
-    emitted = received + (1 - received.sum()) * plan.left
+    emitted = received + (1 - received.sum()) * plan.next_target
     return Facts(plan.moved.value, variation(emitted, target), "mass moved")
 
 
@@ -136,7 +136,7 @@ def resolution_facts(
     for tokens, probability in sets(iid_network(draft, drafts)):
         mass = probability[:, None] * node.found.accept(tokens)
         received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(target))
-    emitted = received + (1 - received.sum()) * node.left
+    emitted = received + (1 - received.sum()) * node.next_target
     return Facts(float(received.sum()), variation(emitted, target), "enumeration")
 
 

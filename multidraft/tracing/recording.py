@@ -100,7 +100,7 @@ class Trace:
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """How rows are decoded."""
     law = plan.scheme.law
-    settings = {name: getattr(law, name) for name in ("draft_probability", *law.settings)} | dict(plan.scheme.settings)
+    settings = {name: getattr(law, name) for name in law.settings()} | dict(plan.scheme.settings)
     return {
         "scheme": plan.scheme.name,
         "settings": {name: plain(value) for name, value in settings.items()},
@@ -160,7 +160,7 @@ def describe_drafts(nodes: Nodes, row: int, node: int, numbers: dict[int, list[f
     """A node's tuple without its empty positions, its probabilities, and the numbers that every slot drew with."""
     drawing = nodes.rows[row].drawing[node]
     count = max(nodes.drafts.tree.drafts[slot] for slot in drawing)
-    tuples = nodes.tuples([row], (node,), nodes.scheme.at(count).law)[0]
+    tuples = nodes.tuples([row], (node,), nodes.scheme.with_drafts(count).law)[0]
     position = (tuples >= 0).nonzero()[:, 0]
     drafted = tuples[position]
     target, draft = nodes.target([row], (node,))[0], nodes.draft([row], (node,))[0]

@@ -27,7 +27,7 @@ def optimal_anchored(
 
     where the second optimum is that of i.i.d. draws, or with `top_up` that of draws *without replacement*: i.i.d. draws
     followed by one draw without replacement for every duplicate give a sequence of distinct tokens with exactly the
-    without-replacement law, and the optimum depends on nothing but the law of the drafted set. If nothing is left to
+    without-replacement law, and the optimum depends on nothing but the law of the drafted set. If there is nothing to
     draw, it is zero. Ties between anchors go to the lower token id, and a
     token without draft probability is never an anchor. `target` may sum to less than one; the result has
     its dtype. Raises AdviceError if the shapes differ or there are more anchors than drafts.
@@ -48,5 +48,5 @@ def optimal_anchored(
     q = draft.masked_fill(anchored | (draft < least(draft.dtype)), 0.0)  # as the law draws
     p, q = target.double(), q.double()  # the optima below renormalise q
     optimum = optimal_without_replacement if top_up else optimal_iid
-    others = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
-    return (torch.where(anchored, p, 0.0).sum(-1) + others).to(target.dtype)
+    of_draws = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
+    return (torch.where(anchored, p, 0.0).sum(-1) + of_draws).to(target.dtype)

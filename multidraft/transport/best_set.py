@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
-ROUNDING = 1e-13  # of sums of probabilities
+ROUNDING_OF_SUMS = 1e-13
 MOST_BOXES = 100_000
 
 
@@ -34,7 +34,7 @@ def best_set(
     """The token set `H` with the smallest `target(H) - prod_j draft_j(H)`, to 1e-11, for any vocabulary size.
 
     A few passes over the vocabulary in practice: three boxes for two drafts, some hundred for eight. For two drafts
-    `best_set_by_cut` finds it by the minimum cut of Global Resolution's Appendix D, with an edge for every pair of
+    tests compare it with the minimum cut of Global Resolution's Appendix D, which has an edge for every pair of
     tokens. Raises RuntimeError if the search needs more than MOST_BOXES boxes (never seen).
 
     docs/theory.md, section 8; that the cost is submodular (Global Resolution, Appendix C) is not needed.
@@ -68,8 +68,8 @@ def narrowed(box: Box, target: Float[np.ndarray, " vocab"], draft: Float[np.ndar
             return None
         into, undecided = box.undecided[joins], box.undecided[~(joins | goes)]
         draft_in = box.draft_in + draft[:, into].sum(1)
-        low = np.maximum(box.low, draft_in - ROUNDING)
-        high = np.minimum(box.high, draft_in + draft[:, undecided].sum(1) + ROUNDING)
+        low = np.maximum(box.low, draft_in - ROUNDING_OF_SUMS)
+        high = np.minimum(box.high, draft_in + draft[:, undecided].sum(1) + ROUNDING_OF_SUMS)
         if (low > high).any():
             return None
         settled = len(undecided) == len(box.undecided)

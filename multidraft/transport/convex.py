@@ -45,14 +45,14 @@ def potential(
     weight: Float[np.ndarray, " tokens"],
     drafts: int,
     slack: int,
-    others: float = 0.0,
+    elsewhere: float = 0.0,
 ) -> Potential:
-    """The potential for truncated tokens of draft mass `weight`; draws may also fall into `others` (the outer `H*`).
+    """The potential for truncated tokens of draft mass `weight`; draws may also fall into `elsewhere` (the outer `H*`).
 
     Tuples with the same truncated tokens are grouped; the coefficient of a group is the probability of hitting each of
-    its tokens, and otherwise nothing but `others` (Appendix K, by the sum without cancellation of `sets_of_draws`).
+    its tokens, and otherwise nothing but `elsewhere` (Appendix K, by the sum without cancellation of `sets_of_draws`).
     """
-    return Potential(list(sets_of_draws(weight, drafts, others)), demand, slack)
+    return Potential(list(sets_of_draws(weight, drafts, elsewhere)), demand, slack)
 
 
 def minimise(function: Potential, deviation: float, iterations: int) -> tuple[Float[np.ndarray, " tokens"], float, int]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
+from multidraft.numerics.precision import DRAWABLE
 from multidraft.transport.convex import minimise, potential
-from multidraft.transport.outer_residuals import SUPPORT, Split, outer_residuals
+from multidraft.transport.outer_residuals import Split, outer_residuals
 
 ITERATIONS = 25  # Appendix K
 LIMITS = {1: 1000, 2: 100, 3: 60, 4: 25}  # tokens in a truncation, by drafts. Ours, for below some 50 ms a solve: the
@@ -97,7 +98,7 @@ def global_resolution(
     limit = LIMITS.get(drafts, MORE_DRAFTS) if limit is None else limit
     outer = _outer_tokens(split, draft, drafts, tolerance)
     inner = _inner_tokens(split, draft, drafts, tolerance)
-    score = np.where(draft > SUPPORT, 0.0, -np.inf)
+    score = np.where(draft > DRAWABLE, 0.0, -np.inf)
     for name, system in (("outside", outer), ("inside", inner)):
         if len(system.tokens) > limit:
             failure = f"a tolerance of {tolerance:g} takes {len(system.tokens)} tokens {name} H*, more than {limit}"
@@ -112,7 +113,7 @@ def global_resolution(
 
 def _outer_tokens(split: Split, draft: np.ndarray, drafts: int, tolerance: float) -> System:
     """The truncation outside H*; what it leaves out is the probability of a draft outside H* and T."""
-    tokens = np.flatnonzero(~split.inside & (draft > SUPPORT))
+    tokens = np.flatnonzero(~split.inside & (draft > DRAWABLE))
     tokens = tokens[np.argsort(-draft[tokens], kind="stable")]
     missed = np.concatenate([[draft[tokens].sum()], draft[tokens].sum() - draft[tokens].cumsum()]).clip(0, 1)
     left_out = -np.expm1(drafts * np.log1p(-missed.clip(max=1 - 1e-16)))
@@ -136,13 +137,13 @@ def _solved(
     draft: np.ndarray,
     drafts: int,
     slack: int,
-    others: float,
+    elsewhere: float,
     tolerance: float,
     iterations: int,
 ) -> System:
     """The same system with its convex problem minimised."""
     tokens = system.tokens
-    function = potential(demand[tokens], draft[tokens], drafts, slack, others)
+    function = potential(demand[tokens], draft[tokens], drafts, slack, elsewhere)
     score, gradient, used = minimise(function, 2 * tolerance, iterations)
     return System(tokens, system.left_out, score, gradient, used)
 

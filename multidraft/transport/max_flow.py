@@ -38,7 +38,7 @@ def reduced_max_flow(
 ) -> Moved:
     """The same flow when the best token set `H* = inside` is known: two independent, smaller networks.
 
-    By complementary slackness no mass moves from a set that leaves `H*` to a token of `H*`. What is left falls into
+    By complementary slackness no mass moves from a set that leaves `H*` to a token of `H*`. The other edges fall into
 
         outer: sets with a token outside H*, to tokens outside H*  (every such set is accepted for sure)
         inner: sets within H*, to tokens of H*                     (every such token is accepted whenever it is emitted)

@@ -33,7 +33,7 @@ class Moved:
         return max(self.bound - self.value, 0.0)
 
     def received(self, vocabulary: int) -> Float[np.ndarray, " vocab"]:
-        """The mass that each token gets: `r` of theory/lorenz_rule.md."""
+        """The mass that each token gets: `r` of docs/theory.md."""
         return np.bincount(self.network.token, self.mass, minlength=vocabulary)
 
 

@@ -7,7 +7,7 @@ a sixth of a million sets and a million tuples.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.drafting.iid import Iid
-from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
 
 MOST_EDGES = 20_000_000  # about 200 bytes each in the flow solver
@@ -62,23 +60,6 @@ class Network:
         return int(first + low)
 
 
-def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
-    """The sets that a drafting law can draw from one (small) draft distribution.
-
-    `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.
-
-    >>> network_of(Iid(2), torch.tensor([0.5, 0.5])).probability.tolist()
-    [0.25, 0.25, 0.5]
-    """
-    q = draft.double().cpu()
-    q = q / q.sum(-1, keepdim=True)
-    if isinstance(law, Iid):
-        return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
-    if law.name == "distinct" and drafts is not None:
-        law = replace(law, drafts=drafts)
-    return merged(*law.tuples(q))
-
-
 def iid_network(draft: Float[np.ndarray, " vocab"], drafts: int, draft_probability: float = 1.0) -> Network:
     """All sets of at most `drafts` tokens with draft mass, and the probability that i.i.d. draws give exactly that set.
 
@@ -100,20 +81,20 @@ def iid_network(draft: Float[np.ndarray, " vocab"], drafts: int, draft_probabili
 
 
 def sets_of_draws(
-    weight: Float[np.ndarray, " size"], draws: int, others: float = 0.0
+    weight: Float[np.ndarray, " size"], draws: int, elsewhere: float = 0.0
 ) -> Iterator[tuple[Int[np.ndarray, "sets tokens"], Float[np.ndarray, " sets"]]]:
     """For 1, 2, .. tokens all their sets, with the probability that `draws` draws hit every token of the set.
 
-    The draws fall on tokens of the set or into `others`, and nowhere else. By inclusion and exclusion it is
+    The draws fall on tokens of the set or into `elsewhere`, and nowhere else. By inclusion and exclusion it is
 
-        sum over B in S of  (-1)^(|S| - |B|)  (others + weight(B))^draws
+        sum over B in S of  (-1)^(|S| - |B|)  (elsewhere + weight(B))^draws
 
     which cancels badly for small weights. The same number without a minus sign: with `f_m` the probability that `m`
     draws hit every token so far, a further token of weight `w` gives `f_m <- sum_{c >= 1} (m choose c) w^c f_{m-c}`.
     Sets grow by one token at a time, so a set shares the work of its beginning.
     """
     sets = np.empty((1, 0), dtype=np.int64)
-    hits = np.full((1, draws + 1), others) ** np.arange(draws + 1)
+    hits = np.full((1, draws + 1), elsewhere) ** np.arange(draws + 1)
     for _ in range(min(draws, len(weight))):
         parent, sets = extended(sets, len(weight))
         hits = _hit_one_more(hits[parent], weight[sets[:, -1]])

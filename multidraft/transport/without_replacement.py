@@ -46,7 +46,7 @@ def optimal_without_replacement(
         alpha* = min_k  target(H_k) + 1 - Q(H_k)
 
     to 1e-9 or better for any number of drafts, in `O(V log V)` (see the file's docstring for `Q`). Drawing stops when
-    the draft has no mass left, so with no more than `drafts` possible tokens all of them are drafted and
+    the draft has no more mass, so with no more than `drafts` possible tokens all of them are drafted and
     `alpha* = target(support)`. `target` may sum to less than one. Computed in float64, returned in the dtype of
     `target`. Raises AdviceError if the shapes differ.
 
@@ -98,8 +98,8 @@ def some_outside(draft: Float[Tensor, "rows vocab"], drafts: int) -> Float[Tenso
 def _without(draft: Tensor) -> Tensor:
     """`1 - q_i` for every token, without cancellation when it is almost one."""
     likeliest = draft.argmax(-1, keepdim=True)
-    others = draft.scatter(-1, likeliest, 0.0).sum(-1, keepdim=True)
-    return (1 - draft).scatter(-1, likeliest, others)
+    beside = draft.scatter(-1, likeliest, 0.0).sum(-1, keepdim=True)
+    return (1 - draft).scatter(-1, likeliest, beside)
 
 
 def _integral(draft: Tensor, outside: Tensor, drafts: int) -> Tensor:
@@ -108,7 +108,7 @@ def _integral(draft: Tensor, outside: Tensor, drafts: int) -> Tensor:
     total = _head(outside, drafts, step, start)
     width = max(1, AT_ONCE // draft.numel())
     fewer = torch.ones_like(draft)
-    while bool((fewer[..., -1] > ACCURACY / 100).any()):  # P(N_V(t) < drafts) bounds all that is left, for every H
+    while bool((fewer[..., -1] > ACCURACY / 100).any()):  # P(N_V(t) < drafts) bounds all later terms, for every H
         node = torch.arange(start, start + width, dtype=draft.dtype, device=draft.device)[:, None, None]
         time = (node * step).exp()
         fewer, start = fewer_arrivals(draft * time, drafts), start + width

@@ -3,12 +3,11 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.numerics import loops
-from multidraft.numerics.precision import handed_on, ratio
-from multidraft.verification import coupling_loops
+from multidraft.numerics.loops import paired
+from multidraft.numerics.precision import next_target, ratio
 
 
-def claim(
+def acceptance(
     target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch"]:
     """The probability of accepting `token`, drawn from `law`: min(1, t(x) / law(x)), in float64; 0 if it is empty."""
@@ -17,17 +16,23 @@ def claim(
     return accept.double() * (token >= 0)
 
 
+def remainder(
+    target: Float[Tensor, "*batch vocabulary"], law: Float[Tensor, "*batch vocabulary"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """(t - law)_+, what of the target a draft from `law` cannot cover."""
+    return (target - law).clamp_(min=0)
+
+
+@paired("multidraft.verification.coupling_loops")
 def residual(
     target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:
-    """Probability of emitting each token otherwise than as the one that was drawn from `law` and claims `accept`.
+    """Probability of emitting each token otherwise than as the one drawn from `law` and accepted with `accept`.
 
     The target is scaled to `weight`.
     """
-    if loops.usable(target, law):
-        return coupling_loops.residual(target, law, weight, accept)
     scaled = weight * target.double()
-    return handed_on((scaled - law.double()).clamp_(min=0), scaled).mul_(1 - accept)
+    return next_target(remainder(scaled, law.double()), scaled).mul_(1 - accept)
 
 
 def couple(
@@ -35,7 +40,7 @@ def couple(
     law: Float[Tensor, "*batch vocabulary"],
     token: Int[Tensor, "*batch"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch vocabulary"]]:
-    """The probability of accepting `token`, drawn from `law`, and the target left if it is not.
+    """The probability of accepting `token`, drawn from `law`, and the next target if it is not.
 
         b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
 
@@ -44,4 +49,4 @@ def couple(
 
     Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2.
     """
-    return claim(target, law, token).to(target.dtype), handed_on((target - law).clamp_(min=0), target)
+    return acceptance(target, law, token).to(target.dtype), next_target(remainder(target, law), target)

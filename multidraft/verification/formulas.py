@@ -7,9 +7,9 @@ from torch import Tensor
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import Law, at_each, without
 from multidraft.numerics.distributions import most_likely
-from multidraft.numerics.precision import handed_on
+from multidraft.numerics.precision import next_target
+from multidraft.transport.iid import optimal_iid
 from multidraft.verification.k_sequential import accepted as k_sequential
-from multidraft.verification.lorenz import schedule
 
 __all__ = [
     "k_sequential",
@@ -28,8 +28,7 @@ Distributions = Float[Tensor, "*batch vocabulary"]
 
 def lorenz_iid(target: Distributions, draft: Distributions, law: Law) -> Rates:
     """alpha* = P_K + min(0, min_k F(Q_k) - P_k)."""
-    count = torch.full(draft.shape[:-1], law.drafts, device=draft.device)
-    return schedule(target, draft, count, law.draft_probability).optimum.to(target.dtype)
+    return optimal_iid(target, draft, law.drafts, law.draft_probability)
 
 
 def recursive_rejection(target: Distributions, draft: Float[Tensor, "*drafting vocabulary"], law: Law) -> Rates:
@@ -46,7 +45,7 @@ def recursive_rejection(target: Distributions, draft: Float[Tensor, "*drafting v
         )
         overlap = torch.minimum(target, q)
         accepted = accepted + (total - accepted) * overlap.sum(-1) / (total if j == 0 else 1)
-        target = handed_on(target - overlap, target)
+        target = next_target(target - overlap, target)
     return accepted
 
 
@@ -66,11 +65,11 @@ def naive_distinct(target: Distributions, draft: Float[Tensor, "*batch drafts vo
 
 
 def maximal_coupling(target: Distributions, draft: Distributions, law: Law) -> Rates:
-    """m + (a - m) left(sure tokens), with m = sum min(p, a q') and left = (p - a q')_+ / (1 - m)."""
+    """m + (a - m) t(sure tokens), with m = sum min(p, a q') and t = (p - a q')_+ / (1 - m), the next target."""
     sure, a = most_likely(draft, law.drafts - 1), law.draft_probability
     overlap = torch.minimum(target, a * without(draft, sure)).sum(-1)
-    left = handed_on((target - a * without(draft, sure)).clamp_(min=0), target)
-    return overlap + (a - overlap).clamp(min=0) * at_each(left, sure).sum(-1)
+    new_target = next_target((target - a * without(draft, sure)).clamp_(min=0), target)
+    return overlap + (a - overlap).clamp(min=0) * at_each(new_target, sure).sum(-1)
 
 
 def lorenz_anchored(target: Distributions, draft: Distributions, law: Anchored) -> Rates | None:
@@ -78,5 +77,5 @@ def lorenz_anchored(target: Distributions, draft: Distributions, law: Anchored) 
     if (law.top_up and law.drafts > 1) or law.draft_probability < 1:
         return None
     anchors = law.anchor_tokens(draft)
-    plan = schedule(target, without(draft, anchors), (anchors < 0).sum(-1))
-    return (at_each(target, anchors).sum(-1) + plan.optimum).to(target.dtype)
+    of_draws = optimal_iid(target, without(draft, anchors), (anchors < 0).sum(-1))
+    return at_each(target, anchors).sum(-1) + of_draws

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from multidraft.drafting.law import Law
 from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_integer, is_number, shown
 from multidraft.numerics.precision import FULL
 from multidraft.transport.global_resolution import ITERATIONS, Resolution
 from multidraft.transport.global_resolution import global_resolution as resolve
@@ -19,7 +20,7 @@ from multidraft.verification.max_flow import max_flow
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.recursive_rejection import recursive_rejection
-from multidraft.verification.solved import leftover, row_by_row
+from multidraft.verification.solved import next_target_of, row_by_row
 
 FALLBACKS = {
     rule.__name__: rule for rule in (k_sequential, naive, recursive_rejection, lorenz, max_flow, linear_program)
@@ -47,7 +48,7 @@ class Node:
     """The solution for one pair of distributions, ready for any tuple drafted there."""
 
     found: Resolution
-    left: Float[np.ndarray, " vocabulary"]
+    next_target: Float[np.ndarray, " vocabulary"]
     deviation: float
 
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
@@ -72,10 +73,15 @@ class GlobalResolution:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.fallback is not None and self.fallback not in FALLBACKS:
-            raise AdviceError(f"no fallback {self.fallback!r}; choose None or one of {', '.join(FALLBACKS)}")
-        if not isinstance(self.tolerance, float | int) or not 0 < self.tolerance < 1:
-            raise AdviceError(f"tolerance {self.tolerance} is out of range; use a number in (0, 1), such as 1e-3")
+        if self.fallback is not None and (not isinstance(self.fallback, str) or self.fallback not in FALLBACKS):
+            raise AdviceError(f"no fallback {shown(self.fallback)}; choose None or one of {', '.join(FALLBACKS)}")
+        if not is_number(self.tolerance) or not 0 < self.tolerance < 1:
+            raise AdviceError(
+                f"tolerance {shown(self.tolerance)} is out of range; use a number in (0, 1), such as 1e-3"
+            )
+        check_integer(self.iterations, "iterations", 0)
+        if self.limit is not None:
+            check_integer(self.limit, "limit", 0)
 
     @property
     def within(self) -> float:
@@ -108,7 +114,7 @@ class GlobalResolution:
         found = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
         missing = 1 - target.sum()
         deviation = a * found.deviation + (missing if 0 < missing <= FULL else 0.0)
-        return Node(found, leftover(target, a * found.split.residual), float(deviation))
+        return Node(found, next_target_of(target, a * found.split.residual), float(deviation))
 
     def _instead(
         self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor

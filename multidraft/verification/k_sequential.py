@@ -5,10 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, at_each
-from multidraft.numerics.precision import handed_on, ratio
+from multidraft.numerics.precision import SMALLEST_NORMAL, next_target, ratio
 from multidraft.verification.outcome import Outcome
 
-TINY = torch.finfo(torch.float64).tiny
 BISECTIONS = 50
 
 
@@ -42,7 +41,7 @@ def k_sequential(
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> Outcome:
-    """Accept draft j with b_j = min(1, t(x_j) / (rho* q(x_j))) if none before it was; then sample what is left.
+    """Accept draft j with b_j = min(1, t(x_j) / (rho* q(x_j))) if none before it was; then sample what remains.
 
         r_i = a min(q_i, t_i / rho) (1 - (1 - beta)^n) / beta,   residual = prod_j (1 - b_j) (t - r) / (1 - sum r)
 
@@ -50,14 +49,14 @@ def k_sequential(
     """
     p, q, a = target.double(), draft.double(), law.draft_probability
     count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-    rho = best_discount(p, q, count, a)[..., None].clamp(min=TINY)
+    rho = best_discount(p, q, count, a)[..., None].clamp(min=SMALLEST_NORMAL)
     overlap = torch.minimum(q, p / rho)
     beta = overlap.sum(-1, keepdim=True).clamp(max=1)
     reach = a * (1 - (1 - beta) ** count[..., None])
-    left = handed_on((p - overlap * reach / beta.clamp(min=TINY)).clamp_(min=0), p)
+    new_target = next_target((p - overlap * reach / beta.clamp(min=SMALLEST_NORMAL)).clamp_(min=0), p)
     b = ratio(at_each(p, drafted), rho * at_each(q, drafted)) * (drafted >= 0)
     accept = b * torch.cat([torch.ones_like(b[..., :1]), (1 - b).cumprod(-1)[..., :-1]], -1)
-    residual = (1 - b).prod(-1, keepdim=True) * left
+    residual = (1 - b).prod(-1, keepdim=True) * new_target
     return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
 
 
@@ -65,6 +64,6 @@ def accepted(target: Tensor, draft: Tensor, law: Law) -> Tensor:
     """The exact acceptance rate a (1 - (1 - beta)^n)."""
     p, q, a = target.double(), draft.double(), law.draft_probability
     count = torch.full(p.shape[:-1], law.drafts, device=p.device)
-    rho = best_discount(p, q, count, a).clamp(min=TINY)
+    rho = best_discount(p, q, count, a).clamp(min=SMALLEST_NORMAL)
     beta = torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
     return (a * (1 - (1 - beta) ** law.drafts)).to(target.dtype)

@@ -17,16 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.law import Law, at_each
-from multidraft.numerics import loops
 from multidraft.numerics.distributions import descending
-from multidraft.numerics.precision import SPARE, handed_on, missing
-from multidraft.verification import lorenz_loops
-from multidraft.verification.coupling import claim
-from multidraft.verification.lorenz_loops import SUPPORT
+from multidraft.numerics.loops import paired
+from multidraft.numerics.precision import DRAWABLE, SMALLEST_NORMAL, SPARE, missing, next_target
+from multidraft.verification import coupling
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
-
-TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -39,9 +35,9 @@ class Schedule:
     Q: Float[Tensor, "*batch vocabulary"]  # draft mass up to a position
     T: Float[Tensor, "*batch vocabulary"]  # when the phase of a position ends
     drop: Float[Tensor, "*batch vocabulary"]  # how far D falls below its record at a position: positive at a reset
-    survive: Float[Tensor, "*batch vocabulary"]  # s: what is left of a draw after the phase of a position
+    survive: Float[Tensor, "*batch vocabulary"]  # s: what survives of a draw after the phase of a position
     optimum: Float[Tensor, "*batch"]  # alpha*
-    record: Float[Tensor, "*batch"]  # the sum of all drops: what the drafted tokens leave of the target
+    record: Float[Tensor, "*batch"]  # the sum of all drops: what remains of the target on tokens that can be drafted
     undrafted: Float[Tensor, "*batch"]  # the target's mass on tokens that are never drafted
 
     @cached_property
@@ -49,7 +45,7 @@ class Schedule:
         """The products of s between any two positions."""
         return Stages(self.survive)
 
-    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
         """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
 
         share_i = q_i * (product of s over the phases from i to the reset) / (Q_k - T_{k-1}),  sum of shares = 1.
@@ -59,12 +55,13 @@ class Schedule:
         place = torch.arange(size, device=p.device)
         following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
         k = following.clamp(max=size - 1)
-        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=TINY)
+        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
         share = q * self.stages.between(place.expand_as(k), k) / width
         loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
-        loss = loss.add_(p, alpha=SPARE) * (q > SUPPORT)
-        loss *= (self.record / loss.sum(-1).clamp(min=TINY))[..., None]  # its sum, however the shares are rounded
-        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > SUPPORT, loss, p))
+        loss = loss.add_(p, alpha=SPARE) * (q > DRAWABLE)
+        total = loss.sum(-1).clamp(min=SMALLEST_NORMAL)
+        loss *= (self.record / total)[..., None]  # its sum, however the shares are rounded
+        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > DRAWABLE, loss, p))
 
     def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Probability of emitting each draw: in stage c the first c are active and share what does not survive it."""
@@ -101,27 +98,27 @@ class Stages:
 
 @dataclass(frozen=True)
 class Verified:
-    """I.i.d. draws verified: what each may claim, and the target that is handed on once all are rejected."""
+    """I.i.d. draws verified: what each may claim, and the next target once all are rejected."""
 
     target: Float[Tensor, "*batch vocabulary"]
     accept: Float[Tensor, "*batch width"]
-    unclaimed: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
-    total: Callable[[], Float[Tensor, "*batch"]]  # the sum of R
+    remainder: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
+    remainder_mass: Callable[[], Float[Tensor, "*batch"]]  # the sum of R
 
     @cached_property
     def rejected(self) -> Float[Tensor, "*batch"]:
         """1 - alpha* = (1 - sum p) + sum R, in positive terms; positive also where nothing is ever rejected."""
-        return missing(self.target) + self.total() + SPARE
+        return missing(self.target) + self.remainder_mass() + SPARE
 
     @cached_property
-    def left(self) -> Float[Tensor, "*batch"]:
-        """The sum of what is handed on: one where the target is full."""
+    def next_mass(self) -> Float[Tensor, "*batch"]:
+        """The sum of the next target: one where the target is full."""
         lacks = missing(self.target)
-        return torch.where(lacks > 0, self.total() / (lacks + self.total()), 1.0)
+        return torch.where(lacks > 0, self.remainder_mass() / (lacks + self.remainder_mass()), 1.0)
 
-    def leftover(self) -> Float[Tensor, "*batch vocabulary"]:
+    def next_target(self) -> Float[Tensor, "*batch vocabulary"]:
         """R / (1 - alpha*), the target of whatever comes next."""
-        return handed_on(self.unclaimed(), self.target.double())
+        return next_target(self.remainder(), self.target.double())
 
 
 def schedule(
@@ -133,9 +130,9 @@ def schedule(
     """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
     p, q, a = target.double(), draft.double(), draft_probability
     total = q.sum(-1, keepdim=True)
-    q = q / total.clamp(min=TINY)
-    drawable = p * (q > SUPPORT)
-    ratio, order = descending(drawable / q.clamp(min=SUPPORT))
+    q = q / total.clamp(min=SMALLEST_NORMAL)
+    drawable = p * (q > DRAWABLE)
+    ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
     Q = q.gather(-1, order).cumsum(-1).clamp_(max=1)
     P = drawable.gather(-1, order).cumsum(-1)
     count = torch.where(total[..., 0] > 0, count, 0)
@@ -162,9 +159,8 @@ def verify_draws(
     if int(count.max()) <= 1:
         possible = draft if int(count.min()) == 1 else draft * (count > 0)[..., None]
         return verify_one(target, possible, draws, draft_probability)
-    planned = lorenz_loops.schedule if loops.usable(target, draft) else drawable_schedule
-    plan = planned(target, draft, count, draft_probability)
-    return Verified(target, plan.accept(draws), plan.unclaimed, lambda: plan.record + plan.undrafted)
+    plan = drawable_schedule(target, draft, count, draft_probability)
+    return Verified(target, plan.accept(draws), plan.remainder, lambda: plan.record + plan.undrafted)
 
 
 def verify_one(
@@ -175,9 +171,10 @@ def verify_one(
 ) -> Verified:
     """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
     law = draft * draft_probability if draft_probability < 1 else draft
-    accept = torch.nn.functional.pad(claim(target, law, draws[..., 0])[..., None], (0, draws.shape[-1] - 1))
-    over = lambda: (target.double() - law.double()).clamp_(min=0)  # noqa: E731
-    return Verified(target, accept, over, lambda: over().sum(-1))
+    accept = coupling.acceptance(target, law, draws[..., 0])[..., None]
+    remainder = lambda: coupling.remainder(target.double(), law.double())  # noqa: E731
+    accept = torch.nn.functional.pad(accept, (0, draws.shape[-1] - 1))
+    return Verified(target, accept, remainder, lambda: remainder().sum(-1))
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class Truncated:
 
     @property
     def record(self) -> Float[Tensor, "*batch"]:
-        """What the drafted tokens leave of the target."""
+        """What remains of the target on tokens that can be drafted."""
         return self.plan.record
 
     @property
@@ -208,11 +205,12 @@ class Truncated:
         ranks = (self.tokens[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1)
         return self.plan.accept(torch.where(draws >= 0, ranks, -1))
 
-    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
         """R = p - r, by token; all of p where nothing can be drafted."""
-        return self.target.double().scatter(-1, self.tokens, self.plan.unclaimed())
+        return self.target.double().scatter(-1, self.tokens, self.plan.remainder())
 
 
+@paired("multidraft.verification.lorenz_loops")
 def drawable_schedule(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
@@ -247,8 +245,9 @@ def lorenz(
         count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
         draws = verify_draws(target, draft, drafted, count, a)
     alive = lambda: (1 - draws.accept.sum(-1)).clamp(min=0)  # noqa: E731
-    residual = lambda: (alive()[..., None] * draws.leftover()).to(target.dtype)  # noqa: E731
-    return Outcome(draws.accept.to(target.dtype), residual, drafted, lambda: (alive() * draws.left).to(target.dtype))
+    residual = lambda: (alive()[..., None] * draws.next_target()).to(target.dtype)  # noqa: E731
+    mass = lambda: (alive() * draws.next_mass).to(target.dtype)  # noqa: E731
+    return Outcome(draws.accept.to(target.dtype), residual, drafted, mass)
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:

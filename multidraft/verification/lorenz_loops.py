@@ -1,7 +1,7 @@
-"""The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.schedule`, several times faster.
+"""The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.drawable_schedule`, several times faster.
 
 One loop over the drafted tokens takes the place of some sixty passes, and only tokens that can be drafted are sorted.
-`tests/numerics/test_loops.py` compares the two.
+`tests/numerics/test_loops.py` and `test_pairs.py` compare the two.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
-from multidraft.numerics.precision import SPARE
+from multidraft.numerics.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE
 from multidraft.verification.roots import CONVERGED, STEPS
-
-TINY = np.finfo(np.float64).tiny
-SUPPORT = 1e-300  # a draft probability below it counts as zero: p/q must not overflow
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Row:
     order: np.ndarray  # position -> token
     columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
     optimum: float
-    record: float  # the sum of all drops: what the drafted tokens leave of the target
+    record: float  # the sum of all drops: what remains of the target on tokens that can be drafted
     undrafted: float  # the target's mass on tokens that are never drafted
 
     def is_of(self, p: np.ndarray, q: np.ndarray, count: int) -> bool:
@@ -41,9 +38,9 @@ class Row:
         """Probability of emitting each draw."""
         return accept(self.target, self.order, self.columns[3], draws)
 
-    def unclaimed(self) -> np.ndarray:
+    def remainder(self) -> np.ndarray:
         """R = p - r, by token."""
-        return unclaimed(self.target, self.draft, self.total, self.order, self.columns, self.record)
+        return remainder(self.target, self.draft, self.total, self.order, self.columns, self.record)
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,9 @@ class Schedule:
         accepted = [row.accept(line) for row, line in zip(self.rows, lines(draws), strict=True)]
         return torch.from_numpy(np.stack(accepted)).view(draws.shape)
 
-    def unclaimed(self) -> Float[Tensor, "*batch vocabulary"]:
+    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
         """R = p - r, by token."""
-        return torch.from_numpy(np.stack([row.unclaimed() for row in self.rows])).view(self.shape)
+        return torch.from_numpy(np.stack([row.remainder() for row in self.rows])).view(self.shape)
 
     @property
     def optimum(self) -> Float[Tensor, "*batch"]:
@@ -69,7 +66,7 @@ class Schedule:
 
     @property
     def record(self) -> Float[Tensor, "*batch"]:
-        """What the drafted tokens leave of the target."""
+        """What remains of the target on tokens that can be drafted."""
         return self.of_rows([row.record for row in self.rows])
 
     @property
@@ -82,13 +79,13 @@ class Schedule:
         return torch.tensor(numbers, dtype=torch.float64).view(self.shape[:-1])
 
 
-def schedule(
+def drawable_schedule(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
 ) -> Schedule:
-    """The optimal schedule for `count` i.i.d. drafts, row by row; a row equal to the one before shares its schedule."""
+    """As `lorenz.drawable_schedule`, row by row; a row equal to the one before shares its schedule."""
     rows = list[Row]()
     for p, q, n in zip(lines(target), lines(draft), count.flatten().tolist(), strict=True):
         rows.append(rows[-1] if rows and rows[-1].is_of(p, q, n) else row_of(p, q, n, draft_probability))
@@ -108,7 +105,7 @@ def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
 def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, the sum of q, and the sum of p over all other tokens."""
     total, undrafted = sum_of(q), 0.0
-    lowest = SUPPORT * max(total, TINY)
+    lowest = DRAWABLE * max(total, SMALLEST_NORMAL)
     tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
         if q[token] > lowest:
@@ -164,14 +161,14 @@ def last_root(c, m, n, a, guess):
         slope = b + np.sqrt(max(b * b - 4 * a * c, 0.0))
         return 1 - 2 * c / slope if slope > 0 else 1.0
     d = c + m - a
-    rest = power(guess, n - 1)
-    x = guess if a * n * rest > m and (a * rest - m) * guess + d >= 0 else max(1 - c / a, 0.0) ** (1 / n)
+    high = power(guess, n - 1)
+    x = guess if a * n * high > m and (a * high - m) * guess + d >= 0 else max(1 - c / a, 0.0) ** (1 / n)
     for _ in range(STEPS):
-        rest = power(x, n - 1)
-        value = (a * rest - m) * x + d
+        high = power(x, n - 1)
+        value = (a * high - m) * x + d
         if value <= CONVERGED * max(1.0, n / 4):
             break
-        x -= value / (a * n * rest - m + SUPPORT)
+        x -= value / (a * n * high - m + NEVER_ZERO)
     return x
 
 
@@ -198,18 +195,18 @@ def accept(p, order, survive, draws):
 
 
 @compiled
-def unclaimed(p, q, total, order, columns, record):
+def remainder(p, q, total, order, columns, record):
     """R = p - r: nothing after the last reset, and before one a share of its drop; p where nothing can be drafted."""
-    left, lost = p.astype(np.float64), 0.0
+    remains, lost = p.astype(np.float64), 0.0
     share = 0.0  # of the next reset's drop, for each unit of draft mass
     for k in range(order.size - 1, -1, -1):
         Q, drop, token = columns[0, k], columns[2, k], order[k]
         if drop > 0:
-            share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), TINY)
+            share = drop / max(Q - (columns[1, k - 1] if k > 0 else 0.0), SMALLEST_NORMAL)
         else:
             share *= columns[3, k]
-        left[token] = min(share * q[token] / total, left[token]) + SPARE * left[token]
-        lost += left[token]
+        remains[token] = min(share * q[token] / total, remains[token]) + SPARE * remains[token]
+        lost += remains[token]
     for token in order:
-        left[token] *= record / lost if lost > 0 else 0.0  # their sum, however the shares are rounded
-    return left
+        remains[token] *= record / lost if lost > 0 else 0.0  # their sum, however the shares are rounded
+    return remains

@@ -1,4 +1,4 @@
-"""The optimal rule where all drafts but one are sure: couple that one, then see whether a sure one is what is left."""
+"""The optimal rule where all drafts but one are sure: couple that one, then see whether a sure one comes next."""
 
 import torch
 from jaxtyping import Float, Int
@@ -17,18 +17,18 @@ def maximal_coupling(
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> Outcome:
-    """Couple the last draft with the target by q' (q without the sure tokens), then sample what is left.
+    """Couple the last draft with the target by q' (q without the sure tokens), then sample the next target.
 
         accept_n = min(1, p(x_n) / q'(x_n)),   accept_i = (1 - accept_n) (p - q')_+(x_i) / (1 - sum min(p, q'))
 
-    The sure tokens have q' = 0, so all of p is left for them (Towards Optimal MDSD, Theorem 7).
+    The sure tokens have q' = 0, so all of p remains for them (Towards Optimal MDSD, Theorem 7).
     """
     sure, last = drafted[..., :-1], drafted[..., -1]
     a, known = law.draft_probability, most_likely(draft, law.drafts - 1)
-    b, left = couple(target, a * without(draft, known), last)
-    rest = naive((1 - b)[..., None] * left, draft, sure, law)
-    accept = torch.cat([rest.accept, b[..., None]], -1)
-    return Outcome(accept.to(target.dtype), rest.residual.to(target.dtype), drafted)
+    b, new_target = couple(target, a * without(draft, known), last)
+    otherwise = naive((1 - b)[..., None] * new_target, draft, sure, law)
+    accept = torch.cat([otherwise.accept, b[..., None]], -1)
+    return Outcome(accept.to(target.dtype), otherwise.residual.to(target.dtype), drafted)
 
 
 def spechub(

@@ -16,7 +16,7 @@ class Outcome:
 
     With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
     it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business). The
-    residual and its sum `rest` may be given as functions: a walk that accepts never asks for them.
+    residual and its sum `residual_mass` may be given as functions: a walk that accepts never asks for them.
     """
 
     def __init__(
@@ -24,10 +24,10 @@ class Outcome:
         accept: Float[Tensor, "*batch width"],
         residual: Float[Tensor, "*batch vocabulary"] | Callable[[], Tensor],
         drafted: Int[Tensor, "*batch width"],
-        rest: Float[Tensor, "*batch"] | Callable[[], Tensor] | None = None,
+        residual_mass: Float[Tensor, "*batch"] | Callable[[], Tensor] | None = None,
     ):
         self.accept, self.drafted = accept, drafted
-        self._residual, self._rest = residual, rest
+        self._residual, self._residual_mass = residual, residual_mass
 
     @cached_property
     def residual(self) -> Float[Tensor, "*batch vocabulary"]:
@@ -35,11 +35,11 @@ class Outcome:
         return self._residual if isinstance(self._residual, Tensor) else self._residual()
 
     @cached_property
-    def rest(self) -> Float[Tensor, "*batch"]:
+    def residual_mass(self) -> Float[Tensor, "*batch"]:
         """Probability of emitting a token otherwise than as a draft: the sum of `residual`."""
-        if self._rest is None:
+        if self._residual_mass is None:
             return self.residual.sum(-1)
-        return self._rest if isinstance(self._rest, Tensor) else self._rest()
+        return self._residual_mass if isinstance(self._residual_mass, Tensor) else self._residual_mass()
 
     def law(self) -> Float[Tensor, "*batch vocabulary"]:
         """Probability of emitting each token, whether drafted or not."""

@@ -4,10 +4,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.numerics.precision import NEVER_ZERO
+
 STEPS = 40
 CONVERGED = 1e-15
 ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
-TINY = 1e-300
 
 
 def by_count(count: Int[Tensor, "*batch"], function, *arguments: Tensor) -> Tensor:
@@ -76,9 +77,9 @@ def descend(
     """
     small = CONVERGED * max(1, n / 4)  # the rounding of x^n
     for step in range(steps):
-        rest = power(x, n - 1)
-        slope = (rest * (a * n)).sub_(m).add_(TINY)  # not zero where m is the slope at the start: the root is there
-        value = rest.mul_(a).sub_(m).mul_(x).add_(d)
+        high = power(x, n - 1)
+        slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
+        value = high.mul_(a).sub_(m).mul_(x).add_(d)
         if float(value.max()) <= small:
             break
         if step == ALL_TOGETHER and x.numel() > MANY:

@@ -1,7 +1,7 @@
 """Solvers of the full problem as rules: row by row, from mass moved to the law of the emitted token. Slow by nature."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law, is_duplicate
-from multidraft.numerics.precision import handed_on
+from multidraft.numerics.precision import next_target
 from multidraft.transport.moved import Moved
-from multidraft.transport.network import Network, network_of
+from multidraft.transport.network import Network, iid_network, merged
 from multidraft.verification.outcome import Outcome
 
 
@@ -21,8 +22,8 @@ class Solved(Protocol):
     """What a rule must know about a node, whatever is drafted there."""
 
     @property
-    def left(self) -> Float[np.ndarray, " vocabulary"]:
-        """The residual for one unit of rejection."""
+    def next_target(self) -> Float[np.ndarray, " vocabulary"]:
+        """The target of what comes next: the residual for one unit of rejection."""
 
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """Probability of emitting each of the distinct drafted tokens."""
@@ -36,14 +37,14 @@ AnySolved = TypeVar("AnySolved", bound=Solved)
 class Plan:
     """The rule of a feasible point `m` of the relaxed problem, exact whether or not `m` is optimal.
 
-        accept[i | S] = m[S, i] / Pr(S),      left = R / (1 - alpha)
+        accept[i | S] = m[S, i] / Pr(S),      next_target = R / (1 - alpha)
 
     with `R = target - r`, `r_i = sum_S m[S, i]` and `alpha = sum r`. Averaged over the sets, accept gives `r`, and the
-    residual `(1 - sum accept) left` gives `R`.
+    residual `(1 - sum accept) next_target` gives `R`.
     """
 
     moved: Moved
-    left: Float[np.ndarray, " vocabulary"]
+    next_target: Float[np.ndarray, " vocabulary"]
 
     def accept(self, tokens: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
         """m[S, i] / Pr(S); nothing for a set so unlikely that its probability is no number."""
@@ -76,7 +77,7 @@ def planned(
 
     def solve(p: Tensor, q: Tensor, count: int) -> Plan:
         moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
-        return Plan(moved, leftover(p.numpy(), (p.numpy() - moved.received(len(p))).clip(min=0)))
+        return Plan(moved, next_target_of(p.numpy(), (p.numpy() - moved.received(len(p))).clip(min=0)))
 
     return row_by_row(solve, target, draft, drafted, law)
 
@@ -107,16 +108,33 @@ def row_by_row(
         if node is not None:
             tokens = x[row, first[row]].numpy()
             accept[row, first[row]] = torch.from_numpy(node.accept(tokens) if len(tokens) else np.zeros(0))
-            residual[row] = (1 - accept[row].sum()).clamp(min=0) * torch.from_numpy(node.left)
+            residual[row] = (1 - accept[row].sum()).clamp(min=0) * torch.from_numpy(node.next_target)
     outcome = Outcome(accept.reshape(drafted.shape).to(target), residual.reshape(target.shape).to(target), drafted)
     return outcome, nodes
 
 
 def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
     """The draft distribution; for `distinct`, those of the filled positions, which go round when a node drew again."""
-    if law.name != "distinct" or law.draft_probability < 1:
+    if not law.several or law.draft_probability < 1:
         return draft
     return draft[filled.nonzero()[:, 0] % law.drafts]
+
+
+def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
+    """The sets that a drafting law can draw from one (small) draft distribution.
+
+    `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.
+
+    >>> network_of(Iid(2), torch.tensor([0.5, 0.5])).probability.tolist()
+    [0.25, 0.25, 0.5]
+    """
+    q = draft.double().cpu()
+    q = q / q.sum(-1, keepdim=True)
+    if isinstance(law, Iid):
+        return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
+    if law.several and drafts is not None:
+        law = replace(law, drafts=drafts)
+    return merged(*law.tuples(q))
 
 
 def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,8 +144,8 @@ def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor
     return p, q, drafted.cpu().reshape(len(p), drafted.shape[-1])
 
 
-def leftover(
-    target: Float[np.ndarray, " vocabulary"], unclaimed: Float[np.ndarray, " vocabulary"]
+def next_target_of(
+    target: Float[np.ndarray, " vocabulary"], remainder: Float[np.ndarray, " vocabulary"]
 ) -> Float[np.ndarray, " vocabulary"]:
-    """`R / (1 - alpha)`, for R = `unclaimed`."""
-    return handed_on(torch.tensor(unclaimed), torch.tensor(target)).numpy()
+    """`R / (1 - alpha)`, for R = `remainder`."""
+    return next_target(torch.tensor(remainder), torch.tensor(target)).numpy()

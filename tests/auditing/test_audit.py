@@ -28,7 +28,7 @@ from multidraft.verification.recursive_rejection import recursive_rejection
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
 FAST = [name for name, entry in SCHEMES.items() if not entry.small]
-LAWS_THAT_REPEAT = [law.name for law in LAWS.values() if not law.distinct]
+LAWS_THAT_REPEAT = [law.name for law in LAWS.values() if law.repeats]
 SMALL = [name for name, entry in SCHEMES.items() if entry.small]
 ONLY_EXACT = dict(vocabulary=())
 RULES = [name for name, mutant in MUTANTS.items() if mutant.rule is not None]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import jaxtyping
 import pytest
 import torch
 import typer
@@ -278,6 +279,12 @@ def nothing_works(monkeypatch) -> None:
     monkeypatch.setattr("multidraft.studies.walks.measure", work)
     monkeypatch.setattr("multidraft.studies.toys.figures", work)
     monkeypatch.setattr(sys.modules["multidraft.commands.study.solve_time"], "measured", work)  # its function hides it
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch) -> None:
+    """As for a user: the type hints that all other tests check are not checked."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: ascii(" ".join(part[:40] for part in call)))

@@ -308,6 +308,14 @@ def test_schemes():
     assert "iid:global_resolution" in shown
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/schemes.md"])
+def test_tables_of_schemes_are_made_from_the_list(page):
+    """`multidraft schemes --markdown` prints what belongs between the marks."""
+    text = (Path(__file__).parents[2] / page).read_text()
+    table = text.partition("<!-- schemes -->\n")[2].partition("<!-- /schemes -->")[0]
+    assert table == run("schemes", "--markdown").stdout
+
+
 QUICK = ["--target-steps", 6, "--draft-steps", 5, "--vocabulary", 300, "--window", 32, "--batch", 2]
 QUICK += ["--target-size", "32x1", "--draft-size", "16x1", "--checkpoint-every", 2]
 

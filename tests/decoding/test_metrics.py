@@ -117,7 +117,7 @@ def expectation(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[lis
         nodes = forest.nodes(plan, torch.tensor([branch.tree]))
         for depth, (node, slot) in enumerate(zip((0, *path), path, strict=False)):
             depths[depth] += branch.probability
-            law = plan.scheme.at(plan.tree.drafts[node]).law
+            law = plan.scheme.with_drafts(plan.tree.drafts[node]).law
             drawn = nodes.tuples([0], (node,), law)[0].tolist()
             ranks[drawn.index(nodes.rows[0].token[slot])] += branch.probability
     return depths, ranks

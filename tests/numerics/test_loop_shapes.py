@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.drafting.anchored import anchor_lines, anchors_of
-from multidraft.numerics import distributions, loops
+from multidraft.drafting.anchored import anchors_of
+from multidraft.drafting.anchored_loops import anchor_lines
+from multidraft.numerics import distribution_loops, distributions, loops
 from multidraft.verification import coupling_loops
 
 TINY = 5e-324
@@ -28,13 +29,13 @@ def test_the_process_is_what_the_environment_asks_for():
     assert loops.HAS_NUMBA == (importlib.util.find_spec("numba") is not None)
     if loops.HAS_NUMBA and os.environ.get("NUMBA_BOUNDSCHECK") == "1":
         with pytest.raises(IndexError):
-            coupling_loops.over(torch.ones(3).numpy(), torch.ones(2).numpy(), 1.0)
+            coupling_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy(), 1.0)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
 def test_picking_needs_numbers_for_every_row(rows):
     with pytest.raises(md.AdviceError, match="weights and uniform numbers have shapes"):
-        loops.pick(torch.ones(2, 4), torch.zeros(rows, 1).double())
+        distribution_loops.pick(torch.ones(2, 4), torch.zeros(rows, 1).double())
 
 
 def test_what_is_left_needs_two_of_one_size():
@@ -73,7 +74,7 @@ def test_any_anchors_at_any_node_are_lossless(anchors, drafts, top_up):
     """As a tree with nodes of other numbers of drafts asks for them."""
     generator = torch.Generator().manual_seed(0)
     target, draft = torch.randn(2, 4, generator=generator, dtype=torch.float64).softmax(-1)
-    scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).at(drafts)
+    scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).with_drafts(drafts)
     drafted, weight = scheme.tuples(draft)
     outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
     assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=1e-12)

@@ -280,7 +280,7 @@ def test_settings_that_agree_are_one():
     """So that a batch in which all rows have the same is as fast as one without settings of its rows' own."""
     assert together([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
     each = together([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
-    assert each.at([2, 0]) == Sampling(0.5)
+    assert each.of_rows([2, 0]) == Sampling(0.5)
     assert not each.is_softmax
     assert together([Sampling(0.5), Sampling(0)]).is_softmax
 

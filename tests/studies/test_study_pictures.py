@@ -43,15 +43,15 @@ def test_shares_of_the_machine_add_up_to_what_the_rule_accepts(case):
     widths = ends - shifted(ends)
     assert (shares.T @ widths <= case.draft + EXACT).all()
     work = case.some_draft_within(ends) - case.some_draft_within(shifted(ends))
-    unclaimed = case.plan.unclaimed()[case.tokens]
-    assert torch.allclose(shares.T @ work, case.target - unclaimed, atol=EXACT)
+    remainder = case.plan.remainder()[case.tokens]
+    assert torch.allclose(shares.T @ work, case.target - remainder, atol=EXACT)
     assert float((shares.T @ work).sum()) == pytest.approx(float(case.plan.optimum), abs=EXACT)
 
 
 def test_resets_use_up_their_tokens_and_leave_work_over(case):
-    unclaimed = case.plan.unclaimed()[case.tokens]
+    remainder = case.plan.remainder()[case.tokens]
     last = max(case.resets, default=-1)
-    assert (unclaimed[last + 1 :] <= EXACT).all()
+    assert (remainder[last + 1 :] <= EXACT).all()
     time = case.shares().T @ (case.ends - shifted(case.ends))
     assert torch.allclose(time[: last + 1], case.draft[: last + 1], atol=EXACT)
 

@@ -12,37 +12,47 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from pairs import all_pairs, random_pair
-from torch import Tensor
-
-import multidraft as md
-from multidraft.drafting import Anchored, Distinct, Greedy, Iid, Law, SpecHub, Top, WithoutReplacement
-from multidraft.studies import toy_pairs
-from multidraft.transport import optimal_acceptance_rate, optimal_by_linear_program, optimal_distinct, optimal_iid
-from multidraft.transport.best_set import Box, best_set, lower_bound
-from multidraft.transport.bounds import (
+from bounds import (
     information_bounds,
     k_sequential_floor,
     k_sequential_guarantee,
     marginal_bound,
 )
-from multidraft.transport.canonical import canonical
+from canonical import canonical
+from minimum_cut import best_set_by_cut
+from pairs import all_pairs, random_pair
+from torch import Tensor
+
+import multidraft as md
+from multidraft.drafting import (
+    Anchored,
+    Distinct,
+    Greedy,
+    Iid,
+    Law,
+    SpecHub,
+    Top,
+    WithoutReplacement,
+    optimal_acceptance_rate,
+)
+from multidraft.drafting.optimal import optimum
+from multidraft.studies import toy_pairs
+from multidraft.transport import optimal_by_linear_program, optimal_distinct, optimal_iid
+from multidraft.transport.best_set import Box, best_set, lower_bound
 from multidraft.transport.convex import minimise, potential
 from multidraft.transport.global_resolution import global_resolution as resolve
 from multidraft.transport.linear_program import linear_program as solve_program
 from multidraft.transport.max_flow import max_flow as solve_flow
 from multidraft.transport.max_flow import reduced_max_flow as solve_reduced
-from multidraft.transport.minimum_cut import best_set_by_cut
 from multidraft.transport.moved import Moved, trimmed, upper_bound
-from multidraft.transport.network import edges_of, iid_network, merged, network_of, sets_of_draws
-from multidraft.transport.optimal import optimum
+from multidraft.transport.network import edges_of, iid_network, merged, sets_of_draws
 from multidraft.transport.outer_residuals import outer_residuals
 from multidraft.verification import Outcome, formulas
 from multidraft.verification.global_resolution import FALLBACKS, GlobalResolution, ResolutionFailure
 from multidraft.verification.k_sequential import k_sequential
 from multidraft.verification.linear_program import linear_program
 from multidraft.verification.max_flow import max_flow, reduced_max_flow
-from multidraft.verification.solved import by_solving, leftover
+from multidraft.verification.solved import by_solving, network_of, next_target_of
 
 UNIT = 2.0**-52
 EXACT = 1e-12
@@ -56,7 +66,7 @@ RULES = {"linear_program": linear_program, "max_flow": max_flow}
 
 def drafting(law: Law, draft: Tensor) -> Tensor:
     """The draft distribution, or several where the law takes several."""
-    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.several else draft
 
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float, Outcome]:
@@ -298,7 +308,7 @@ def lazy_solver(p, network, q, n):
     return Moved(network, moved.mass / 2, moved.bound)
 
 
-def leftover_forgotten(p, q, x, law):
+def remainder_forgotten(p, q, x, law):
     """The right acceptance, and then a sample of the target."""
     outcome = max_flow(p, q, x, law)
     return Outcome(outcome.accept, (1 - outcome.accept.sum(-1, keepdim=True)) * p, x)
@@ -309,7 +319,7 @@ def by(solver):
 
 
 @pytest.mark.parametrize(
-    ("twin", "biased"), [(by(greedy_solver), True), (leftover_forgotten, True), (by(lazy_solver), False)]
+    ("twin", "biased"), [(by(greedy_solver), True), (remainder_forgotten, True), (by(lazy_solver), False)]
 )
 def test_the_check_catches_broken_twins(twin, biased: bool) -> None:
     worst = 0.0
@@ -320,7 +330,7 @@ def test_the_check_catches_broken_twins(twin, biased: bool) -> None:
     assert (worst > 1e-3) if biased else (worst < EXACT)
 
 
-def test_leftover_of_targets_that_are_claimed_or_lack_something() -> None:
+def test_next_target_where_nothing_remains_or_something_is_missing() -> None:
     p = np.array([0.25, 0.75])
     cases = [
         (p, [0.0, 0.0], [0.25, 0.75]),  # all claimed: what rounding rejects is emitted from the target
@@ -328,8 +338,8 @@ def test_leftover_of_targets_that_are_claimed_or_lack_something() -> None:
         (p / 2, [0.0, 0.5], [0.0, 0.5]),
         (p * (1 - 1e-7), [0.0, 1e-12], [0.0, 1.0]),  # a full target but for rounding
     ]
-    for target, unclaimed, left in cases:
-        assert leftover(target, np.array(unclaimed)) == pytest.approx(np.array(left), abs=1e-17)
+    for target, remainder, expected in cases:
+        assert next_target_of(target, np.array(remainder)) == pytest.approx(np.array(expected), abs=1e-17)
 
 
 # --- canonical decomposition -----------------------------------------------------------------------------------------
@@ -486,7 +496,7 @@ def test_falling_back_by_tuple_would_bias_the_output() -> None:
         if (~node.found.split.inside[tokens]).any():  # the outer system alone, which was solved
             share = dict(zip(tokens.tolist(), node.accept(tokens), strict=True))
             accept[row] = torch.tensor([share[int(x[0])], share[int(x[1])] if x[0] != x[1] else 0.0])
-            residual[row] = (1 - accept[row].sum()) * torch.from_numpy(node.left)
+            residual[row] = (1 - accept[row].sum()) * torch.from_numpy(node.next_target)
     mixed = (weight[:, None] * Outcome(accept, residual, drafted).law()).sum(0)
     assert float((mixed - p).abs().max()) > 1e-3
 

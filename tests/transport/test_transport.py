@@ -7,11 +7,10 @@ import sys
 import pytest
 import torch
 
+from multidraft.drafting import LAWS, optimal_acceptance_rate
 from multidraft.drafting.anchored import anchor_count
 from multidraft.errors import AdviceError
 from multidraft.transport import (
-    LAWS,
-    optimal_acceptance_rate,
     optimal_anchored,
     optimal_by_linear_program,
     optimal_iid,

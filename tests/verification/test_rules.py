@@ -22,7 +22,8 @@ OPTIMAL = ("iid:lorenz", "top:naive", "greedy:maximal_coupling", "spechub:spechu
 
 def counts(name: str) -> tuple[int, ...]:
     """Numbers of drafts to test a scheme with."""
-    return (2,) if name.startswith("spechub") else (1, 2, 3)
+    fixed = md.scheme(name).law.fixed_drafts
+    return (fixed,) if fixed else (1, 2, 3)
 
 
 EVERY = [(name, drafts) for name in NAMES for drafts in counts(name)]
@@ -30,7 +31,7 @@ EVERY = [(name, drafts) for name in NAMES for drafts in counts(name)]
 
 def drafting(law: Law, draft: Tensor) -> Tensor:
     """The draft distribution, or several where the law takes several."""
-    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.name == "distinct" else draft
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.several else draft
 
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float]:
@@ -97,7 +98,7 @@ def test_acceptance_rate(name: str, drafts: int, draft_probability: float) -> No
         _, rate = law_of(scheme.entry.rule, scheme.law, p, q)
         q = drafting(scheme.law, q)
         assert abs(float(scheme.acceptance_rate(p, q)) - rate) < EXACT, label
-        if scheme.law.name == "distinct":
+        if scheme.law.several:
             optimum = optimal_by_linear_program(p, *scheme.tuples(q))
         else:
             optimum = float(scheme.optimal_acceptance_rate(p, q))
@@ -172,7 +173,7 @@ def test_float32_and_large_vocabularies(drafts: int) -> None:
     logits = torch.randn(3, 5000, generator=generator) * 3
     q, p = logits.softmax(-1), (logits + torch.randn(3, 5000, generator=generator)).softmax(-1)
     for name in NAMES:
-        scheme = md.scheme(name, drafts=2 if name.startswith("spechub") else drafts)
+        scheme = md.scheme(name, drafts=md.scheme(name).law.fixed_drafts or drafts)
         rows = drafting(scheme.law, q)
         drafted = scheme.draw(rows, generator)
         outcome = scheme.outcome(p, rows, drafted)

@@ -36,12 +36,12 @@ def distributions(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
 def inputs(draw: st.DrawFn) -> tuple[Scheme, Tensor, Tensor, Tensor]:
     """A scheme with a target, a draft distribution and drafted tokens."""
     name, probability = draw(st.sampled_from(NAMES)), draw(st.sampled_from([1.0, 0.5]))
-    drafts = 2 if name.startswith("spechub") else draw(st.integers(1, 4))
+    drafts = md.scheme(name).law.fixed_drafts or draw(st.integers(1, 4))
     scheme = md.scheme(name, drafts=drafts, draft_probability=probability)
     batch = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
     vocabulary, dtype = draw(st.integers(1, 7)), draw(st.sampled_from([torch.float32, torch.float64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    many = (drafts,) if scheme.law.name == "distinct" else ()
+    many = (drafts,) if scheme.law.several else ()
     target = distributions((*batch, vocabulary), dtype, generator)
     draft = distributions((*batch, *many, vocabulary), dtype, generator)
     return scheme, target, draft, scheme.draw(draft, generator)
@@ -93,7 +93,7 @@ def test_acceptance_rates_are_at_most_the_optimum(case):
     rate = scheme.acceptance_rate(target, draft)
     assert rate.shape == target.shape[:-1]
     assert ((rate >= -1e-12) & (rate <= 1 + 1e-12)).all()
-    if scheme.law.name != "distinct":
+    if not scheme.law.several:
         assert (rate <= scheme.optimal_acceptance_rate(target, draft) + 1e-8).all()
 
 

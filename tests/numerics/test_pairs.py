@@ -1,0 +1,96 @@
+"""Every function that has a compiled twin beside it: the same numbers, at every setting of the laws that use it."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+import multidraft.catalogue  # noqa: F401  # every pair is known once all rules are
+from multidraft.drafting import Anchored, Iid, Law
+from multidraft.drafting.anchored import anchors_of
+from multidraft.numerics import loops
+from multidraft.numerics.distributions import pick
+from multidraft.verification import Outcome
+from multidraft.verification.anchored_lorenz import anchored_lorenz
+from multidraft.verification.coupling import residual
+from multidraft.verification.lorenz import drawable_schedule, lorenz
+
+DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
+IID = [Iid(n, a) for n, a in product(DRAFTS, PROBABILITIES)]
+ANCHORED = [
+    Anchored(n, a, anchors, top_up)
+    for n, a, anchors, top_up in product(DRAFTS, PROBABILITIES, (None, 0, 1, 3, 9), (True, False))
+]
+EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
+Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
+
+
+def parts_of(outcome: Outcome) -> Iterator[Tensor]:
+    yield from (outcome.accept, outcome.residual, outcome.residual_mass)
+    assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-5)
+
+
+def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield pick(draft, torch.rand(len(draft), 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+
+
+def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield anchors_of(draft, law.drafts, law.anchors)
+
+
+def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    for p, q, weight in zip(target, draft, (1.0, 0.7, 0.05), strict=True):
+        yield residual(p, law.draft_probability * q, weight, 0.25)
+
+
+def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
+    yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
+    yield from parts_of(lorenz(target, draft, drafted, law))
+
+
+def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield from parts_of(anchored_lorenz(target, draft, drafted, law))
+
+
+WAYS: dict[str, tuple[list, Way]] = {
+    "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
+    "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
+    "multidraft.verification.coupling.residual": (IID, coupled),
+    "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
+    "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
+}
+
+
+def rows(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A pair like two models', one with a sure draft token, and one cut short whose target is part of one."""
+    logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    logits[1] = 2 * logits[0] + logits[1]
+    logits[1, 1, 2] += 9
+    logits[1, 2, size // 2 + 1 :] = -torch.inf
+    target, draft = (2 * logits).softmax(-1)
+    return (target * torch.tensor([[1.0], [1.0], [0.3]])).to(dtype), draft.to(dtype)
+
+
+@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("size", [5, 4096])
+@pytest.mark.parametrize("name", loops.PAIRS)
+def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: torch.dtype, monkeypatch) -> None:
+    laws, way = WAYS[name]  # a new pair needs a line there
+    target, draft = rows(size, dtype)
+    asked = set()
+    monkeypatch.setattr(loops, "twin", lambda *pair, twin=loops.twin: asked.add(pair) or twin(*pair))
+    for law in laws:
+        uniform = torch.rand(3, law.numbers, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        drafted = law.draw(draft, uniform)
+        ours = list(way(law, target, draft, drafted))
+        with monkeypatch.context() as without:
+            without.setattr(loops, "usable", lambda *_: False)
+            assert law.draw(draft, uniform).equal(drafted)
+            plain = list(way(law, target, draft, drafted))
+        assert [part.dtype for part in ours] == [part.dtype for part in plain]
+        assert all(torch.allclose(*both, rtol=0, atol=EXACT[dtype]) for both in zip(ours, plain, strict=True)), law
+    assert (loops.PAIRS[name], name.rpartition(".")[2]) in asked
