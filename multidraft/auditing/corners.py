@@ -9,7 +9,7 @@ from torch import Tensor
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
 from multidraft.catalogue import SCHEMES, Scheme, scheme
-from multidraft.drafting.laws import LAWS
+from multidraft.drafting import LAWS
 from multidraft.numerics.precision import FULL
 
 AT_ONCE = 25
@@ -43,15 +43,10 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     cases = product(PROBABILITIES, TOTALS, ROUNDING, SHAPES, KINDS)
     for batch, case in enumerate(islice(cycle(shuffled(list(cases), seed)), -(-pairs // AT_ONCE))):
         probability, total, dtype, (vocabulary, drafts), kind = case
-        chosen = scheme(name, drafts_for(name, drafts), draft_probability=probability)
+        chosen = scheme(name, LAWS[name.split(":")[0]].fixed_drafts or drafts, draft_probability=probability)
         target, draft = adversarial(kind, AT_ONCE, vocabulary, seed + batch)
         examine(found, chosen, (total * target).to(dtype), drafting(chosen.law, draft.to(dtype)))
     return found
-
-
-def drafts_for(name: str, drafts: int) -> int:
-    """So many drafts a node, or as many as the law always has."""
-    return LAWS[name.split(":")[0]].fixed_drafts or drafts
 
 
 def shuffled(cases: list, seed: int) -> list:

@@ -129,8 +129,8 @@ def size(name: str) -> int | None:
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
     """The audit of one line."""
     import multidraft as md
-    from multidraft.auditing.corners import drafts_for
     from multidraft.auditing.mutants import MUTANTS, audit_mutant
+    from multidraft.catalogue import scheme
 
     expected: list[str] = []
     settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == MUTANT else size(name)))
@@ -138,7 +138,8 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
         report, expected = audit_mutant(name, **settings), list(MUTANTS[name].guilty)
     else:
         probability = SOMETIMES if group == RANDOMISED else 1.0
-        report = md.audit(name, drafts_for(name, drafts), draft_probability=probability, **settings)
+        count = scheme(name).law.fixed_drafts or drafts
+        report = md.audit(name, count, draft_probability=probability, **settings)
     ok = report.guilty() == expected
     numbers = report.as_dict() | {"name": name, "group": group, "expected": expected, "as_expected": ok}
     return dict(group=group, name=name, as_expected=ok, row=[starred(name), *cells(report, ok)], report=numbers)
