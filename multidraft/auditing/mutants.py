@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
-from multidraft.decoding.walks import ROUNDING, Coin, Ending, Walk, Walker
+from multidraft.decoding.walks import UNSEEN, Coin, Ending, Walk, Walker
 from multidraft.drafting import Iid
 from multidraft.drafting.law import at_each
 from multidraft.numerics.distributions import normalise
@@ -80,7 +80,7 @@ def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin:
             ending.path.insert(0, child)
             return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from multidraft.decoding.state import State, claim
+from multidraft.decoding.state import State, take_over
 from multidraft.errors import AdviceError
 from multidraft.sampling.prefixes import Prefixes
 
@@ -15,8 +15,8 @@ def join(state: State, other: State) -> State:
     """
     if (state.draft is None) != (other.draft is None):
         raise AdviceError("one of the states has a draft model and the other has none; start both with the same models")
-    claim(state)
-    claim(other)
+    take_over(state)
+    take_over(other)
     state.target.join(other.target)
     if state.draft is not None:
         state.draft.join(other.draft)
@@ -39,7 +39,7 @@ def prefixes_of(state: State) -> Prefixes:
 
 def select(state: State, going: list[int]) -> State:
     """The state of the rows that go on; the one before cannot be used any more."""
-    claim(state)
+    take_over(state)
     rows = torch.tensor(going, dtype=torch.int64, device=state.root.device)
     for model in (state.target, state.draft):
         if model is not None and going:

@@ -96,7 +96,7 @@ class Emitted:
         return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
 
 
-def claim(state: State) -> None:
+def take_over(state: State) -> None:
     """Mark a state as used, because its models are about to move on; raise if they already have."""
     if state.used:
         raise AdviceError(

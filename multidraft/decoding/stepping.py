@@ -13,7 +13,7 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Decision, Emitted, Plan, State, claim, padded, release
+from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
 from multidraft.decoding.verdicts import Asked, Verdicts
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.distributions import pick
@@ -28,7 +28,7 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
     not: an interruption while the caches are written leaves them of two minds.
     """
-    claim(state)
+    take_over(state)
     try:
         with info.watch.part("draft"):
             drafts = grow(state, plan)

@@ -15,9 +15,9 @@ from torch import Tensor
 from multidraft.numerics.precision import FULL
 
 Coin = Callable[[float], bool]
-ROUNDING = 1e-12
+UNSEEN = 1e-12  # a probability below it is rounding
 NEARLY_ONE = 1 - 2 * FULL  # no target is asked for between it and one: a rule could not tell it from a full one
-SMALLEST = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
+SMALLEST_SHARE = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 
 class Child(NamedTuple):
@@ -33,12 +33,12 @@ class Verdict:
 
     children: tuple[Child, ...]  # in the order in which they were first drawn
     residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
-    remaining: Callable[[], float]  # its sum, computed when no child was accepted
+    mass: Callable[[], float]  # its sum, computed when no child was accepted
 
     @property
-    def rest(self) -> float:
+    def residual_mass(self) -> float:
         """The sum of the residual."""
-        return self.remaining()
+        return self.mass()
 
     @property
     def acceptance(self) -> float:
@@ -72,7 +72,7 @@ def deferred(
     weight: float,
     has_drafts: Callable[[int], bool],
     coin: Coin,
-    smallest: float = SMALLEST,
+    smallest: float = SMALLEST_SHARE,
 ) -> Walk:
     """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
 
@@ -85,12 +85,12 @@ def deferred(
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
     if weight > NEARLY_ONE:
-        if weight < 1 - ROUNDING and not coin(weight):
+        if weight < 1 - UNSEEN and not coin(weight):
             return None
         weight = 1.0
     verdict, left = (yield slot, weight), 1.0
     for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
-        if left <= ROUNDING:
+        if left <= UNSEEN:
             return None
         share = min(accept / left, 1.0)
         if share >= smallest or coin(share / smallest):
@@ -99,7 +99,7 @@ def deferred(
                 ending.path.insert(0, child)
                 return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
@@ -108,14 +108,14 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
         return Ending()
     verdict, left = (yield slot, 1.0), 1.0
     for child, accept in verdict.children:
-        if left > ROUNDING and coin(accept / left):
+        if left > UNSEEN and coin(accept / left):
             ending = yield from commit(child, 1.0, has_drafts, coin)
             assert ending is not None  # committing never fails
             ending.path.insert(0, child)
             return ending
         left -= accept
     # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
-    return Ending(weights=verdict.residual if verdict.rest > ROUNDING else None)
+    return Ending(weights=verdict.residual if verdict.residual_mass > UNSEEN else None)
 
 
 WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}

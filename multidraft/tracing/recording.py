@@ -56,7 +56,7 @@ class Listener(Randomness):
     def hear(self, node: int, weight: float, verdict: Verdict) -> None:
         """Note a verdict that the walk asked for."""
         claims = [list(child) for child in verdict.children]
-        self.events.append({"node": node, "weight": float(weight), "claims": claims, "rest": verdict.rest})
+        self.events.append({"node": node, "weight": float(weight), "claims": claims, "rest": verdict.residual_mass})
 
     def next_step(self) -> None:
         """Forget what has been told."""

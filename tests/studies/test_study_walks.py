@@ -13,7 +13,7 @@ from multidraft.auditing.enumeration import all_trees, first_state
 from multidraft.commands.cli import app
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import ROUNDING, Ending, deferred
+from multidraft.decoding.walks import UNSEEN, Ending, deferred
 from multidraft.models.table import TableModel
 from multidraft.studies.tree_bound import realised_trees, sequences, tree_bound
 from multidraft.studies.walks import TREES, WALKERS, accepted, jobs, measure, one_case, random_pair
@@ -74,13 +74,13 @@ def eager(slot, weight, has_drafts, coin, more=1.05):
         return Ending() if coin(weight) else None
     verdict, left = (yield slot, weight), 1.0
     for child, accept, _ in verdict.children:
-        if left <= ROUNDING:
+        if left <= UNSEEN:
             return None
         if ending := (yield from eager(child, min(more * accept / left, 1.0), has_drafts, coin, more)):
             ending.path.insert(0, child)
             return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > ROUNDING and coin(verdict.rest / left) else None
+    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 @pytest.mark.parametrize("tree", ["1x1", "1x1x1"])
