@@ -35,7 +35,3 @@ class Distinct(Law):
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q_j, whatever came before; a node of a tree that was drawn again begins again with the first."""
         return draft[..., drafted.shape[-1] % self.drafts, :]
-
-    def overall(self, draft: Float[Tensor, "*batch drafts vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
-        """The distribution of one draft taken at random."""
-        return draft.mean(-2)

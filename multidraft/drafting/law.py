@@ -64,10 +64,6 @@ class Law(ABC):
         """The leading shape: one tuple is drawn for each of its entries."""
         return draft.shape[:-1]
 
-    def overall(self, draft: Float[Tensor, "*drafting vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
-        """One distribution that stands for all drafts, for what may be decided by rule of thumb."""
-        return draft
-
     @abstractmethod
     def conditional(
         self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch past"]
