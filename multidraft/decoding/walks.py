@@ -84,17 +84,14 @@ def deferred(
     """
     if not has_drafts(slot):
         return Ending() if coin(weight) else None
-    if weight > NEARLY_ONE:
-        if weight < 1 - UNSEEN and not coin(weight):
-            return None
-        weight = 1.0
     verdict, left = (yield slot, weight), 1.0
     for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
         if left <= UNSEEN:
             return None
         share = min(accept / left, 1.0)
-        if share >= smallest or coin(share / smallest):
-            ending = yield from deferred(child, max(share, smallest), has_drafts, coin, smallest)
+        entered = max(share, smallest) if share <= NEARLY_ONE else 1.0
+        if smallest <= share <= NEARLY_ONE or coin(share / entered):  # near one always: rounding must not take a coin
+            ending = yield from deferred(child, entered, has_drafts, coin, smallest)
             if ending is not None:
                 ending.path.insert(0, child)
                 return ending

@@ -32,7 +32,7 @@ class Law(ABC):
         object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
     drafts: int
-    draft_probability: float = 1.0
+    draft_probability: float | int = 1.0
 
     name: ClassVar[str]
     optimal: ClassVar[Callable[..., Tensor] | None] = None  # rate, from (target, draft, drafts, **settings)

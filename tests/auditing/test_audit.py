@@ -357,7 +357,8 @@ def test_command() -> None:
         ["--all", "--draft-probability", "0.5"],
     ],
 )
-def test_command_advises_on_one_line(arguments: list) -> None:
+def test_command_advises_on_one_line(arguments: list, monkeypatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("multidraft: ")

@@ -5,6 +5,7 @@ import torch
 
 import multidraft as md
 from multidraft.catalogue import SCHEMES
+from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import use_once, warm_up
 from multidraft.numerics import loops
@@ -17,7 +18,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     monkeypatch.setattr(loops, "twin", lambda *pair, twin=loops.twin: asked.add(pair) or twin(*pair))
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
-    warm_up(scheme, Tree.parse("2"), torch.device("cpu"))
+    warm_up(scheme, Fixed(Tree.parse("2")), torch.device("cpu"))
     warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
     asked.clear()
     target, other = torch.randn(2, 9, generator=generator).softmax(-1)

@@ -1,7 +1,6 @@
 """Every file of a model folder missing, empty, cut, garbage or of another model: one line that says what to do."""
 
 import json
-import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -190,15 +189,6 @@ def test_embedded_is_a_name(target, draft):
     assert pair.target.config.vocab_size == 4096
     assert pair.tokenizer.pad_token_id is not None
     assert pair.tokenizer(["a b c", "a"], padding=True, return_tensors="pt").input_ids.shape[0] == 2
-
-
-def test_the_snippet_of_the_documentation_runs():
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    snippet = next(part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "batching" in part)
-    names: dict = {}
-    exec(snippet, names)
-    assert len(names["emitted"]) == 2
-    assert all(row.tokens for row in names["emitted"])
 
 
 @pytest.mark.parametrize(
