@@ -76,7 +76,7 @@ SHAPES = {kind.__name__: kind(2, 8) for kind in (CousinsDecide, ByConfidence, De
 
 
 class LooksAtItself(Growing):
-    """The mutant: it draws two tokens, and keeps one of them alone where that is the token 1."""
+    """The mutant: it draws two tokens, and keeps the first of them alone where that is the token 0."""
 
     def counts(self, drafts: DraftTree, depth: int, row: int, nodes: Sequence[int]) -> list[int]:
         return [2 if depth == 0 else 0] * len(nodes)
@@ -85,7 +85,7 @@ class LooksAtItself(Growing):
         trees = super().extended(drafts, depth)
         if depth == 1:  # what was drawn at the root is known by now
             for row in range(len(trees)):
-                if int(drafts.tokens[row, 1]) == 1:
+                if int(drafts.tokens[row, 1]) == 0:
                     drafts.drafted[row, 0, -1] = -1
                     drafts.tokens[row, 2] = -1
         return trees
@@ -112,7 +112,7 @@ def test_growing_trees_have_the_target_law(name: str, shape: str, walk: str) -> 
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_shape_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None:
-    """With two tokens or with recursive rejection it would be right by chance: what is left is the same for both."""
+    """Recursive rejection would hide it: its identity holds given each draft in turn."""
     assert error("iid:lorenz", walk, LooksAtItself(2, 4), vocabulary=3) > BIASED
 
 
