@@ -59,7 +59,7 @@ def audit(
 
     >>> report = audit("iid:naive", drafts=2, vocabulary=())
     >>> report.verdict, report.exact.pairs
-    ('lossless', 86)
+    ('lossless', 124)
     """
     audited = subject(verifier, law, drafts, settings)
     sizes = sizes_for(audited) if vocabulary is None else as_tuple(vocabulary)

@@ -22,7 +22,7 @@ from multidraft.decoding.walks import WALKS
 from multidraft.models.table import TableModel, random_table
 from multidraft.zoo import load_pair
 
-EXACT, BIASED = 1e-12, 1e-3
+EXACT, BIASED = 1e-12, 1e-4
 VOCABULARY, PROMPT = 2, [0]
 SCHEMES = ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection", "iid:recursive_rejection"]
 
