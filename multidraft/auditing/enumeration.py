@@ -24,7 +24,7 @@ from multidraft.decoding.stepping import emit, keep, last_weights, score
 from multidraft.decoding.verdicts import Verdicts
 from multidraft.decoding.walks import Ending, Verdict, Walker, drive, walker
 from multidraft.models import LanguageModel
-from multidraft.sampling.settings import together
+from multidraft.sampling.settings import settings_of_rows
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
@@ -51,7 +51,7 @@ class Forest:
     def scored(self, rows: list[int]) -> ScoredTree:
         """What the walks need to know about these trees, which may repeat."""
         index = torch.tensor(rows)
-        sampling = together([self.state.sampling[row] for row in rows])
+        sampling = settings_of_rows([self.state.sampling[row] for row in rows])
         lines = [self.tree.rows[row] for row in rows]
         return ScoredTree(sampling, self.tree.drafts.select(index), lines, self.tree.logits[index])
 
@@ -155,7 +155,7 @@ def all_trees(state: State, plan: Plan) -> Forest:
     while read_level(state, plan, drafts, depth):
         rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
         state, drafts = select(state, rows.tolist()), drafts.select(rows)
-        for some, count, slots in drafts.drawing(depth):
+        for some, count, slots in drafts.draws_at(depth):
             scheme = plan.scheme.with_drafts(count)
             drafted = torch.stack([drawn[slot][some, : scheme.law.width] for slot in slots], 1)
             drafts.fill(scheme, some, slots, drafted)
@@ -169,7 +169,7 @@ def all_draws(
     """Every combination of tuples that can be drawn at a level: its row, the tuple by slot, the probability."""
     rows = torch.arange(len(drafts.trees))
     probability, drawn = torch.ones(len(rows), dtype=torch.float64), dict[int, Tensor]()
-    for slot in sorted({slot for _, _, slots in drafts.drawing(depth) for slot in slots}):
+    for slot in sorted({slot for _, _, slots in drafts.draws_at(depth) for slot in slots}):
         tuples = tuples_at(scheme, drafts, slot)
         repeats = torch.tensor([len(tuples[row][1]) for row in rows.tolist()])
         here = torch.cat([tuples[row][0] for row in rows.tolist()])

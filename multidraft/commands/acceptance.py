@@ -87,7 +87,7 @@ def recorded(
     pair = load(target, draft)
     encode(chosen, pair.tokenizer, context(pair))
     parts = recorder.capture(pair.target, pair.draft, [prompt.tokens for prompt in chosen], new_tokens, seed)
-    return recorder.together(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
+    return recorder.joined(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
 
 
 def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":

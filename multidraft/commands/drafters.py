@@ -109,7 +109,7 @@ def load(target: str | None, draft: str | None) -> Models:
         mixed([models.get(name) or own(name, model) for name, _ in mixture], [weight for _, weight in mixture])
         for mixture in listed
     ]
-    return Models(model, together(drafters), tokenizer)
+    return Models(model, one_drafter(drafters), tokenizer)
 
 
 def check(target: str | None, draft: str | None, names: list[str]) -> None:
@@ -140,7 +140,7 @@ def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
     return Mixture(members, given or None)
 
 
-def together(drafters: "list[Drafter]") -> "Drafter":
+def one_drafter(drafters: "list[Drafter]") -> "Drafter":
     """The drafters side by side."""
     from multidraft.drafters.several import Several
 

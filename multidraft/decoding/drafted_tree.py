@@ -87,12 +87,12 @@ class DraftTree:
         self.alias = torch.cat([self.alias, slots], 1)
         self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
 
-    def drawing(self, depth: int) -> Iterator[tuple[slice, int, list[int]]]:
+    def draws_at(self, depth: int) -> Iterator[tuple[slice, int, list[int]]]:
         """Where something is drawn at a depth: rows of one tree, a number of drafts, the slots that draw as many."""
         parties = [slice(0, len(self.trees))] if self.alike else [slice(row, row + 1) for row in range(len(self.trees))]
         for rows in parties:
             tree = self.trees[rows.start]
-            for count, slots in tree.drawing[depth] if depth < len(tree.drawing) else ():
+            for count, slots in tree.draws[depth] if depth < len(tree.draws) else ():
                 yield rows, count, slots
 
     def learn(self, slots: Slots, draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from multidraft.decoding.drafted_tree import DraftTree, Slots, same
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State, padded
-from multidraft.sampling.settings import together
+from multidraft.sampling.settings import settings_of_rows
 
 
 def grow(state: State, plan: Plan) -> DraftTree:
@@ -19,7 +19,7 @@ def grow(state: State, plan: Plan) -> DraftTree:
     drafts = bare_root(state, plan)
     depth = 0
     while read_level(state, plan, drafts, depth):
-        for rows, count, slots in drafts.drawing(depth):
+        for rows, count, slots in drafts.draws_at(depth):
             scheme = plan.scheme.with_drafts(count)
             uniform = torch.stack([random.uniform(len(slots), scheme.law.numbers) for random in state.random[rows]])
             drafts.draw(scheme, rows, slots, uniform.to(state.root.device))
@@ -42,7 +42,7 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     slots = filled_up(slots)
     logits = forward(state, drafts, slots, depth)
     places = [(row, max(slot, 0)) for row, group in enumerate(slots) for slot in group]
-    distributions = together(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
+    distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
     drafts.learn(slots, distributions)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
     return True

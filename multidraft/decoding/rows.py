@@ -14,7 +14,7 @@ class Row:
         self.tree, self.token, self.node = tree, tokens, alias  # by slot: the tree above, its token, its node
         self.slots: list[int] = []  # of the nodes, in the order in which the target reads them
         self.children: dict[int, dict[int, int]] = {}  # by node and token
-        self.drawing: dict[int, list[int]] = defaultdict(list)
+        self.drew: dict[int, list[int]] = defaultdict(list)
         self.spare: list[int] = []  # slots that are no nodes, which nobody sees
         for slot, (token, node) in enumerate(zip(tokens, alias, strict=True)):
             (self.slots if token >= 0 and node == slot else self.spare).append(slot)
@@ -23,11 +23,11 @@ class Row:
             if slot:
                 self.children.setdefault(alias[tree.parents[slot]], {})[token] = node
             if tree.drafts[slot]:
-                self.drawing[node].append(slot)
+                self.drew[node].append(slot)
 
     def has_drafts(self, node: int) -> bool:
         """Whether anything was drawn at the node."""
-        return node in self.drawing
+        return node in self.drew
 
     @cached_property
     def place(self) -> dict[int, int]:
@@ -36,7 +36,7 @@ class Row:
 
     def widest(self, node: int) -> int:
         """Of the slots that drew at a node, the one that drew most."""
-        return max(self.drawing[node], key=self.tree.drafts.__getitem__)
+        return max(self.drew[node], key=self.tree.drafts.__getitem__)
 
     def count(self, node: int) -> int:
         """How many drafts it drew."""
@@ -45,7 +45,7 @@ class Row:
     def rank(self, node: int, child: int) -> int:
         """Which of the drafts at a node made a child: 0 for the one drawn first."""
         parent = self.tree.parents[child]
-        before = sum(self.tree.drafts[other] for other in self.drawing[node] if other < parent)
+        before = sum(self.tree.drafts[other] for other in self.drew[node] if other < parent)
         return before + child - self.tree.first_child[parent]
 
 

@@ -62,9 +62,9 @@ class ScoredTree:
 
     def tuples(self, rows: list[int], nodes: tuple[int, ...], law: Law) -> Int[Tensor, "asked width"]:
         """The nodes' tuples: the draws of all slots of a node, one after another; shorter ones are filled up."""
-        drawing = [(row, self.rows[row].drawing[node]) for row, node in zip(rows, nodes, strict=True)]
-        if len(drawing) == 1 and len(drawing[0][1]) == 1:  # views instead of copies
-            row, (slot,) = drawing[0]
+        drew = [(row, self.rows[row].drew[node]) for row, node in zip(rows, nodes, strict=True)]
+        if len(drew) == 1 and len(drew[0][1]) == 1:  # views instead of copies
+            row, (slot,) = drew[0]
             return self.drafts.drafted[row : row + 1, slot, : law.width]
-        drafted = [self.drafts.drafted[row, slots, : law.width].flatten() for row, slots in drawing]
+        drafted = [self.drafts.drafted[row, slots, : law.width].flatten() for row, slots in drew]
         return pad_sequence(drafted, batch_first=True, padding_value=-1)

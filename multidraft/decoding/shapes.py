@@ -57,7 +57,7 @@ class Fixed:
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots, which are the same in every row."""
-        groups = self.tree.drawing[depth] if depth < len(self.tree.drawing) else ()
+        groups = self.tree.draws[depth] if depth < len(self.tree.draws) else ()
         return [[slot for _, group in groups for slot in group]] * len(drafts.trees)
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:

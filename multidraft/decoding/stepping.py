@@ -17,7 +17,7 @@ from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, re
 from multidraft.decoding.verdicts import Asked, Verdicts
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.distributions import pick
-from multidraft.sampling.settings import together
+from multidraft.sampling.settings import settings_of_rows
 
 Hear = Callable[[int, int, float, Verdict], None]  # a row, a node, the weight of its target, and the verdict
 
@@ -50,7 +50,7 @@ def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
     rows = rows_of(drafts)
     logits = state.target.forward(*nodes_alone(drafts, rows, state.position[:, None]))
-    return ScoredTree(together(state.sampling), drafts, rows, logits)
+    return ScoredTree(settings_of_rows(state.sampling), drafts, rows, logits)
 
 
 def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,7 +143,7 @@ class Tree:
         return first
 
     @cached_property
-    def drawing(self) -> tuple[tuple[tuple[int, list[int]], ...], ...]:
+    def draws(self) -> tuple[tuple[tuple[int, list[int]], ...], ...]:
         """For every depth at which something is drawn its drawing slots, grouped by number of drafts."""
         levels: list[dict[int, list[int]]] = [{} for _ in range(max(self.depths) + 1)]
         for slot, count in enumerate(self.drafts):

@@ -32,7 +32,7 @@ class Verdicts:
         for row, (node, weight) in asked.items():
             line = self.tree.rows[row]
             scheme, children = self.scheme.with_drafts(line.count(node)), line.children.get(node)
-            if scheme.is_coupling and children and len(line.drawing[node]) == 1:
+            if scheme.is_coupling and children and len(line.drew[node]) == 1:
                 answers[row] = self.coupled(row, node, weight, *next(iter(children.items())))
             else:
                 batches[scheme].append(row)

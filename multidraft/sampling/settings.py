@@ -93,7 +93,7 @@ class PerRow:
 
     def __init__(self, rows: Sequence[Sampling]):
         self.rows = rows
-        self.groups = defaultdict[Sampling, list[int]](list)  # rows with equal settings go together
+        self.groups = defaultdict[Sampling, list[int]](list)  # rows with equal settings go settings_of_rows
         for row, sampling in enumerate(rows):
             self.groups[sampling].append(row)
 
@@ -104,7 +104,7 @@ class PerRow:
 
     def of_rows(self, rows: Sequence[int]) -> "Sampling | PerRow":
         """The settings of some rows, which may repeat: of logits with one line for each of them."""
-        return together([self.rows[row] for row in rows])
+        return settings_of_rows([self.rows[row] for row in rows])
 
     def target(
         self, logits: Float[Tensor, "rows *nodes vocabulary"], prefixes: Prefixes | None = None
@@ -139,7 +139,7 @@ class PerRow:
         return result
 
 
-def together(rows: list[Sampling]) -> Sampling | PerRow:
+def settings_of_rows(rows: list[Sampling]) -> Sampling | PerRow:
     """The settings of a batch: where all rows have the same, these, which is fastest."""
     return rows[0] if rows.count(rows[0]) == len(rows) else PerRow(rows)
 

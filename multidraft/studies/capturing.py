@@ -76,7 +76,7 @@ def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -
         return model(ids, use_cache=False).logits[0, len(prompt) - 1 :].float().cpu()
 
 
-def together(recordings: Iterable[Recording]) -> Recording:
+def joined(recordings: Iterable[Recording]) -> Recording:
     """One recording of all."""
     parts = list(recordings)
     return Recording(torch.cat([r.target for r in parts]), torch.cat([r.draft for r in parts]))

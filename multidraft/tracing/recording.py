@@ -155,7 +155,7 @@ def describe_nodes(tree: ScoredTree, row: int, drawn: list[Tensor], scheme: Sche
 
 def numbers_by_slot(row: Row, drawn: list[Tensor]) -> dict[int, list[float]]:
     """The numbers that every slot drew with: the latest tables, as an interrupted step may have left others."""
-    slots = [slot for groups in row.tree.drawing for _, group in groups for slot in group]
+    slots = [slot for groups in row.tree.draws for _, group in groups for slot in group]
     lines = [line for table in drawn for line in table.tolist()]
     return dict(zip(slots, lines[len(lines) - len(slots) :], strict=True))
 
@@ -177,7 +177,7 @@ def describe_drafts(
         "drafted": drafted.tolist(),
         "draft": draft.tolist(),
         "target": target[drafted].tolist(),
-        "numbers": [numbers[slot] for slot in line.drawing[node]],
+        "numbers": [numbers[slot] for slot in line.drew[node]],
     }
 
 

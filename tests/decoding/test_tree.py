@@ -32,9 +32,9 @@ def check_order(tree: Tree) -> None:
 
 
 def check_drawing(tree: Tree) -> None:
-    drawn = [slot for groups in tree.drawing for _, group in groups for slot in group]
+    drawn = [slot for groups in tree.draws for _, group in groups for slot in group]
     assert sorted(drawn) == [slot for slot in range(len(tree)) if tree.drafts[slot]]
-    for depth, groups in enumerate(tree.drawing):
+    for depth, groups in enumerate(tree.draws):
         assert len({count for count, _ in groups}) == len(groups)
         assert all((tree.depths[s], tree.drafts[s]) == (depth, count) for count, group in groups for s in group)
 

@@ -102,6 +102,7 @@ def test_a_target_with_quantised_weights():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:llama is quantised")  # heard once, and then again
 def test_a_target_that_rounds_whole_passes_gets_a_warning():
     model = quantised(torch.qint8)
     with pytest.warns(UserWarning, match="llama is quantised with scales of whole passes.*quantise weights only"):

@@ -34,7 +34,7 @@ from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.prefixes import Prefix
 from multidraft.sampling.processors import CountPenalty, LogitBias, check_pure, for_row
-from multidraft.sampling.settings import Sampling, together
+from multidraft.sampling.settings import Sampling, settings_of_rows
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
 PROMPT = [0, 2, 1]
@@ -278,18 +278,19 @@ def test_swapped_settings_are_caught(both):
 
 def test_settings_that_agree_are_one():
     """So that a batch in which all rows have the same is as fast as one without settings of its rows' own."""
-    assert together([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
-    each = together([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
+    assert settings_of_rows([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
+    each = settings_of_rows([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
     assert each.of_rows([2, 0]) == Sampling(0.5)
     assert not each.is_softmax
-    assert together([Sampling(0.5), Sampling(0)]).is_softmax
+    assert settings_of_rows([Sampling(0.5), Sampling(0)]).is_softmax
 
 
 def test_all_nodes_at_once_agree_with_every_row_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
     assert torch.equal(
-        together(rows).target(logits), torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)])
+        settings_of_rows(rows).target(logits),
+        torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)]),
     )
 
 

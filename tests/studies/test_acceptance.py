@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.commands.cli import app
 from multidraft.studies.acceptance import cases, measure, random_pairs
-from multidraft.studies.capturing import Recording, capture, together
+from multidraft.studies.capturing import Recording, capture, joined
 
 
 def test_recording_is_what_the_models_say(tmp_path) -> None:
     """The recorded logits are those of a forward pass over prompt and continuation, and survive a file."""
     target, draft = tiny_model("llama"), tiny_model("mistral")
-    recording = together(capture(target, draft, [[1, 2, 3], [4, 5]], new_tokens=5))
+    recording = joined(capture(target, draft, [[1, 2, 3], [4, 5]], new_tokens=5))
     assert recording.target.shape == recording.draft.shape == (10, 61)
     tokens, _ = md.generate(target, None, [[1, 2, 3]], max_new_tokens=5, generator=torch.Generator().manual_seed(0))
     text = torch.tensor([[1, 2, 3, *tokens[0].tolist()]])
