@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import multidraft as md
+from multidraft.catalogue import SCHEMES
 from multidraft.commands.cli import app
 from multidraft.commands.terminal import Pieces
 from multidraft.zoo import corpus, load_pair
@@ -301,7 +302,9 @@ def test_control_c_keeps_what_is_complete(pair, prompts, monkeypatch):
 
 def test_schemes():
     listed = json.loads(run("schemes", "--json").stdout)
-    assert listed == md.schemes()
+    assert [entry["name"] for entry in listed] == list(SCHEMES)
+    assert all(f"{entry['law']}:{entry['rule']}" == entry["name"] for entry in listed)
+    assert {entry["name"] for entry in listed if not entry["exact"]} == {"iid:global_resolution"}
     shown = run("schemes").stdout
     assert all(entry["name"] in shown for entry in listed if not entry["small"])
     assert "LAW:max_flow" in shown

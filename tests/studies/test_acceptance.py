@@ -35,7 +35,10 @@ def test_lines_agree_with_the_schemes() -> None:
     assert ("spechub:spechub", 2) in lines
     assert ("spechub:spechub", 3) not in lines
     for line in lines.values():
-        assert line.acceptance_rate <= line.optimal_acceptance_rate + 0.05  # sampled tuples may exceed it by noise
+        noise = (
+            0.0 if line.method == "formula" else 5 * line.standard_error
+        )  # beyond which one in 10^6 lies, and no seed
+        assert line.acceptance_rate <= line.optimal_acceptance_rate + noise + 1e-9, line
 
 
 def test_command_prints_json(tmp_path) -> None:
