@@ -202,3 +202,20 @@ def test_the_command_line_ends_with_one_line(whole, tmp_path, file, kind):
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("multidraft: ")
+
+
+@pytest.mark.parametrize("command", [["acceptance"], ["generate", "--prompt", "a"]])
+@pytest.mark.parametrize("same_tokenizer", [False, True])
+def test_vocabularies_of_two_kinds(whole, tmp_path, command, same_tokenizer):
+    """A draft model of another vocabulary, with its own tokenizer or with the target's."""
+    other = whole.parent / "other"
+    if same_tokenizer:
+        other = tmp_path / "disguised"
+        shutil.copytree(whole.parent / "other", other)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(whole / name, other / name)
+    result = CliRunner().invoke(app, [command[0], "--target", str(whole), "--draft", str(other), *command[1:]])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("multidraft: ")
