@@ -114,16 +114,9 @@ def all_branches(state: State, plan: Plan) -> tuple[Forest, list[Branch]]:
     branches = []
     for tree, chance, ending in all_endings(forest.tree, plan):
         for token, share in last_tokens(forest.tree, tree, ending):
-            emitted = emitted_by(forest.tree, plan, tree, ending, token)
+            emitted = emit(plan, forest.tree, tree, ending, token)
             branches.append(Branch(origin[tree], probability[tree] * chance * share, emitted, tree, ending))
     return forest, branches
-
-
-def emitted_by(tree: ScoredTree, plan: Plan, row: int, ending: Ending, last: int) -> Emitted:
-    """What the decoder emits where a row's walk ends so."""
-    rows = range(len(tree.rows))
-    decision = Decision([ending for _ in rows], [last for _ in rows], {})
-    return emit(plan, tree, decision, row)
 
 
 def law_of_steps(state: State, plan: Plan, steps: int) -> Law:

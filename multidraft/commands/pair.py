@@ -29,6 +29,7 @@ def load_models(
     """A target, draft models and their tokenizer, on the GPU where there is one; without a target's name, embedded."""
     import torch
 
+    from multidraft.generation.inputs import vocabulary_of
     from multidraft.models import resized
     from multidraft.models.pretrained import check_runs, check_sizes
 
@@ -43,7 +44,7 @@ def load_models(
             model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
         check_runs(model, name)
     check_sizes(tokenizer, models[0], target or EMBEDDED)
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in models]
+    sizes = [vocabulary_of(model) for model in models]
     for size in sizes[1:]:
         resized.check_sizes(sizes[0], size)
     return models[0], models[1:], tokenizer

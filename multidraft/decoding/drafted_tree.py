@@ -145,8 +145,8 @@ class DraftTree:
     def merge(self, rows: slice, parents: Int[Tensor, "rows children"], children: list[int]) -> None:
         """Let every new slot with the parent node and the token of an earlier one be the same node."""
         tokens, slots = self.tokens[rows, children], torch.tensor(children, device=parents.device)
-        same = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
-        alias = slots[same.to(torch.uint8).argmax(-1)]
+        equal = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
+        alias = slots[equal.to(torch.uint8).argmax(-1)]
         row = torch.arange(rows.start, rows.stop, device=parents.device)[:, None]
         self.alias[rows, children] = alias
         self.sees[rows, children] = self.sees[row, parents]

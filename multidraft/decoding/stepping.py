@@ -43,7 +43,8 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
         state = keep(state, tree, decision)
     with info.watch.part("measuring"):
         info.add_step(plan, tree, decision)
-    return state, [emit(plan, tree, decision, row) for row in range(len(tree.rows))]
+    ends = enumerate(zip(decision.endings, decision.last, strict=True))
+    return state, [emit(plan, tree, row, ending, last) for row, (ending, last) in ends]
 
 
 def score(state: State, drafts: DraftTree) -> ScoredTree:
@@ -115,9 +116,8 @@ def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
     return State(state.target, state.draft, state.random, root, position, unread, state.sampling, prefixes)
 
 
-def emit(plan: Plan, tree: ScoredTree, decision: Decision, row: int) -> Emitted:
+def emit(plan: Plan, tree: ScoredTree, row: int, ending: Ending, last: int) -> Emitted:
     """The accepted tokens and the last one, each with its kind, and its log-probability if it is asked for."""
-    ending, last = decision.endings[row], decision.last[row]
     kind = "bonus" if ending.weights is None else "corrected"
     logs = [] if plan.logprobs is None else look_up(tree, row, ending, last, plan.logprobs)
     tokens = [tree.rows[row].token[slot] for slot in ending.path]

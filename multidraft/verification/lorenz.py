@@ -113,8 +113,8 @@ class Verified:
     @cached_property
     def next_mass(self) -> Float[Tensor, "*batch"]:
         """The sum of the next target: one where the target is full."""
-        lacks = missing(self.target)
-        return torch.where(lacks > 0, self.remainder_mass() / (lacks + self.remainder_mass()), 1.0)
+        lacks, mass = missing(self.target), self.remainder_mass()
+        return torch.where(lacks > 0, mass / (lacks + mass), 1.0)
 
     def next_target(self) -> Float[Tensor, "*batch vocabulary"]:
         """R / (1 - alpha*), the target of whatever comes next."""

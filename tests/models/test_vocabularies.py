@@ -7,13 +7,10 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import (
-    Law,
-    add,
-    all_branches,
     first_state,
     first_tokens,
-    follow,
     largest_difference,
+    law_of_steps,
     target_law,
 )
 from multidraft.decoding.state import Plan
@@ -42,16 +39,7 @@ def table(vocabulary: int, seed: int) -> TableModel:
 def error_after_two_steps(name: str, walk: str, target: TableModel | Resized, draft: TableModel, prompt: int) -> float:
     plan = Plan(md.scheme(name), Tree.parse("2"), walk)
     state = first_state(target, draft, [prompt], plan)
-    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(2):
-        forest, branches = all_branches(state, plan)
-        emitted = [
-            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
-        ]
-        state = follow(forest, plan, branches)
-    law: Law = {}
-    for tokens, probability in emitted:
-        add(law, tokens, probability)
+    law = law_of_steps(state, plan, 2)
     truth = random_table(target.model.vocabulary if isinstance(target, Resized) else target.vocabulary, 2, 1)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
