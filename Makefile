@@ -5,7 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+# Bytecode is kept even where the environment says otherwise: checking type hints rewrites every module of ours.
+TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
 .PHONY: demo test test-loops test-slow test-oldest check docs setup
 setup: .venv/.checked
@@ -20,7 +22,7 @@ test: setup
 
 # The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
 # of their own, because Numba's does not tell them from others.
-LOOPS = OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/numerics
+LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/numerics
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba
@@ -38,7 +40,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
+	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
 
 # The pages that a command makes.
 docs: setup

@@ -22,3 +22,12 @@ def all_pairs() -> list[tuple[str, Tensor, Tensor]]:
     """Every adversarial pair and thirty random ones, with a name for messages."""
     fixed = [(n, *(torch.tensor(v, dtype=torch.float64) for v in pair)) for n, pair in ADVERSARIAL.items()]
     return fixed + [(f"random {seed}", *random_pair(seed, 2 + seed % 4)) for seed in range(30)]
+
+
+def stacked_pairs() -> list[tuple[list[str], Tensor, Tensor]]:
+    """The same pairs as a batch for each size of the vocabulary, with the names of its rows."""
+    sizes: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
+    for pair in all_pairs():
+        sizes.setdefault(len(pair[1]), []).append(pair)
+    batches = [tuple(zip(*pairs, strict=True)) for pairs in sizes.values()]
+    return [(list(names), torch.stack(targets), torch.stack(drafts)) for names, targets, drafts in batches]
