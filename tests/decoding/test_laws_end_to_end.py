@@ -41,10 +41,8 @@ EVERY = {scheme["name"]: md.scheme(scheme["name"]) for scheme in md.schemes() if
 for name in ("iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection"):
     EVERY[f"{name}, sometimes nothing"] = md.scheme(name, draft_probability=0.7)
 NAMES = [name for name in EVERY if not name.startswith("distinct:")]  # a tree's node has one draft distribution
-LORENZ = [name for name in NAMES if ":lorenz" in name]
 IRREGULAR, UNEVEN = "[[0],[1],[0,0],[0,1],[0,0,0]]", "[[0],[1],[0,0],[0,1],[1,0]]"
 TREES = [("1x1x1", 3), ("2", 4), ("2x1", 3), ("2x2", 3), ("3x1x1", 2), ("2 paths of 2", 3), (IRREGULAR, 3), (UNEVEN, 2)]
-SOME_TREES = [("2x1", 3), ("3x1x1", 2), (IRREGULAR, 3)]
 SETTINGS = {
     "peaked": ("peaked", Sampling()),
     "flat, cooler": ("flat", Sampling(temperature=0.6)),
@@ -103,6 +101,7 @@ def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tu
 
 
 def error_of(law: Law, target: Table, plan: Plan, count: int) -> float:
+    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return plan.sampling.target(target((*PROMPT, *tokens)).log())
 
@@ -110,12 +109,15 @@ def error_of(law: Law, target: Table, plan: Plan, count: int) -> float:
 
 
 @pytest.mark.parametrize("setting", [*QUICK, SLOW])
-@pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(("name", "tree", "vocabulary"), pairs_of(NAMES, TREES))
-def test_one_step_has_the_target_law(name, tree, vocabulary, walk, setting):
-    law, error = law_of(name, tree, walk, vocabulary, setting)
-    assert error <= EXACT
-    assert sum(law.law.values()) == pytest.approx(1, abs=EXACT)
+def test_one_step_has_the_target_law(name, tree, vocabulary, setting):
+    """With the Lorenz rule, deferring accepts at least as many tokens as committing does."""
+    laws = {walk: law_of(name, tree, walk, vocabulary, setting) for walk in WALKS}
+    for walk, (law, error) in laws.items():
+        assert error <= EXACT, walk
+        assert sum(law.law.values()) == pytest.approx(1, abs=EXACT), walk
+    if ":lorenz" in name:
+        assert laws["deferred"][0].accepted >= laws["commit"][0].accepted - EXACT
 
 
 @pytest.mark.slow
@@ -134,13 +136,6 @@ def test_several_steps_have_the_target_law(name, tree, steps, walk):
     state = first_state(TableModel(target, 2), TableModel(draft, 2), PROMPT, plan)
     law = law_of_steps(state, plan, steps)
     assert error_of(law, target, plan, steps * (max(plan.tree.depths) + 1)) <= EXACT
-
-
-@pytest.mark.parametrize("setting", QUICK)
-@pytest.mark.parametrize(("name", "tree", "vocabulary"), pairs_of(LORENZ, SOME_TREES))
-def test_deferred_accepts_at_least_as_many_tokens_as_commit(name, tree, vocabulary, setting):
-    accepted = {walk: law_of(name, tree, walk, vocabulary, setting)[0].accepted for walk in WALKS}
-    assert accepted["deferred"] >= accepted["commit"] - EXACT
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
@@ -190,13 +185,14 @@ def odds(name: str, tree: str, walk: str, rows: int, tokens: int) -> float:
     return float(chi2.sf(float(((counts[often] - expected) ** 2 / expected).sum()), int(often.sum()) * (SIZE - 1)))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "walk"),
     [("iid:recursive_rejection", "commit"), pytest.param("anchored:lorenz", "deferred", marks=pytest.mark.slow)],
 )
 def test_samples_of_the_loop_agree_with_the_target(name, walk):
     """Chi-square over 19,200 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
-    p = odds(name, "2x2x1", walk, rows=60, tokens=320)
+    p = odds(name, "2x2x1", walk, rows=240, tokens=80)
     assert p > FALSE_ALARM, f"chi-square p = {p:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e9 seeds"
 
 
@@ -251,11 +247,12 @@ def test_enumeration_catches_the_mutant(mutant, tree, vocabulary):
     assert law_of(name, tree, walk, vocabulary, "flat, cooler")[1] > BIASED
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("mutant", [QUICK, *LENGTHY], indirect=True)
 def test_samples_catch_the_mutant(mutant):
     """The same statistic, size and threshold as for the right ones."""
     name, walk = mutant
-    assert odds(name, "2x2x1", walk, rows=60, tokens=320) < FALSE_ALARM
+    assert odds(name, "2x2x1", walk, rows=240, tokens=80) < FALSE_ALARM
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import copy
 import doctest
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def error_of(law: Law, plan: Plan, vocabulary: int, count: int) -> float:
     """How far the law of the first tokens is from the target's."""
     target = table(vocabulary, 1).conditional
 
+    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return plan.sampling.target(target((*PROMPT, *tokens)).log())
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -114,6 +115,7 @@ def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
     """The processed target after new tokens, by transformers' own code on the whole sequence."""
     listed = processors(kind)
 
+    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         sequence = (*PROMPT, *tokens)
         return listed(torch.tensor([sequence]), TARGET(sequence).log()[None]).softmax(-1)[0]
@@ -255,6 +257,7 @@ def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[floa
     count = steps * (max(path.tree.depths) + 1)
     for prompt, own, law in zip(SIDE_BY_SIDE, both, laws_of_rows(joined(given, path), path, steps), strict=True):
 
+        @cache
         def conditional(tokens: tuple[int, ...], prompt: list[int] = prompt, own: Sampling = own) -> Tensor:
             sequence = (*prompt, *tokens)
             return own.target(TARGET(sequence).log()[None], [Prefix(0, torch.tensor(sequence))])[0]
