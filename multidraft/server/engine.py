@@ -82,7 +82,7 @@ class Engine:
             self.waiting.extend(jobs)
             self.changed.notify()
 
-    def close(self, patience: float = 0.0) -> None:
+    def close(self, patience: float | int = 0) -> None:
         """Take no more, and end; what is under way has so many seconds."""
         with self.changed:
             self.closing = True

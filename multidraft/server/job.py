@@ -51,7 +51,7 @@ class Job:
 
     prompt: list[int]
     new_tokens: int
-    hear: Callable[[Event], None]
+    hear: Callable[[Event], object]
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator = field(default_factory=torch.Generator)
     ends: set[int] = field(default_factory=set)

