@@ -49,14 +49,14 @@ def serve(
     plan, template = plan_of(scheme, tree, walk, draft), template_of(chat_template)
     from multidraft.server.running import bound, run
 
-    listener = bound(host, port)
-    models = load(target, draft)
-    service = service_of(models, plan, limits, name or target or "embedded", api_key, template)
-    where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    terminal.note(f"serving {service.name} at {where}/v1, with a page at {where}; Ctrl-C stops")
-    if not models.tokenizer.chat_template:
-        terminal.note("the tokenizer has no chat template, so messages are joined by line breaks; see --chat-template")
-    run(service, listener)
+    with bound(host, port) as listener:
+        models = load(target, draft)
+        service = service_of(models, plan, limits, name or target or "embedded", api_key, template)
+        where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        terminal.note(f"serving {service.name} at {where}/v1, with a page at {where}; Ctrl-C stops")
+        if not models.tokenizer.chat_template:
+            terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        run(service, listener)
 
 
 def plan_of(scheme: str, tree: str, walk: str, draft: str | None) -> "Plan":

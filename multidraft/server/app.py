@@ -33,7 +33,14 @@ def build(service: Service) -> FastAPI:
         yield
         service.engine.close(service.limits.drain)
 
-    app = FastAPI(title="multidraft", version=version("multidraft"), lifespan=life, max_body_size=service.limits.body)
+    app = FastAPI(
+        title="multidraft",
+        version=version("multidraft"),
+        lifespan=life,
+        max_body_size=service.limits.body,
+        docs_url=None,  # these pages would fetch their scripts from elsewhere
+        redoc_url=None,
+    )
     app.add_middleware(Named)
     faults.add_to(app)
     add_models(app, service)

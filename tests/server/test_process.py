@@ -1,0 +1,57 @@
+"""`multidraft serve` as a process: ready when it says so, and an orderly end."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+PATIENCE = 120
+
+
+@contextmanager
+def server(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A server with the embedded pair, and its address."""
+    command = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = re.search(r"http://[\d.:]+", process.stderr.readline())
+        assert address is not None
+        with httpx2.Client(transport=httpx2.HTTPTransport(retries=10)) as client:  # the last of its waits is minutes
+            assert client.get(f"{address[0]}/health", timeout=PATIENCE).status_code == 200
+        yield process, address[0]
+        assert process.wait(PATIENCE) == 130
+
+
+def finish_after_a_kill(process: subprocess.Popen, address: str) -> str | None:
+    """What a stream's last event says, where the server is told to stop after the first one."""
+    body = {"model": "embedded", "prompt": "It was", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    finish = None
+    with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=PATIENCE) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                if finish is None:
+                    process.send_signal(signal.SIGTERM)
+                event = json.loads(line.removeprefix("data: "))
+                finish = event["choices"][0]["finish_reason"] if "choices" in event else "failed"
+    return finish
+
+
+@pytest.mark.slow
+def test_a_polite_kill_lets_answers_come_to_their_end():
+    with server("--drain", "100") as (process, address):
+        assert finish_after_a_kill(process, address) == "length"
+        process.wait(PATIENCE)
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(address)
+
+
+@pytest.mark.slow
+def test_it_does_not_wait_longer_than_it_is_told():
+    with server("--drain", "0") as (process, address), pytest.raises(httpx2.RemoteProtocolError):
+        finish_after_a_kill(process, address)
