@@ -53,10 +53,10 @@ def serve(
         models = load(target, draft)
         service = service_of(models, plan, limits, name or target or "embedded", api_key, template)
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        terminal.note(f"serving {service.name} at {where}/v1, with a page at {where}; Ctrl-C stops")
         if not models.tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
-        run(service, listener)
+        line = f"serving {service.name} at {where}/v1, with a page at {where}; Ctrl-C stops"
+        run(service, listener, lambda: terminal.note(line))
 
 
 def plan_of(scheme: str, tree: str, walk: str, draft: str | None) -> "Plan":

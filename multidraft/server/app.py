@@ -126,8 +126,8 @@ def add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.get("/tokenizer_info", dependencies=[keyed(service)])
     def tokenizer_info() -> dict[str, Any]:
-        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
-        known = {name: getattr(tokenizer, name, None) for name in names}
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        known = {name: getattr(tokenizer, name, None) for name in names} | {"chat_template": service.template}
         return {"tokenizer_class": type(tokenizer).__name__, "max_model_len": service.context} | known
 
 

@@ -14,7 +14,7 @@ from multidraft.decoding.stepping import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
 from multidraft.models.causal_lm import Model, home
-from multidraft.server.guarded import Guarded
+from multidraft.server.guarded import fault_of
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
 from multidraft.server.onlooker import Onlooker
@@ -196,9 +196,8 @@ class Engine:
     def pass_on(self, index: int, new: Emitted) -> bool:
         """Tell a row what it has got; whether it goes on."""
         job = self.running[index]
-        processors = job.sampling.before
-        if isinstance(processors, Guarded) and processors.fault is not None:
-            tell(job, Failed(processors.fault))
+        if fault := fault_of(job.sampling):
+            tell(job, Failed(fault))
             return False
         new, reason = job.cut(new)
         self.info.tokens += len(new.tokens)

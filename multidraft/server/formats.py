@@ -146,7 +146,8 @@ class Chat(Format):
 
     def answer(self, index: int, pieces: list[Piece]) -> Json:
         text = "".join(piece.text for piece in pieces)
-        return {"message": {"role": "assistant", "content": text}, "logprobs": self.logprobs(pieces)}
+        message = {"role": "assistant", "content": text, "refusal": None}  # without which a message is not valid
+        return {"message": message, "logprobs": self.logprobs(pieces)}
 
     def logprobs(self, pieces: list[Piece]) -> Json | None:
         """A list with an entry for each token."""

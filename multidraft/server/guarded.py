@@ -9,7 +9,13 @@ from transformers import LogitsProcessorList
 from multidraft.errors import AdviceError
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.processors import Processors
-from multidraft.sampling.settings import empty
+from multidraft.sampling.settings import Sampling, empty
+
+
+def fault_of(sampling: Sampling) -> Exception | None:
+    """What a row's processors have failed with."""
+    parts = (sampling.before, sampling.after)
+    return next((part.fault for part in parts if isinstance(part, Guarded) and part.fault is not None), None)
 
 
 class Guarded(Processors):

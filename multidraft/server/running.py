@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -26,15 +27,21 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Refuses new work as soon as it is told to stop."""
+    """Says when it listens, and refuses new work as soon as it is told to stop."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, ready: Callable[[], None] = lambda: None):
         super().__init__(
             uvicorn.Config(
                 build(service), log_level="warning", lifespan="on", timeout_graceful_shutdown=service.limits.drain
             )
         )
-        self.service = service
+        self.service, self.ready = service, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the engine, and listen."""
+        await super().startup(sockets)
+        if self.started:
+            self.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """What a signal does."""
@@ -42,6 +49,6 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run(service: Service, listener: socket.socket) -> None:
-    """Serve until stopped."""
-    asyncio.run(Server(service).serve(sockets=[listener]))
+def run(service: Service, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until stopped; `ready` is called when requests are taken."""
+    asyncio.run(Server(service, ready).serve(sockets=[listener]))

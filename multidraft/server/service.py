@@ -66,10 +66,16 @@ class Service:
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if given and isinstance(given[0], int):
             given = [given]
+        self.check_choices(len(given) * body.choices)
         prompts = [self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
         if not prompts or not all(prompts):
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
         return prompts
+
+    def check_choices(self, count: int) -> None:
+        """Raise where a request asks for too many answers."""
+        if count > self.limits.choices:
+            raise AdviceError(f"{count} answers are too many for a request; ask for at most {self.limits.choices}")
 
     def conversation(self, body: ChatBody) -> list[int]:
         """The prompt of a chat as tokens."""
@@ -79,12 +85,16 @@ class Service:
             raise AdviceError(f"chat_template_kwargs may not hold {min(taken)}; leave it out")
         return self.written(body.messages, **own | ({"tools": tools} if tools else {}))
 
+    @property
+    def template(self) -> str:
+        """The tokenizer's chat template, or the plain one."""
+        return self.tokenizer.get_chat_template() if self.tokenizer.chat_template else PLAIN
+
     def written(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """Messages in the form of the chat template."""
         given = [message | {"content": content_of(message)} for message in messages]
-        template = {} if self.tokenizer.chat_template else {"chat_template": PLAIN}
         try:
-            tokens = written(self.tokenizer, given, **settings | template)
+            tokens = written(self.tokenizer, given, **settings | {"chat_template": self.template})
         except (TypeError, ValueError, KeyError, AttributeError) as error:  # templates fail in every way
             raise AdviceError(f"the chat template cannot write this conversation: {error}; change it") from None
         if not tokens:
@@ -94,8 +104,7 @@ class Service:
     def jobs(self, body: Sampled, prompts: list[list[int]], new_tokens: int, hear: Hear) -> list[Job]:
         """A row for each answer to each prompt."""
         check(body, self.limits, self.vocabulary)
-        if len(prompts) * body.choices > self.limits.choices:
-            raise AdviceError(f"{len(prompts) * body.choices} answers are too many; ask for {self.limits.choices}")
+        self.check_choices(len(prompts) * body.choices)
         target, draft = self.engine.target, self.engine.draft
         longest = lengths(prompts, target, draft, [new_tokens] * len(prompts))
         jobs = []

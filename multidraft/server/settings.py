@@ -43,7 +43,8 @@ def sampling_of(body: Sampled, prompt_length: int) -> Sampling:
     temperature = 1.0 if body.temperature is None else body.temperature
     after = [MinPLogitsWarper(body.min_p)] if body.min_p and temperature else []
     top_k = body.top_k if body.top_k and body.top_k > 0 else None
-    return Sampling(temperature, top_k, body.top_p, guarded(before), guarded(after))
+    top_p = None if body.top_p == 1 else body.top_p  # which clients send to say nothing
+    return Sampling(temperature, top_k, top_p, guarded(before), guarded(after))
 
 
 def guarded(processors: list[Any]) -> Processors | None:

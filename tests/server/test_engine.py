@@ -97,8 +97,8 @@ def test_tokens_are_those_of_a_row_alone_however_others_come_and_go(engine, mode
     """Rows arrive when others have got so many tokens, and some are cancelled so; few fit at a time."""
     chance = random.Random(schedule)
     server = engine(models, rows=3, prefill=8)
-    rows = [a_job(chance, seed) for seed in range(14)]
-    gone = chance.sample(range(14), 4)
+    rows = [a_job(chance, seed) for seed in range(10)]
+    gone = chance.sample(range(10), 3)
     for number, row in enumerate(rows):
         if number in gone:
             row.after[chance.randint(0, 4)] = lambda job=row.job: setattr(job, "cancelled", True)
@@ -121,7 +121,7 @@ def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
 
     monkeypatch.setattr(engines, "join", swapped)
     server = engine(tables)
-    rows = [Heard([4, token], 30, seed=token) for token in range(3)]
+    rows = [Heard([4, token], 12, seed=token) for token in range(3)]
     server.submit([row.job for row in rows])
     assert [row.end() and row.tokens for row in rows] != [alone(tables, row) for row in rows]
 

@@ -20,11 +20,9 @@ def server(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
     command = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "serve", "--port", "0"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        address = re.search(r"http://[\d.:]+", process.stderr.readline())
-        assert address is not None
-        with httpx2.Client(transport=httpx2.HTTPTransport(retries=10)) as client:  # the last of its waits is minutes
-            assert client.get(f"{address[0]}/health", timeout=PATIENCE).status_code == 200
-        yield process, address[0]
+        address = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        assert httpx2.get(f"{address}/health", timeout=PATIENCE).status_code == 200
+        yield process, address
         assert process.wait(PATIENCE) == 130
 
 
