@@ -17,6 +17,6 @@ def written(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **set
     settings = {"add_generation_prompt": True} | settings
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # templates are programs
         raise AdviceError(f"the chat template refuses the conversation: {error}; change its messages") from None
     return list(tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"])

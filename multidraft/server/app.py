@@ -139,7 +139,7 @@ def add_state(app: FastAPI, service: Service) -> None:
         return Response(status_code=200 if service.engine.alive else 503)
 
     @app.get("/metrics")
-    def metrics() -> Response:
+    async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)

@@ -1,5 +1,6 @@
 """The engine: one thread owns the models, and jobs come and go between its steps."""
 
+import logging
 from collections import deque
 from dataclasses import replace
 from threading import Condition, Thread
@@ -20,6 +21,7 @@ from multidraft.server.limits import Limits
 from multidraft.server.onlooker import Onlooker
 from multidraft.server.reading import Reading
 
+LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
 
 
@@ -100,6 +102,7 @@ class Engine:
                     self.turn()
         except BaseException as error:
             fault = error
+            LOG.critical("the engine has died", exc_info=error)
         with self.changed:
             self.closing = True
             left = [*self.running, *self.waiting, *([self.reading.job] if self.reading else [])]
@@ -181,6 +184,7 @@ class Engine:
         try:
             self.state, emitted = step(self.state, self.plan_now(), self.info)
         except Exception as error:
+            LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
             for job in failed:
                 tell(job, Failed(error))

@@ -93,10 +93,7 @@ class Service:
     def written(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """Messages in the form of the chat template."""
         given = [message | {"content": content_of(message)} for message in messages]
-        try:
-            tokens = written(self.tokenizer, given, **settings | {"chat_template": self.template})
-        except (TypeError, ValueError, KeyError, AttributeError) as error:  # templates fail in every way
-            raise AdviceError(f"the chat template cannot write this conversation: {error}; change it") from None
+        tokens = written(self.tokenizer, given, **settings | {"chat_template": self.template})
         if not tokens:
             raise AdviceError("the conversation is empty; say something in it")
         return tokens

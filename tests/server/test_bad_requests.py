@@ -190,7 +190,7 @@ def fuzz(client: httpx2.Client, address: str, body: dict) -> None:
     assert '"code": 500' not in response.text
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("address", "base"), [("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
 def test_random_bodies_get_an_answer_or_a_refusal(client, address, base, count):
     @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=SUPPRESSED, database=None)
@@ -241,13 +241,13 @@ def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
                 check_refused(response, 429)
                 assert int(response.headers["retry-after"]) > 0
 
-        threads = [threading.Thread(target=ask) for _ in range(60)]
+        threads = [threading.Thread(target=ask) for _ in range(30)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert set(statuses) == {200, 429}
-        assert len(statuses) == 60
+        assert len(statuses) == 30
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 

@@ -60,7 +60,7 @@ def distance(temperature: float, length: int, count: int) -> float:
     return sum(abs(counts[text] / count - share) for text, share in law(temperature, length).items()) / 2
 
 
-@pytest.mark.parametrize(("length", "count"), [(2, 320), pytest.param(3, 8192, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("length", "count"), [(2, 192), pytest.param(3, 8192, marks=pytest.mark.slow)])
 def test_answers_have_the_law_of_the_model(length, count):
     """False alarm with odds of one in a million at most."""
     assert distance(0.6, length, count) < distance_bound(SIZE**length, count)
@@ -69,4 +69,4 @@ def test_answers_have_the_law_of_the_model(length, count):
 def test_a_biased_server_is_caught(monkeypatch):
     """It samples at another temperature than the one that it is asked for."""
     monkeypatch.setattr(services, "sampling_of", lambda body, length: Sampling(1.6))
-    assert distance(0.6, 2, 256) > distance_bound(SIZE**2, 256)
+    assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)

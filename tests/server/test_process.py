@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 import httpx2
 import pytest
+from typer.testing import CliRunner
+
+from multidraft.commands.cli import app
 
 PATIENCE = 120
 
@@ -38,6 +41,13 @@ def finish_after_a_kill(process: subprocess.Popen, address: str) -> str | None:
                 event = json.loads(line.removeprefix("data: "))
                 finish = event["choices"][0]["finish_reason"] if "choices" in event else "failed"
     return finish
+
+
+def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 2
+    assert 'pip install "multidraft[serve]"' in result.stderr
 
 
 @pytest.mark.slow
