@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory import live_bytes
 from serving import PATIENCE, letters, served, service
 
 from multidraft.models.table import TableModel, random_table
@@ -190,7 +191,7 @@ def fuzz(client: httpx2.Client, address: str, body: dict) -> None:
     assert '"code": 500' not in response.text
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("address", "base"), [("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
 def test_random_bodies_get_an_answer_or_a_refusal(client, address, base, count):
     @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=SUPPRESSED, database=None)
@@ -266,8 +267,6 @@ def test_a_dead_engine_is_a_503_and_an_event_in_streams():
 
 @pytest.mark.slow
 def test_memory_is_flat_over_many_requests(client):
-    from test_batching import live_bytes
-
     chance, sizes = random.Random(0), []
     for number in range(5000):
         client.post("/v1/completions", json=GOOD | {"stream": chance.random() < 0.5, "n": chance.randint(1, 3)})
