@@ -187,7 +187,7 @@ class Engine:
             LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
             for job in failed:
-                tell(job, Failed(error))
+                tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
             return
         self.go_on([index for index, new in enumerate(emitted) if self.pass_on(index, new)])
 

@@ -36,7 +36,7 @@ def as_json(error: BaseException) -> dict[str, Any]:
     """The error as a client reads it."""
     status, message, parameter = fault_of(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    text = message.encode(errors="replace").decode()
+    text = " ".join(message.encode(errors="replace").decode().split())
     message = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
     return {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
 

@@ -42,8 +42,11 @@ class Format:
 
     def last(self) -> Json:
         """The event that a stream ends with, if it was asked for."""
-        numbers = {"usage": self.answering.usage(), "metrics": self.answering.drafting()}
-        return self.envelope(self.chunk_object, []) | numbers
+        return self.envelope(self.chunk_object, []) | self.numbers()
+
+    def numbers(self) -> Json:
+        """How many tokens there were, and how the drafts fared."""
+        return {"usage": self.answering.usage(), "metrics": self.answering.drafting()}
 
     def whole(self, deltas: list[Delta]) -> Json:
         """The response that is no stream."""
@@ -55,8 +58,7 @@ class Format:
             {"index": index, **self.answer(index, pieces[index]), "finish_reason": finish[index]}
             for index in sorted(finish)
         ]
-        numbers = {"usage": self.answering.usage(), "metrics": self.answering.drafting()}
-        return self.envelope(self.whole_object, choices) | numbers
+        return self.envelope(self.whole_object, choices) | self.numbers()
 
     def part(self, delta: Delta) -> Json:
         """A choice's part in an event."""

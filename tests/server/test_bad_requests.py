@@ -109,6 +109,7 @@ WRONG_CHATS = [
     {"top_logprobs": 1000, "logprobs": True},
     {"chat_template_kwargs": {"tokenize": True}},
     {"chat_template": "{{ x }}"},
+    {"max_tokens": 0},
     {"max_completion_tokens": 0},
 ]
 
