@@ -1,4 +1,4 @@
-# make demo | test | test-loops | test-slow | test-oldest | check | docs | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-clients | check | docs | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -9,7 +9,7 @@ PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest check docs setup
+.PHONY: demo test test-loops test-slow test-oldest test-clients check docs setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
@@ -35,6 +35,11 @@ test-oldest:
 	$(MAKE) BIN=.venv-oldest/bin CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.tested
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
+# Programs that others wrote, in an environment of their own, against our server.
+CLIENTS = .venv-clients/bin/python
+test-clients: setup .venv-clients/.made
+	OMP_NUM_THREADS=1 MULTIDRAFT=$(BIN)/multidraft $(CLIENTS) -m pytest -q -c tests/clients/pytest.ini tests/clients
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,6 +64,11 @@ docs: setup
 .venv/.checked: .venv/.runtime
 	@echo "Installing what tests and checks need ..."
 	@$(PIP) -e '.[check]'
+	@touch $@
+
+.venv-clients/.made: tests/clients/requirements.txt
+	@test -x $(CLIENTS) || { echo "Making a virtual environment in .venv-clients with $(PYTHON) ..."; $(PYTHON) -m venv .venv-clients; }
+	@$(CLIENTS) -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -r tests/clients/requirements.txt
 	@touch $@
 
 .venv-oldest/.tested: pyproject.toml constraints.txt constraints-oldest.txt

@@ -10,6 +10,7 @@ from multidraft.commands import terminal
 from multidraft.commands.prompts import Prompt, check_length
 from multidraft.commands.screens import Screen
 from multidraft.errors import AdviceError
+from multidraft.generation.conversations import Message, written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from multidraft.commands.report import Decoded
     from multidraft.decoding.metrics import Info
 
-Message = dict[str, str]
 Answer = Callable[[Prompt, Screen], "Decoded"]
 COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
@@ -31,17 +31,6 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", target: str | None) -> 
     if target is None:
         reason = "the embedded pair continues text and was never taught to chat"
     raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
-
-
-def written(tokenizer: "PreTrainedTokenizerBase", messages: list[Message]) -> list[int]:
-    """A conversation as tokens, up to where the model's next answer begins."""
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise AdviceError(f"the chat template refuses the conversation: {error}; begin again with /reset") from None
-    return list(tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def encode_chats(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:

@@ -17,6 +17,7 @@ from multidraft.commands.checked import Checked
 from multidraft.commands.generate import generate
 from multidraft.commands.replay import replay
 from multidraft.commands.schemes import schemes
+from multidraft.commands.serve import serve
 from multidraft.commands.study import study
 from multidraft.commands.train import train
 from multidraft.errors import AdviceError
@@ -81,7 +82,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, generate, replay, schemes, train):
+for command in (acceptance, audit, capture, generate, replay, schemes, serve, train):
     app.command(cls=Checked)(command)
 app.add_typer(study, name="study")
 

@@ -18,6 +18,7 @@ from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live, Screen
 from multidraft.errors import AdviceError, outputs
 from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.pieces import Pieces
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
@@ -238,7 +239,7 @@ class Texts:
     """The text of every row of a batch, passed on to a screen as it grows."""
 
     def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
-        self.readers = [terminal.Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
+        self.readers = [Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
         self.screen, self.seconds = screen, 0.0
 

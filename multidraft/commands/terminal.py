@@ -7,54 +7,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from multidraft.errors import outputs
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 COLOURS = {"accepted": "green", "corrected": "yellow", "bonus": "cyan"}
 LEGEND = {"accepted": "drafted and accepted", "corrected": "corrected", "bonus": "bonus"}
-INCOMPLETE = "\ufffd"  # what an unfinished character decodes to; a character may span several tokens
 CONTROL = {code: chr(0x2400 + code) for code in (*range(9), *range(11, 32))}  # all but tab and line feed
 CONTROL |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)}  # some terminals obey these too
 WIDE = 1000  # columns of a table that goes into a file or a pipe: nothing wraps
 LONGEST = 600  # characters of a message
 SHOWN_OF_PROMPT = 400
-
-
-class Pieces:
-    """The text of a growing list of tokens, piece by piece; a character is held back until its last byte is there.
-
-    The pieces together equal the decoding of all tokens at once. `before` is what the tokens continue: some tokenizers
-    drop a space at the beginning of a text, and would drop the first one of ours.
-    """
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", before: Sequence[int]):
-        self.tokenizer, self.tokens = tokenizer, list(before[-8:])
-        self.shown = len(self.decode())
-
-    def decode(self) -> str:
-        return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    def add(self, token: int) -> str:
-        """What can be shown now that this token is known."""
-        old, clean = len(self.tokens), self.shown == len(self.decode())
-        self.tokens.append(token)
-        text = self.decode()
-        whole = len(text) - text.endswith(INCOMPLETE)
-        piece, self.shown = text[self.shown : whole], max(self.shown, whole)
-        if clean and self.shown == len(text) and old > 8:  # forget what no later token can change
-            self.tokens = self.tokens[old:]
-            self.shown = len(self.decode())
-        return piece
-
-    def close(self) -> str:
-        """What was held back, as the character that stands for broken ones."""
-        return self.decode()[self.shown :]
 
 
 def show(piece: str, kind: str | None = None) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.walks import Ending
@@ -22,7 +24,12 @@ def look_up(tree: ScoredTree, row: int, ending: Ending, last: int, top: int) -> 
     tokens = [*(tree.rows[row].token[slot] for slot in ending.path), last]
     rows = [row] * len(above)
     logs = tree.sampling.of_rows(rows).log_probabilities(*tree.scored(rows, above))
-    chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
+    return listed(logs, tokens, top)
+
+
+def listed(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
+    """Each token's own, and the most likely tokens', from one line of logarithms a token."""
+    chosen = logs.gather(-1, torch.tensor(tokens, dtype=torch.int64, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
     pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     return [Logprob(*both) for both in zip(chosen, pairs, strict=True)]

@@ -115,21 +115,25 @@ class Info:
     def add_step(self, plan: "Plan", tree: "ScoredTree", decision: "Decision") -> None:
         """Every row's tree and where its walk ended, and where the plan says so the acceptance to expect."""
         self.target_passes += 1
-        self.row_passes += len(tree.rows)
         self.acceptance += sum(decision.acceptance.values())
         for row, ending in zip(tree.rows, decision.endings, strict=True):
-            self.accepted += len(ending.path)
+            self.add_row(row, ending.path)
             self.bonus += ending.weights is None
             self.corrected += ending.weights is not None
-            self.nodes += len(row.slots) - 1
-            if row.children:
-                self.count_path(row, ending.path)
         if plan.measure:
             self.measured += len(tree.rows)
             roots = {row: line.count(0) for row, line in enumerate(tree.rows) if line.has_drafts(0)}
             for count in set(roots.values()):
                 rows = [row for row in roots if roots[row] == count]
                 self.measure(plan.scheme.with_drafts(count), tree, rows, decision)
+
+    def add_row(self, row: "Row", path: list[int]) -> None:
+        """One row's tree, and the accepted path in it."""
+        self.row_passes += 1
+        self.accepted += len(path)
+        self.nodes += len(row.slots) - 1
+        if row.children:
+            self.count_path(row, path)
 
     def count_path(self, row: "Row", path: list[int]) -> None:
         """Add one row's accepted path by its length, and by the ranks of its tokens."""

@@ -1,6 +1,8 @@
 """Prompts are read: both models keep all of each but its last token, the root of the first tree."""
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.decoding.metrics import Info
@@ -33,15 +35,60 @@ def start(
     Processors, where they look back, see `seen` in place of the prompts. `sampling` gives every row settings of its
     own, in place of the plan's.
     """
+    target, draft = readers(target_model, draft_model, plan, longest)
+    tokens = padded([prompt[:-1] for prompt in prompts])
+    for name, reader in ("target", target), ("draft", draft):
+        with info.watch.part(name):
+            for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
+                if reader is not None:
+                    read(reader, tokens[:, first : first + CHUNK], first)
+    return at_roots(target, draft, prompts, plan, generator, seen, sampling)
+
+
+def readers(
+    target_model: Model, draft_model: Model | None, plan: Plan, longest: int
+) -> tuple[LanguageModel, LanguageModel | None]:
+    """Both models as the loop needs them, over the target's vocabulary, with nothing read."""
+    capacity = longest + 2 * plan.shape.most_slots + 2
+    target = reader_of(target_model, capacity)
+    if draft_model is None:
+        return target, None
+    return target, fitted(reader_of(draft_model, capacity, plan.compile_draft), target.vocabulary)
+
+
+def reader_of(model: Model, capacity: int, compiled: bool = False) -> LanguageModel:
+    """The model with an empty cache of its own."""
+    if not isinstance(model, PreTrainedModel):
+        return model.fresh(capacity)
+    return CompiledCausalLM(model, capacity) if compiled else CausalLM(model, capacity)
+
+
+def read(
+    reader: LanguageModel, chunk: Int[Tensor, "batch new"], first: int, logits: bool = False
+) -> Float[Tensor, "batch scored vocabulary"]:
+    """Keep a piece of the prompts that begins at position `first`; -1 fills rows up. Their logits, if asked for."""
+    chunk = chunk.to(reader.device)
+    position = torch.arange(first, first + chunk.shape[1], device=reader.device)
+    causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()
+    tokens, visible = chunk.clamp(min=0), causal.expand(len(chunk), -1, -1)
+    scores = reader.forward(tokens, position.expand_as(chunk), visible, logits)
+    reader.keep(torch.where(chunk >= 0, position - first, -1).cpu())
+    return scores
+
+
+def at_roots(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    prompts: list[list[int]],
+    plan: Plan,
+    generator: torch.Generator | list[torch.Generator] | None,
+    seen: list[list[int]] | None = None,
+    sampling: list[Sampling] | None = None,
+) -> State:
+    """The state in which the readers have read all of each prompt but its last token."""
     sampling = list(sampling or [plan.sampling] * len(prompts))
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
-    capacity = longest + 2 * plan.shape.most_slots + 2
-    with info.watch.part("target"):
-        target = reading(target_model, prompts, capacity)
-    with info.watch.part("draft"):
-        kind = CompiledCausalLM if plan.compile_draft else CausalLM
-        draft = reading(draft_model, prompts, capacity, target.vocabulary, kind) if draft_model is not None else None
     root = torch.tensor([p[-1] for p in prompts], device=target.device)
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
     random, unread = for_rows(generator, len(prompts)), [list[int]()] * len(prompts)
@@ -56,23 +103,3 @@ def begun(sequences: list[list[int]], sampling: list[Sampling], device: torch.de
         return None
     rows = enumerate(zip(sequences, looking, strict=True))
     return [Prefix(row, torch.tensor(tokens, device=device)) if looks else None for row, (tokens, looks) in rows]
-
-
-def reading(
-    model: Model,
-    prompts: list[list[int]],
-    capacity: int,
-    vocabulary: int | None = None,
-    kind: type[CausalLM] = CausalLM,
-) -> LanguageModel:
-    """The model as the loop needs it, over the target's vocabulary, with the prompts kept in its cache."""
-    reader = kind(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
-    reader = fitted(reader, vocabulary or reader.vocabulary)
-    tokens = padded([prompt[:-1] for prompt in prompts]).to(reader.device)
-    for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
-        chunk = tokens[:, first : first + CHUNK]
-        position = torch.arange(first, first + chunk.shape[1], device=reader.device)
-        causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()
-        reader.forward(chunk.clamp(min=0), position.expand_as(chunk), causal.expand(len(chunk), -1, -1), logits=False)
-        reader.keep(torch.where(chunk >= 0, position - first, -1).cpu())
-    return reader

@@ -31,6 +31,7 @@ BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with 
     "generate": ["--prompt", "the"],
     "replay": ["@trace.jsonl"],
     "schemes": [],
+    "serve": ["--port", "0"],
     "train": ["--corpus", "@text.txt", "--out", "@run"],
     "study curves": ["--out", "@new.svg"],
     "study solve-time": ["--out", "@run"],
@@ -131,6 +132,16 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
     ],
     "replay": [["--row", "9"], ["--step", "9"]],
     "schemes": [["x"]],
+    "serve": [
+        ["--host", "no such host"],
+        ["--host", "203.0.113.7"],
+        ["--api-key", ""],
+        ["--chat-template", "@broken.jinja"],
+        ["--draft", "ngram,lookup"],
+        ["--target", "@none", "--draft", "@none"],
+        ["--target", "x"],
+        ["--port", "70000"],
+    ],
     "train": [["--window", "5000"], ["--vocabulary", "9999999"], ["--corpus", "@short.txt"]],
     "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
     "study solve-time": [["--plot", "@new.txt"]],
@@ -259,6 +270,7 @@ def folder(tmp_path_factory) -> Path:
     files |= {f"{name}.trace": content for name, content in traces().items()}
     files |= {f"{name}.safetensors": content for name, content in recordings().items()}
     files |= {"good.safetensors": save({"target": torch.zeros(2, 5), "draft": torch.zeros(2, 5)})}
+    files |= {"broken.jinja": b"{% for x in %}"}
     files |= {"trace.jsonl": b"".join(map(signed, [{"record": "trace", "format": 1}]))}
     for name, content in files.items():
         (folder / name).write_bytes(content)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.catalogue import SCHEMES
 from multidraft.commands.cli import app
-from multidraft.commands.terminal import Pieces
+from multidraft.generation.pieces import Pieces
 from multidraft.zoo import corpus, load_pair
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]

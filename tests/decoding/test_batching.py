@@ -1,6 +1,5 @@
 """Rows come and go, steps are interrupted, thousands of tokens pass: no row notices, and no memory is left behind."""
 
-import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +9,9 @@ from types import ModuleType
 import pytest
 import torch
 import transformers
+from memory import live_bytes
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
-from torch.nn import Parameter
 from transformers import (
     AutoModelForCausalLM,
     LogitsProcessor,
@@ -312,17 +311,6 @@ def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
 
 
 # Memory
-
-
-def live_bytes() -> int:
-    """Bytes of all tensors that are alive, shared storage counted once."""
-    gc.collect()
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in gc.get_objects()
-        if type(tensor) in (Tensor, Parameter) and tensor.device.type != "meta"  # a compiler's have no memory
-    }
-    return sum(storages.values())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,129 @@
+"""One request's answers as they grow: events of the engine's thread become pieces of text, in the order they come."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from multidraft.decoding.metrics import Info
+from multidraft.server.bodies import Sampled
+from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
+from multidraft.server.service import Service
+from multidraft.server.text import Piece, Text
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one event adds to an answer."""
+
+    index: int
+    pieces: list[Piece]
+    finish: str | None = None
+    step: Stepped | None = None  # where a tree was drafted
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass
+class Choice:
+    """One answer so far."""
+
+    job: Job
+    text: Text
+    tokens: int = 0
+    finish: str | None = None
+    last: float = field(default_factory=time.monotonic)  # when tokens came
+
+
+class Answering:
+    """All answers to one request. Leave it with `cancel`, or the engine goes on for nobody."""
+
+    def __init__(self, service: Service, body: Sampled, prompts: list[list[int]], new_tokens: int):
+        self.service, self.body, self.prompts = service, body, prompts
+        self.began, self.info = time.monotonic(), Info()
+        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        jobs = service.jobs(
+            body, prompts, new_tokens, lambda *event: loop.call_soon_threadsafe(self.events.put_nowait, event)
+        )
+        self.choices = [Choice(job, Text(service.tokenizer, job.prompt, body.stops)) for job in jobs]
+        service.engine.submit(jobs)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What comes, until all have ended; raises what the engine raised for one of them."""
+        try:
+            while any(choice.finish is None for choice in self.choices):
+                index, event = await self.events.get()
+                choice = self.choices[index]
+                if isinstance(event, Failed):
+                    raise event.error
+                if choice.finish is None and (delta := self.delta(index, choice, event)):
+                    yield delta
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody listens any more."""
+        for choice in self.choices:
+            choice.job.cancelled = True
+
+    def delta(self, index: int, choice: Choice, event: Event) -> Delta | None:
+        """What an event adds, if it is anything to show."""
+        match event:
+            case Read():
+                pieces = self.echoed(choice.job, event)
+                return Delta(index, pieces) if pieces else None
+            case Stepped():
+                return self.stepped(index, choice, event)
+            case Ended():
+                return self.end(index, choice, event.reason, choice.text.close())
+        return None
+
+    def echoed(self, job: Job, event: Read) -> list[Piece]:
+        """The prompt, where it is to be repeated: its first token has no probability."""
+        if not getattr(self.body, "echo", False):
+            return []
+        reader = Text(self.service.tokenizer, [], [])
+        pairs = zip_longest(job.prompt, [None, *event.logprobs])
+        return [piece for token, log in pairs for piece in reader.add(Piece(token, "", "prompt", log))]
+
+    def stepped(self, index: int, choice: Choice, step: Stepped) -> Delta | None:
+        """A step's tokens, as far as they can be shown."""
+        self.count(choice, step)
+        shown: list[Piece] = []
+        for token, kind, log in zip_longest(step.new.tokens, step.new.kinds, step.new.logprobs):
+            choice.tokens += 1
+            shown += choice.text.add(Piece(token, "", kind, log))
+            if choice.text.stopped:
+                choice.job.cancelled = True
+                return self.end(index, choice, "stop", shown, step)
+        return Delta(index, shown, step=step) if shown else None
+
+    def end(self, index: int, choice: Choice, reason: str, pieces: list[Piece], step: Stepped | None = None) -> Delta:
+        """The last delta of an answer."""
+        choice.finish = reason
+        self.service.metrics.ended(reason, time.monotonic() - self.began)
+        return Delta(index, pieces, reason, step)
+
+    def count(self, choice: Choice, step: Stepped) -> None:
+        """Note the numbers and the times of a step."""
+        self.info.add_row(step.tree, step.path)
+        now, seconds = time.monotonic(), self.service.metrics.seconds
+        if not choice.tokens:
+            seconds["time_to_first_token_seconds"].observe(now - self.began)
+        else:
+            seconds["inter_token_latency_seconds"].observe((now - choice.last) / max(len(step.new.tokens), 1))
+        choice.last = now
+
+    def usage(self) -> dict[str, int]:
+        """The numbers of tokens so far."""
+        read, new = sum(map(len, self.prompts)), sum(choice.tokens for choice in self.choices)
+        return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+
+    def drafting(self) -> dict[str, object]:
+        """How the drafts fared, in vLLM's words."""
+        return {"speculative_decoding": self.info.as_vllm()}

@@ -1,0 +1,226 @@
+"""The engine: one thread owns the models, and jobs come and go between its steps."""
+
+import logging
+from collections import deque
+from dataclasses import replace
+from threading import Condition, Thread
+
+import torch
+from transformers import PreTrainedModel
+
+from multidraft.decoding.batch import join, select
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.stepping import step
+from multidraft.decoding.warming import warm_up
+from multidraft.errors import AdviceError
+from multidraft.models.causal_lm import Model, home
+from multidraft.server.guarded import fault_of
+from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
+from multidraft.server.limits import Limits
+from multidraft.server.onlooker import Onlooker
+from multidraft.server.reading import Reading
+
+LOG = logging.getLogger(__name__)
+MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
+
+
+class FullError(Exception):
+    """So many rows wait that no more are taken."""
+
+
+class ClosedError(Exception):
+    """The engine takes nothing any more: it is being stopped, or has died."""
+
+
+class Engine:
+    """Jobs may be submitted and cancelled from any thread; everything else happens in the engine's own."""
+
+    def __init__(self, target: Model, draft: Model | None, plan: Plan, limits: Limits):
+        self.target, self.draft, self.limits = target, draft, limits
+        self.onlooker = Onlooker()
+        self.plan = replace(plan, trace=self.onlooker)
+        self.slack = 2 * plan.shape.most_slots + 2  # what a row may need beyond its tokens
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.state: State | None = None  # of the running jobs
+        self.reading: Reading | None = None
+        self.width = 0  # slots of a row
+        self.info = Info()
+        self.prompt_tokens = 0
+        self.changed = Condition()
+        self.closing = self.stopped = False
+        self.thread = Thread(target=self.run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Compile what is compiled, and begin to take jobs."""
+        device = home(self.target) if isinstance(self.target, PreTrainedModel) else self.target.device
+        warm_up(self.plan.scheme, self.plan.shape, device)
+        self.thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether jobs are taken."""
+        return self.thread.is_alive() and not self.closing
+
+    @property
+    def tokens_in_cache(self) -> int:
+        """Slots that are taken: rows times the longest."""
+        return self.width * (len(self.running) + (self.reading is not None))
+
+    def submit(self, jobs: list[Job]) -> None:
+        """Queue the jobs of one request, all or none: a queue with any room takes them."""
+        for job in jobs:
+            if job.longest + self.slack > self.limits.tokens_in_cache:
+                raise AdviceError(
+                    f"{job.longest} tokens are more than this server's cache has room for "
+                    f"({self.limits.tokens_in_cache - self.slack}); shorten the prompt, or ask for fewer"
+                )
+        with self.changed:
+            if not self.alive:
+                raise ClosedError
+            if len(self.waiting) >= self.limits.queue:
+                raise FullError
+            self.waiting.extend(jobs)
+            self.changed.notify()
+
+    def close(self, patience: float | int = 0) -> None:
+        """Take no more, and end; what is under way has so many seconds."""
+        with self.changed:
+            self.closing = True
+            self.changed.notify()
+        self.thread.join(patience)
+        self.stopped = True
+        self.thread.join()
+
+    def run(self) -> None:
+        """Work until closed; whatever is left then, or when the engine dies, hears that it failed."""
+        fault: BaseException = ClosedError()
+        try:
+            with torch.inference_mode():
+                while self.has_work():
+                    self.turn()
+        except BaseException as error:
+            fault = error
+            LOG.critical("the engine has died", exc_info=error)
+        with self.changed:
+            self.closing = True
+            left = [*self.running, *self.waiting, *([self.reading.job] if self.reading else [])]
+            self.running, self.waiting, self.reading, self.state = [], deque(), None, None
+        for job in left:
+            tell(job, Failed(fault))
+
+    def has_work(self) -> bool:
+        """Wait for some; False where there will be none."""
+        with self.changed:
+            while not (self.waiting or self.running or self.reading or self.closing):
+                self.changed.wait()
+            return not self.stopped and bool(self.waiting or self.running or self.reading)
+
+    def turn(self) -> None:
+        """Forget who has gone, read a little, step once."""
+        self.drop_cancelled()
+        budget = self.limits.prefill
+        while budget > 0 and (reading := self.reading or self.admit()):
+            budget -= self.read(reading, budget)
+        if self.running:
+            self.step()
+
+    def drop_cancelled(self) -> None:
+        """Nobody waits for these any more."""
+        with self.changed:
+            self.waiting = deque(job for job in self.waiting if not job.cancelled)
+        if self.reading is not None and self.reading.job.cancelled:
+            self.reading = None
+        self.go_on([index for index, job in enumerate(self.running) if not job.cancelled])
+
+    def admit(self) -> Reading | None:
+        """Begin to read the first in the queue, if there is room for it."""
+        with self.changed:
+            if not self.waiting or not self.fits(self.waiting[0]):
+                return None
+            job = self.waiting.popleft()
+        self.width = self.width_with(job)
+        self.reading = Reading(job, self.target, self.draft, self.plan)
+        return self.reading
+
+    def fits(self, job: Job) -> bool:
+        """Whether the cache has room for one more row."""
+        rows = len(self.running) + 1
+        return rows <= self.limits.rows and rows * self.width_with(job) <= self.limits.tokens_in_cache
+
+    def width_with(self, job: Job) -> int:
+        """The cache's width when a job has come; with rows in it, it does not become narrower."""
+        return max(self.width if self.running else 0, job.longest + self.slack)
+
+    def read(self, reading: Reading, budget: int) -> int:
+        """Read on, and let the row join when its prompt ends; returns what that costs of the budget."""
+        job = reading.job
+        try:
+            count = reading.advance(budget)
+            if reading.left == 0:
+                self.reading = None
+                self.enter(reading)
+        except Exception as error:
+            self.reading = None
+            tell(job, Failed(error))
+            return 1
+        return max(count, 1)
+
+    def enter(self, reading: Reading) -> None:
+        """A row whose prompt has been read joins the others, unless it wants no new tokens."""
+        job = reading.job
+        self.prompt_tokens += len(job.prompt)
+        tell(job, Read(reading.logprobs))
+        if not job.new_tokens:
+            return tell(job, Ended("length"))
+        state = reading.state()
+        self.state = state if self.state is None else join(self.state, state)
+        self.running.append(job)
+
+    def step(self) -> None:
+        """One step of all rows; where it fails, and no row can be named for it, all of them end."""
+        assert self.state is not None
+        try:
+            self.state, emitted = step(self.state, self.plan_now(), self.info)
+        except Exception as error:
+            LOG.error("a step has failed", exc_info=error)
+            failed, self.running, self.state = self.running, [], None
+            for job in failed:
+                tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
+            return
+        self.go_on([index for index, new in enumerate(emitted) if self.pass_on(index, new)])
+
+    def plan_now(self) -> Plan:
+        """The plan with what this step's rows ask for."""
+        asked = [job.logprobs for job in self.running if job.logprobs is not None]
+        measure = self.info.target_passes % MEASURED_EVERY == 0
+        return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
+
+    def pass_on(self, index: int, new: Emitted) -> bool:
+        """Tell a row what it has got; whether it goes on."""
+        job = self.running[index]
+        if fault := fault_of(job.sampling):
+            tell(job, Failed(fault))
+            return False
+        new, reason = job.cut(new)
+        self.info.tokens += len(new.tokens)
+        tell(job, Stepped(new, self.onlooker.rows[index], self.onlooker.paths[index]))
+        if reason is not None:
+            tell(job, Ended(reason))
+        return reason is None
+
+    def go_on(self, going: list[int]) -> None:
+        """The other rows leave the batch."""
+        if len(going) == len(self.running):
+            return
+        self.running = [self.running[index] for index in going]
+        self.state = select(self.state, going) if self.state is not None and going else None
+
+
+def tell(job: Job, event: Event) -> None:
+    """Pass an event on; an owner who cannot hear is as good as gone."""
+    try:
+        job.hear(event)
+    except Exception:
+        job.cancelled = True

@@ -1,0 +1,169 @@
+"""Answers in the two forms of OpenAI's API: continued texts, and messages of a chat."""
+
+import time
+import uuid
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from multidraft.server.answering import Answering, Delta
+from multidraft.server.settings import tops
+from multidraft.server.text import Piece
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LOWEST = -9999.0  # in place of minus infinity, for which JSON has no number
+Json = dict[str, Any]
+
+
+class Format:
+    """What both forms have in common: an envelope, choices in it, and what is said of their tokens."""
+
+    prefix, whole_object, chunk_object = "", "", ""
+
+    def __init__(self, answering: Answering):
+        self.answering, self.top = answering, tops(answering.body)
+        self.tokenizer: PreTrainedTokenizerBase = answering.service.tokenizer
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+
+    def envelope(self, kind: str, choices: list[Json]) -> Json:
+        """What is around choices."""
+        model = self.answering.service.name
+        return {"id": self.id, "object": kind, "created": self.created, "model": model, "choices": choices}
+
+    def chunk(self, delta: Delta) -> Json:
+        """One event of a stream."""
+        choice = {"index": delta.index, **self.part(delta), "finish_reason": delta.finish}
+        if self.answering.body.multidraft:
+            choice["multidraft"] = self.origin(delta)
+        body = self.answering.body
+        usage = {"usage": self.answering.usage() if body.usage_always else None} if body.usage_at_end else {}
+        return self.envelope(self.chunk_object, [choice]) | usage
+
+    def last(self) -> Json:
+        """The event that a stream ends with, if it was asked for."""
+        return self.envelope(self.chunk_object, []) | self.numbers()
+
+    def numbers(self) -> Json:
+        """How many tokens there were, and how the drafts fared."""
+        return {"usage": self.answering.usage(), "metrics": self.answering.drafting()}
+
+    def whole(self, deltas: list[Delta]) -> Json:
+        """The response that is no stream."""
+        pieces, finish = defaultdict[int, list[Piece]](list), dict[int, str | None]()
+        for delta in deltas:
+            pieces[delta.index] += delta.pieces
+            finish[delta.index] = delta.finish
+        choices = [
+            {"index": index, **self.answer(index, pieces[index]), "finish_reason": finish[index]}
+            for index in sorted(finish)
+        ]
+        return self.envelope(self.whole_object, choices) | self.numbers()
+
+    def part(self, delta: Delta) -> Json:
+        """A choice's part in an event."""
+        raise NotImplementedError
+
+    def answer(self, index: int, pieces: list[Piece]) -> Json:
+        """A choice as a whole."""
+        raise NotImplementedError
+
+    def word(self, token: int) -> str:
+        """A token's own text."""
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    def best(self, piece: Piece) -> list[tuple[str, float]]:
+        """The most likely tokens in a piece's place, as many as were asked for."""
+        top = piece.logprob.top[: self.top] if piece.logprob else ()
+        return [(self.word(token), max(logprob, LOWEST)) for token, logprob in top]
+
+    def origin(self, delta: Delta) -> Json:
+        """How the tokens came to be, and the tree that was drafted: nodes by their parents' places."""
+        pieces = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces]
+        if delta.step is None:
+            return {"pieces": pieces, "tree": []}
+        row, path = delta.step.tree, {0, *delta.step.path}
+        tree = [
+            {
+                "text": self.word(row.token[slot]),
+                "parent": row.place[row.node[row.tree.parents[slot]]] if slot else None,
+                "accepted": slot in path,
+            }
+            for slot in row.slots
+        ]
+        return {"pieces": pieces, "tree": tree}
+
+
+class Completion(Format):
+    """Texts that go on."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, answering: Answering):
+        super().__init__(answering)
+        self.lengths = defaultdict[int, int](int)  # of the texts so far
+
+    def part(self, delta: Delta) -> Json:
+        return self.answer(delta.index, delta.pieces)
+
+    def answer(self, index: int, pieces: list[Piece]) -> Json:
+        logprobs = self.logprobs(index, pieces) if self.top is not None else None
+        return {"text": "".join(piece.text for piece in pieces), "logprobs": logprobs}
+
+    def logprobs(self, index: int, pieces: list[Piece]) -> Json:
+        """Four lists with a place for each token."""
+        offsets = []
+        for piece in pieces:
+            offsets.append(self.lengths[index])
+            self.lengths[index] += len(piece.text)
+        known = [(piece, offset) for piece, offset in zip(pieces, offsets, strict=True) if piece.token >= 0]
+        return {
+            "tokens": [self.word(piece.token) for piece, _ in known],
+            "token_logprobs": [piece.logprob and max(piece.logprob.logprob, LOWEST) for piece, _ in known],
+            "top_logprobs": [self.by_word(piece) for piece, _ in known],
+            "text_offset": [offset for _, offset in known],
+        }
+
+    def by_word(self, piece: Piece) -> dict[str, float] | None:
+        """The most likely tokens and the one that came; of those with the same text the most likely."""
+        if piece.logprob is None:
+            return None
+        own = (self.word(piece.token), max(piece.logprob.logprob, LOWEST))
+        return dict(reversed([*self.best(piece), own]))
+
+
+class Chat(Format):
+    """Messages of an assistant."""
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, answering: Answering):
+        super().__init__(answering)
+        self.begun = set[int]()
+
+    def part(self, delta: Delta) -> Json:
+        role = {} if delta.index in self.begun else {"role": "assistant"}
+        self.begun.add(delta.index)
+        return {"delta": role | {"content": delta.text}, "logprobs": self.logprobs(delta.pieces)}
+
+    def answer(self, index: int, pieces: list[Piece]) -> Json:
+        text = "".join(piece.text for piece in pieces)
+        message = {"role": "assistant", "content": text, "refusal": None}  # without which a message is not valid
+        return {"message": message, "logprobs": self.logprobs(pieces)}
+
+    def logprobs(self, pieces: list[Piece]) -> Json | None:
+        """A list with an entry for each token."""
+        if self.top is None:
+            return None
+        return {"content": [self.entry(piece) for piece in pieces if piece.logprob is not None]}
+
+    def entry(self, piece: Piece) -> Json:
+        """One token's, with the most likely ones."""
+        assert piece.logprob is not None
+        tops = [named(*pair) for pair in self.best(piece)]
+        return named(self.word(piece.token), max(piece.logprob.logprob, LOWEST)) | {"top_logprobs": tops}
+
+
+def named(word: str, logprob: float) -> Json:
+    """A token with its bytes, which are not known where it is a part of a character."""
+    return {"token": word, "logprob": logprob, "bytes": None if "\ufffd" in word else list(word.encode())}

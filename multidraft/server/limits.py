@@ -1,0 +1,19 @@
+"""What a server may take on; without torch, because the command line's help shows it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of memory, of patience, and of what one request may ask for."""
+
+    tokens_in_cache: int = 16384  # rows times the longest of them
+    rows: int = 32  # decoded side by side
+    queue: int = 64  # rows that wait
+    prefill: int = 256  # prompt tokens read between two steps
+    drain: int = 30  # seconds for requests that are under way when the server is stopped
+    default_new_tokens: int = 1024  # of a chat that names no number
+    body: int = 1 << 20  # bytes
+    choices: int = 128  # prompts times n
+    logprobs: int = 20
+    stops: int = 16

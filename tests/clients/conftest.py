@@ -1,0 +1,60 @@
+"""A server for the clients: the one at MULTIDRAFT_URL, or one of our own with the embedded pair.
+
+Its model ends by itself at a full stop, as a chat model would after a while: some clients wait for that. It computes in
+float32, so that an answer does not depend on what is computed beside it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ZOO = ROOT / "multidraft" / "zoo"
+NAME = "embedded"
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory) -> Iterator[str]:
+    """The server's address."""
+    if given := os.environ.get("MULTIDRAFT_URL"):
+        yield given
+        return
+    target = ending_at_a_full_stop(tmp_path_factory.mktemp("pair") / "target")
+    command = [os.environ.get("MULTIDRAFT", ROOT / ".venv" / "bin" / "multidraft"), "serve", "--port", "0"]
+    command += ["--name", NAME, "--target", target, "--draft", ZOO / "draft"]
+    with subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        yield next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        process.terminate()
+
+
+def ending_at_a_full_stop(folder: Path) -> Path:
+    """A copy of the embedded target that takes a full stop for the end of text."""
+    shutil.copytree(ZOO / "target", folder)
+    stop = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]["."]
+    for name, change in ("generation_config.json", {"eos_token_id": [0, stop]}), ("config.json", {"dtype": "float32"}):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(settings | change))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, url):
+    """Runs a program of this environment in an empty folder, and returns what it prints."""
+
+    def call(program: str, *arguments: str, **environment: str) -> str:
+        home = {"HOME": str(tmp_path), "LLM_USER_PATH": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
+        own = {"OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"} | home | environment
+        command = [str(Path(sys.executable).parent / program), *map(str, arguments)]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | own, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    return call

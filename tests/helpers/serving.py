@@ -1,0 +1,73 @@
+"""A real server over tiny models, in a thread of the test's own process."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import multidraft as md
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.models.causal_lm import Model
+from multidraft.server.engine import Engine
+from multidraft.server.limits import Limits
+from multidraft.server.running import Server, bound
+from multidraft.server.service import Service
+
+PATIENCE = 60
+
+
+def letters(size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the first letters of the alphabet."""
+    vocabulary = {chr(ord("a") + token): token for token in range(size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def service(
+    target: Model,
+    draft: Model | None,
+    tokenizer: Any,
+    tree: str = "3x2x1",
+    scheme: str = "anchored:lorenz",
+    **limits: int,
+) -> Service:
+    """A service over a pair, under the name of `toy`."""
+    plan, bounds = Plan(md.scheme(scheme), Tree.parse(tree), measure=False), Limits(**limits)
+    return Service(Engine(target, draft, plan, bounds), tokenizer, "toy", bounds)
+
+
+@contextmanager
+def served(made: Service) -> Iterator[httpx2.Client]:
+    """A client of a server that runs until the block ends."""
+    listener = bound("127.0.0.1", 0)
+    server = Server(made)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
+        try:
+            while thread.is_alive() and not server.started:
+                time.sleep(0.01)
+            yield client
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def events(client: httpx2.Client, address: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream; every one but the last is JSON."""
+    with client.stream("POST", address, json=body | {"stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        text = "".join(response.iter_text())
+    parts = [part.removeprefix("data: ") for part in text.split("\n\n")]
+    assert parts[-2:] == ["[DONE]", ""]
+    return [json.loads(part) for part in parts[:-2]]

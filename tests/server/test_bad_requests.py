@@ -1,0 +1,276 @@
+"""Bad input and hard times over HTTP: each request gets a clean answer, and the next one is served as before."""
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from memory import live_bytes
+from serving import PATIENCE, letters, served, service
+
+from multidraft.models.table import TableModel, random_table
+from multidraft.server.service import Service
+
+SIZE, JSON = 6, {"content-type": "application/json"}
+TABLE = random_table(SIZE, 2, 1)
+GOOD = {"model": "toy", "prompt": "abc", "max_tokens": 3}
+CHAT = {"model": "toy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
+BODIES = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"1",
+    b"\xff\xfe\xff",
+    b'{"model": "toy", "prompt": "\\ud800"}',
+    b'{"model": "toy", "prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+    b"[" * 100_000,
+    b'{"a":' * 40_000,
+]
+WRONG = [
+    {"model": None},
+    {"prompt": None},
+    {"prompt": ""},
+    {"prompt": []},
+    {"prompt": [[]]},
+    {"prompt": [""]},
+    {"prompt": [1, "a"]},
+    {"prompt": [[1], 2]},
+    {"prompt": {}},
+    {"prompt": [-1]},
+    {"prompt": [SIZE]},
+    {"prompt": [10**30]},
+    {"prompt": ["a"] * 200},
+    {"prompt": "a" * 2000},
+    {"max_tokens": -1},
+    {"max_tokens": 0},
+    {"max_tokens": 10**9},
+    {"max_tokens": 10**30},
+    {"max_tokens": "many"},
+    {"max_tokens": 1.5},
+    {"temperature": -1},
+    {"temperature": 1e-9},
+    {"temperature": 1e300},
+    {"temperature": "hot"},
+    {"temperature": float("nan")},
+    {"temperature": float("inf")},
+    {"top_p": 0},
+    {"top_p": 1.5},
+    {"top_k": -2},
+    {"top_k": 10**30},
+    {"min_p": 2},
+    {"presence_penalty": 3},
+    {"frequency_penalty": -3},
+    {"repetition_penalty": 0},
+    {"logit_bias": {"x": 1}},
+    {"logit_bias": {"1": 1e9}},
+    {"logit_bias": {str(SIZE): 1}},
+    {"logit_bias": [1]},
+    {"seed": "x"},
+    {"seed": 10**30},
+    {"n": 0},
+    {"n": 1000},
+    {"n": 10**30},
+    {"best_of": 3},
+    {"logprobs": -1},
+    {"logprobs": 1000},
+    {"stop": ""},
+    {"stop": [""]},
+    {"stop": [1]},
+    {"stop": ["a"] * 100},
+    {"stop": "a" * 5000},
+    {"suffix": "b"},
+    {"stream": "maybe"},
+    {"stream_options": 1},
+    {"guided_json": {}, "guided_regex": "a*"},
+    {"use_beam_search": True},
+    {"min_tokens": 3},
+]
+WRONG_CHATS = [
+    {"messages": []},
+    {"messages": None},
+    {"messages": "hello"},
+    {"messages": [1]},
+    {"messages": [{}]},
+    {"messages": [{"role": 1, "content": "a"}]},
+    {"messages": [{"role": "user", "content": 1}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+    {"messages": [{"role": "user", "content": [1]}]},
+    {"response_format": {"type": "json_object"}},
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"tools": "all"},
+    {"top_logprobs": 1000, "logprobs": True},
+    {"chat_template_kwargs": {"tokenize": True}},
+    {"chat_template": "{{ x }}"},
+    {"max_tokens": 0},
+    {"max_completion_tokens": 0},
+]
+
+
+def toy(**limits: int) -> Service:
+    models = TableModel(TABLE, SIZE), TableModel(random_table(SIZE, 2, 2), SIZE)
+    return service(*models, letters(SIZE), **{"body": 300_000, "tokens_in_cache": 1000} | limits)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx2.Client]:
+    with served(toy()) as client:
+        yield client
+
+
+def check_refused(response: httpx2.Response, status: int = 400) -> None:
+    """The form of OpenAI's errors, which names no file and no traceback."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) <= 600
+
+
+@pytest.mark.parametrize("address", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: ascii(body[:50]))
+def test_bodies_that_are_none(client, address, body):
+    check_refused(client.post(address, content=body, headers=JSON))
+
+
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: ascii(str(change))[:60])
+def test_completions_that_make_no_sense(client, change):
+    fields = json.dumps(GOOD | change)  # which writes NaN, too
+    check_refused(client.post("/v1/completions", content=fields, headers=JSON))
+
+
+@pytest.mark.parametrize("change", WRONG_CHATS, ids=lambda change: ascii(str(change))[:60])
+def test_chats_that_make_no_sense(client, change):
+    check_refused(client.post("/v1/chat/completions", json=CHAT | change))
+
+
+def test_what_is_not_there(client):
+    check_refused(client.post("/v1/completions", json=GOOD | {"model": "other"}), 404)
+    check_refused(client.get("/v1/models/other"), 404)
+    check_refused(client.get("/v2"), 404)
+    check_refused(client.get("/v1/completions"), 405)
+    check_refused(client.post("/detokenize", json={"tokens": [SIZE]}))
+    check_refused(client.post("/tokenize", json={}))
+
+
+def test_a_body_that_is_too_large(client):
+    assert client.post("/v1/completions", json=GOOD | {"user": "x" * 400_000}).status_code == 413
+
+
+def test_fields_that_nobody_knows_are_tolerated(client):
+    known = {"stop": None, "user": "me", "tools": [], "response_format": {"type": "text"}, "strange": {"a": [1]}}
+    assert client.post("/v1/completions", json=GOOD | known).status_code == 200
+    assert client.post("/v1/chat/completions", json=CHAT | known | {"tool_choice": "auto"}).status_code == 200
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, 2, 0.5, -1, 2**31, 2**63]))
+PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
+LISTS = st.lists(PLAIN, max_size=3) | st.dictionaries(st.text(max_size=3), PLAIN, max_size=2)
+VALUES = PLAIN | LISTS | st.lists(LISTS, max_size=2)
+FIELDS = (
+    "prompt max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias "
+    "seed n logprobs echo stop stream stream_options ignore_eos best_of messages top_logprobs tools tool_choice "
+    "response_format max_completion_tokens chat_template_kwargs multidraft suffix"
+).split()
+CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4)
+SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+def fuzz(client: httpx2.Client, address: str, body: dict) -> None:
+    """Whatever the body, an answer or a clean refusal."""
+    content = json.dumps(body)
+    response = client.post(address, content=content.encode(), headers=JSON)
+    assert response.status_code == 200 or not check_refused(response)
+    assert '"code": 500' not in response.text
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("address", "base"), [("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
+def test_random_bodies_get_an_answer_or_a_refusal(client, address, base, count):
+    @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=SUPPRESSED, database=None)
+    @given(CHANGES)
+    def run(change: dict) -> None:
+        fuzz(client, address, base | change)
+
+    run()
+
+
+# Hard times
+
+
+def until(condition) -> None:
+    """Wait for what must come."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_clients_that_vanish_leave_no_row_behind():
+    """In a stream, while a whole answer is computed, before the body has come, and while waiting in the queue."""
+    made = toy(tokens_in_cache=200_000, rows=2)
+    with served(made) as client:
+        body = GOOD | {"max_tokens": 20_000}
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            next(response.iter_text())
+        for request in (body, body, body):
+            with pytest.raises(httpx2.ReadTimeout):
+                client.post("/v1/completions", json=request, timeout=0.3)
+        raw = socket.create_connection((client.base_url.host, client.base_url.port))
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        raw.close()
+        until(lambda: not made.engine.running and not made.engine.waiting)
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+
+
+def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
+    made = toy(queue=4, rows=2)
+    statuses: list[int] = []
+    with served(made) as client:
+
+        def ask() -> None:
+            response = client.post("/v1/completions", json=GOOD | {"max_tokens": 30})
+            statuses.append(response.status_code)
+            if response.status_code == 429:
+                check_refused(response, 429)
+                assert int(response.headers["retry-after"]) > 0
+
+        threads = [threading.Thread(target=ask) for _ in range(30)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(statuses) == {200, 429}
+        assert len(statuses) == 30
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+
+
+def test_a_dead_engine_is_a_503_and_an_event_in_streams():
+    made = toy()
+    with served(made) as client:
+        made.engine.turn = lambda: 1 / 0  # type: ignore[method-assign]
+        response = client.post("/v1/completions", json=GOOD | {"stream": True})
+        error, end = response.text.split("\n\n")[:2]
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == 500
+        assert end == "data: [DONE]"
+        until(lambda: not made.engine.alive)
+        check_refused(client.post("/v1/completions", json=GOOD), 503)
+        assert client.get("/health").status_code == 503
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_many_requests(client):
+    chance, sizes = random.Random(0), []
+    for number in range(5000):
+        client.post("/v1/completions", json=GOOD | {"stream": chance.random() < 0.5, "n": chance.randint(1, 3)})
+        if number in (500, 4999):
+            sizes.append(live_bytes())
+    assert sizes[1] - sizes[0] < 2000

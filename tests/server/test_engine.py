@@ -1,0 +1,236 @@
+"""The engine: whatever comes, goes and fails beside a row, its tokens are those that it gets alone."""
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import tiny_model
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import multidraft as md
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.errors import AdviceError
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
+from multidraft.server import engine as engines
+from multidraft.server.engine import ClosedError, Engine, FullError
+from multidraft.server.guarded import Guarded
+from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
+from multidraft.server.limits import Limits
+
+SIZE, PATIENCE = 5, 60
+
+
+def tables() -> tuple:
+    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
+
+
+def tiny() -> tuple:
+    return tiny_model("llama"), tiny_model("gpt2")
+
+
+class Heard:
+    """A job and all that its owner hears."""
+
+    def __init__(self, prompt: list[int], new_tokens: int, seed: int = 0, **settings):
+        self.events: list[Event] = []
+        self.over = threading.Event()
+        self.after: dict[int, Callable[[], None]] = {}  # what to do after so many tokens
+        self.seed = seed
+        generator = torch.Generator().manual_seed(seed)
+        self.job = Job(prompt, new_tokens, self.hear, generator=generator, **settings)
+
+    def hear(self, event: Event) -> None:
+        self.events.append(event)
+        for count in [count for count in self.after if len(self.job.tokens) >= count]:
+            self.after.pop(count)()
+        if isinstance(event, Ended | Failed):
+            self.over.set()
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.events if isinstance(event, Stepped) for token in event.new.tokens]
+
+    def end(self) -> Event:
+        assert self.over.wait(PATIENCE)
+        return self.events[-1]
+
+
+def plan_for(tree: str = "3x2x1") -> Plan:
+    return Plan(md.scheme("anchored:lorenz"), Tree.parse(tree), measure=False)
+
+
+@pytest.fixture
+def engine():
+    """Makes engines, and stops them."""
+    made: list[Engine] = []
+
+    def make(models: Callable = tables, **limits: int) -> Engine:
+        made.append(Engine(*models(), plan_for(), Limits(**limits)))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def alone(models: Callable, heard: Heard) -> list[int]:
+    job = heard.job
+    settings = dict(temperature=job.sampling.temperature, tree="3x2x1", eos_token_id=list(job.ends))
+    generator = [torch.Generator().manual_seed(heard.seed)]
+    rows, _ = md.generate(*models(), [job.prompt], max_new_tokens=job.new_tokens, generator=generator, **settings)
+    return rows[0].tolist()
+
+
+def a_job(chance: random.Random, seed: int) -> Heard:
+    prompt = [chance.randrange(SIZE) for _ in range(chance.choice([1, 2, 7, 20]))]
+    sampling = Sampling(temperature=chance.choice([0, 0.7, 1.0]))
+    return Heard(prompt, chance.randint(1, 12), seed, sampling=sampling, ends=set(chance.choice([[], [3]])))
+
+
+@pytest.mark.parametrize(("models", "schedule"), [(tables, 0), (tiny, 1)])
+def test_tokens_are_those_of_a_row_alone_however_others_come_and_go(engine, models, schedule):
+    """Rows arrive when others have got so many tokens, and some are cancelled so; few fit at a time."""
+    chance = random.Random(schedule)
+    server = engine(models, rows=3, prefill=8)
+    rows = [a_job(chance, seed) for seed in range(10)]
+    gone = chance.sample(range(10), 3)
+    for number, row in enumerate(rows):
+        if number in gone:
+            row.after[chance.randint(0, 4)] = lambda job=row.job: setattr(job, "cancelled", True)
+        if number % 2 == 0:  # the next one comes when this one has so many tokens
+            row.after[0] = lambda job=rows[number + 1].job: server.submit([job])
+    server.submit([row.job for row in rows[::2]])
+    for number, row in enumerate(rows):
+        if number not in gone:
+            assert isinstance(row.end(), Ended)
+            assert row.tokens == alone(models, row)
+
+
+def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
+    joined = engines.join
+
+    def swapped(*states):
+        state = joined(*states)
+        state.root = state.root.flip(0)
+        return state
+
+    monkeypatch.setattr(engines, "join", swapped)
+    server = engine(tables)
+    rows = [Heard([4, token], 12, seed=token) for token in range(3)]
+    server.submit([row.job for row in rows])
+    assert [row.end() and row.tokens for row in rows] != [alone(tables, row) for row in rows]
+
+
+def test_a_long_prompt_is_read_between_the_steps_of_others(engine):
+    """Of the short row's tokens many come before the long prompt has been read."""
+    server, order = engine(prefill=4), list[str]()
+    long, short = Heard([0, 1] * 100, 1), Heard([1], 40)
+    for row, name in ((long, "long"), (short, "short")):
+        row.hear = lambda event, name=name, hear=row.job.hear: (order.append(name), hear(event))
+        row.job.hear = row.hear
+    server.submit([short.job, long.job])
+    assert isinstance(long.end(), Ended)
+    assert isinstance(short.end(), Ended)
+    assert order.index("long") > order.index("short") + 5
+
+
+def test_prompts_are_scored_as_the_model_scores_them(engine):
+    prompt = [0, 1, 4, 2, 3, 3, 1]
+    row = Heard(prompt, 0, prompt_logprobs=2)
+    engine(prefill=3).submit([row.job])
+    assert row.end() == Ended("length")
+    (read,) = [event for event in row.events if isinstance(event, Read)]
+    table = random_table(SIZE, 3, 1)
+    for place, entry in enumerate(read.logprobs, 1):
+        law = table(tuple(prompt[:place]))
+        assert entry.logprob == pytest.approx(float(law[prompt[place]].log()), abs=1e-6)
+        assert entry.top[0][1] == pytest.approx(float(law.max().log()), abs=1e-6)
+    assert len(read.logprobs) == len(prompt) - 1
+
+
+class Fails(LogitsProcessor):
+    """Works until it does not."""
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] > 4:
+            raise ZeroDivisionError("in a processor")
+        return scores
+
+
+class ForbidsAll(LogitsProcessor):
+    """Leaves no token."""
+
+    def __call__(self, input_ids, scores):
+        return scores - torch.inf
+
+
+@pytest.mark.parametrize("processor", [Fails(), ForbidsAll()])
+def test_an_exception_in_one_row_ends_it_alone(engine, processor):
+    bad = Heard([1, 2], 9, sampling=Sampling(before=Guarded([LogitsProcessorList([processor])])))
+    good, server = Heard([1, 2], 9, seed=3), engine()
+    server.submit([good.job, bad.job])
+    assert isinstance(bad.end(), Failed)
+    assert isinstance(good.end(), Ended)
+    assert good.tokens == alone(tables, good)
+
+
+def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(engine, monkeypatch):
+    server, first, second = engine(), Heard([1, 2], 9), Heard([1, 2], 9)
+
+    def fails(*_):
+        raise RuntimeError("out of something")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "step", fails)
+        server.submit([first.job])
+        assert isinstance(first.end(), Failed)
+    server.submit([second.job])
+    assert isinstance(second.end(), Ended)
+
+
+def test_what_is_too_much_is_refused(engine):
+    server = engine(tokens_in_cache=100, rows=1, queue=1)
+    with pytest.raises(AdviceError, match="more than this server's cache"):
+        server.submit([Heard([1] * 50, 60).job])
+    held = Heard([1], 40)
+    gate = threading.Event()
+    held.after[0] = lambda: gate.wait(PATIENCE)
+    server.submit([held.job])
+    while not server.running and not held.events:
+        pass
+    server.submit([Heard([1], 1).job])
+    with pytest.raises(FullError):
+        server.submit([Heard([1], 1).job])
+    gate.set()
+    held.end()
+
+
+def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine):
+    server, patient = engine(), Heard([1], 30)
+    server.submit([patient.job])
+    server.close(PATIENCE)
+    assert patient.events[-1] == Ended("length")
+    assert not server.alive
+    with pytest.raises(ClosedError):
+        server.submit([Heard([1], 1).job])
+
+
+def test_closing_ends_what_does_not_end_in_time(engine):
+    server, endless = engine(), Heard([1], 10_000)
+    server.submit([endless.job])
+    server.close(0)
+    assert isinstance(endless.end(), Failed)
+
+
+def test_a_dead_engine_says_so_to_everybody(engine, monkeypatch):
+    server, row = engine(), Heard([1], 30)
+    monkeypatch.setattr(server, "turn", lambda: 1 / 0)
+    server.submit([row.job])
+    assert isinstance(row.end(), Failed)
+    server.thread.join(PATIENCE)
+    assert not server.alive

@@ -1,0 +1,72 @@
+"""The law of answers over HTTP, against the model's own by enumeration; a server that is biased is caught."""
+
+import math
+from collections import Counter
+
+import httpx2
+import pytest
+from serving import letters, served, service
+
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
+from multidraft.server import service as services
+
+SIZE, ANSWERS = 4, 64  # answers of a request
+TARGET, DRAFT = random_table(SIZE, 3, 1), random_table(SIZE, 3, 2)
+FALSE_ALARM = 1e-6
+
+
+def law(temperature: float, length: int) -> dict[str, float]:
+    """The probability of every text of so many letters after "a"."""
+    found = {"": 1.0}
+    for _ in range(length):
+        found = {
+            text + letter: probability * share
+            for text, probability in found.items()
+            for letter, share in zip("abcd", tempered(text, temperature), strict=True)
+        }
+    return found
+
+
+def tempered(text: str, temperature: float) -> list[float]:
+    prefix = tuple(ord(letter) - ord("a") for letter in "a" + text)
+    return (TARGET(prefix).log() / temperature).softmax(-1).tolist()
+
+
+def counted(client: httpx2.Client, temperature: float, length: int, count: int) -> Counter[str]:
+    """Answers by text, of requests with seeds of their own."""
+    counts: Counter[str] = Counter()
+    for seed in range(count // ANSWERS):
+        body = dict(model="toy", prompt="a", max_tokens=length, n=ANSWERS, temperature=temperature, seed=seed)
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+        counts.update(choice["text"] for choice in choices)
+    return counts
+
+
+def distance_bound(cells: int, count: int) -> float:
+    """Sampled frequencies are farther from their law than this, in total variation, with odds of FALSE_ALARM.
+
+    The expected distance is at most sqrt(cells / count) / 2, and one answer moves it by 1 / count (McDiarmid).
+    """
+    return math.sqrt(cells / count) / 2 + math.sqrt(math.log(1 / FALSE_ALARM) / (2 * count))
+
+
+def distance(temperature: float, length: int, count: int) -> float:
+    """Total variation between what a server answers and the law that it was asked for."""
+    models = TableModel(TARGET, SIZE), TableModel(DRAFT, SIZE)
+    with served(service(*models, letters(SIZE), tree="2x1", rows=ANSWERS)) as client:
+        counts = counted(client, temperature, length, count)
+    assert counts.total() == count
+    return sum(abs(counts[text] / count - share) for text, share in law(temperature, length).items()) / 2
+
+
+@pytest.mark.parametrize(("length", "count"), [(2, 192), pytest.param(3, 8192, marks=pytest.mark.slow)])
+def test_answers_have_the_law_of_the_model(length, count):
+    """False alarm with odds of one in a million at most."""
+    assert distance(0.6, length, count) < distance_bound(SIZE**length, count)
+
+
+def test_a_biased_server_is_caught(monkeypatch):
+    """It samples at another temperature than the one that it is asked for."""
+    monkeypatch.setattr(services, "sampling_of", lambda body, length: Sampling(1.6))
+    assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)
