@@ -11,8 +11,9 @@ from typer.core import TyperGroup
 
 from multidraft import __version__
 from multidraft.commands import terminal
-from multidraft.commands.acceptance import acceptance, capture
+from multidraft.commands.acceptance import acceptance
 from multidraft.commands.audit import audit
+from multidraft.commands.capture import capture
 from multidraft.commands.checked import Checked
 from multidraft.commands.generate import generate
 from multidraft.commands.replay import replay

@@ -7,6 +7,7 @@ schemes, drafters, sizes) what is wrong for it. Whatever would be work fails the
 import json
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -27,7 +28,7 @@ LONG = "x" * 5000
 BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with it
     "acceptance": [],
     "audit": ["iid:lorenz"],
-    "capture": ["--out", "@new.safetensors"],
+    "capture": ["--out", "@run"],
     "generate": ["--prompt", "the"],
     "replay": ["@trace.jsonl"],
     "schemes": [],
@@ -41,7 +42,7 @@ WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
 OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
-WITH_FOLDER = ("train", "study solve-time")
+WITH_FOLDER = ("capture", "train", "study solve-time")
 FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
 SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
@@ -100,8 +101,8 @@ PROMPTS = {
 }
 OTHERS: dict[str, list[Call]] = {  # what is wrong only together
     "acceptance": [
-        ["--recording", "@good.safetensors", "--target", "@", "--draft", "@"],
-        ["--recording", "@good.safetensors", "--random", "1"],
+        ["--capture", "@good", "--target", "@", "--draft", "@"],
+        ["--capture", "@good", "--random", "1"],
         ["--random", "1", "--draft", "x"],
         ["--drafts", "65"],
         ["--drafts", "2", "--drafts", "0"],
@@ -109,7 +110,7 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--random", "0", "--draft", "x"],
     ],
     "audit": [["--all"], ["iid:kseq"]],
-    "capture": [["--out", "@good.jsonl", "--prompts", "@good.jsonl"], ["--target", "x"], ["--draft", "x"]],
+    "capture": [["--show", "@good"], ["--target", "x"], ["--draft", "x"], ["--temperature", "1e-9"]],
     "generate": [
         ["--limit", "1"],
         ["--prompts", "@good.jsonl"],
@@ -225,9 +226,11 @@ def signed(record: dict[str, Any]) -> bytes:
     return (json.dumps(record | {"check": checksum(record)}) + "\n").encode()
 
 
-def recordings() -> dict[str, bytes]:
-    """Recordings that are none."""
+def shards() -> dict[str, bytes]:
+    """Shards of captures that are none."""
     logits = torch.zeros(2, 5)
+    ids = {"prompt": torch.tensor([1]), "tokens": torch.tensor([2, 3])}
+    kept = {"kept": torch.tensor([[0], [9]]), "target_rest": torch.zeros(2), "draft_rest": torch.zeros(2)}
     pairs = {
         "one": {"target": logits},
         "flat": {"target": logits[0], "draft": logits[0]},
@@ -236,15 +239,49 @@ def recordings() -> dict[str, bytes]:
         "integers": {"target": logits.long(), "draft": logits.long()},
         "nan": {"target": logits, "draft": logits + torch.nan},
         "nothing": {"target": logits - torch.inf, "draft": logits},
+        "vocabulary": {"target": torch.zeros(2, 4), "draft": torch.zeros(2, 4)},
+        "outside": {"target": logits[:, :1], "draft": logits[:, :1]} | kept,
     }
-    made = {name: save({role: part.clone() for role, part in pair.items()}) for name, pair in pairs.items()}
+    made = {name: save(ids | {role: part.clone() for role, part in pair.items()}) for name, pair in pairs.items()}
     return made | {"text": b"once upon a time", "empty": b"", "torn": made["one"][:-3]}
+
+
+def captures() -> dict[str, tuple[bytes, bytes]]:
+    """Manifests and their only shards, of which none is right; those of `shards` have a right manifest."""
+    first = {"capture": 1, "vocabulary": 5, "prompts": 1}
+    line = {"file": "0", "bytes": 1, "id": "", "task": "", "positions": 2, "target_loss": 0.0, "draft_loss": 0.0}
+    lines = {
+        "no-manifest": [],
+        "other-format": [first | {"capture": 2}],
+        "no-object": [[]],
+        "no-vocabulary": [first | {"vocabulary": "5"}],
+        "no-prompts": [first | {"prompts": 0}],
+        "unfinished": [first],
+        "no-line": [first, {}],
+        "no-number": [first, line | {"sha256": "", "positions": "2"}],
+        "elsewhere": [first, line | {"sha256": "", "file": "../0"}],
+        "no-shard": [first, line | {"sha256": "", "file": "9"}],
+        "changed": [first, line | {"sha256": ""}],
+    }
+    wrong = {name: (manifest(*records), b"") for name, records in lines.items()}
+    right = {n: manifest(first, line | {"sha256": sha256(shard).hexdigest()}) for n, shard in shards().items()}
+    return (
+        wrong
+        | {name: (right[name], shard) for name, shard in shards().items()}
+        | {"garbage-manifest": (b"\xff\n", b"")}
+    )
+
+
+def manifest(*records: object) -> bytes:
+    """JSON lines."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
 CALLS = [call for name in COMMANDS for call in calls_of(name)]
 CALLS += [["replay", f"@{name}.trace", *more] for name in traces() for more in ([], ["--json"], ["--row", "0"])]
-CALLS += [["acceptance", "--recording", f"@{name}.safetensors"] for name in recordings()]
-CALLS += [["study", "solve-time", "--out", "@run", "--recording", f"@{name}.safetensors"] for name in recordings()]
+CALLS += [["acceptance", "--capture", f"@{name}.capture"] for name in captures()]
+CALLS += [["capture", "--show", f"@{name}.capture"] for name in captures()]
+CALLS += [["study", "solve-time", "--out", "@run", "--capture", f"@{name}.capture"] for name in captures()]
 CALLS += [["magic"], ["--magic"], [""], ["study"], ["study", "magic"], ["study", "--magic"], ["--version=1"]]
 
 
@@ -257,8 +294,9 @@ def folder(tmp_path_factory) -> Path:
     files |= {"other.jsonl": b'{"results": "multidraft generate", "tree": "9"}\n'}
     files |= {f"{name}.jsonl": content for name, content in PROMPTS.items()}
     files |= {f"{name}.trace": content for name, content in traces().items()}
-    files |= {f"{name}.safetensors": content for name, content in recordings().items()}
-    files |= {"good.safetensors": save({"target": torch.zeros(2, 5), "draft": torch.zeros(2, 5)})}
+    for name, (lines, shard) in captures().items():
+        (folder / f"{name}.capture").mkdir()
+        files |= {f"{name}.capture/manifest.jsonl": lines, f"{name}.capture/0": shard}
     files |= {"trace.jsonl": b"".join(map(signed, [{"record": "trace", "format": 1}]))}
     for name, content in files.items():
         (folder / name).write_bytes(content)
