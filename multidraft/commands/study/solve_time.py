@@ -145,13 +145,13 @@ def report(results: "list[Result]", path: Path, plot: Path | None, as_json: bool
         print_source(source, [line for line in table if line.source == source])
     print_best(within)
     terminal.note(
-        "Measured here. What the paper prints, on its own hardware: multidraft/studies/global_resolution_paper.py"
+        "Measured here. What the paper prints, on its own hardware: multidraft/studies/printed/global_resolution.py"
     )
 
 
 def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: bool) -> dict[str, object]:
     """All numbers, ours and the paper's."""
-    from multidraft.studies.global_resolution_paper import printed
+    from multidraft.studies.printed.global_resolution import printed
 
     return {
         "hardware": hardware(),
