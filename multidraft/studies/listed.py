@@ -33,4 +33,13 @@ LISTED = {
     "target-temperature": Listed(
         "target_temperature", "The optimum, and Global Resolution's failures and time, where only the target is cooler."
     ),
+    "trees": Listed(
+        "trees", "Whole trees at three temperatures: acceptance, block efficiency, speed, both walks.", True
+    ),
+    "configurations": Listed("configurations", "k-configurations of up to 32 candidates, and the monotone rule.", True),
+    "verification": Listed("verification", "Ways to verify several candidates, and what tree attention saves.", True),
+    "blocks": Listed("blocks", "K i.i.d. paths of L tokens: block efficiency and speed.", True),
+    "latency": Listed("latency", "What passes over more tokens and more rows cost.", True),
+    "randomised-speed": Listed("randomised_speed", "Measured speed against the probability of drafting.", True),
+    "multi-step": Listed("multi_step", "Global Resolution on paths of several steps.", True),
 }
