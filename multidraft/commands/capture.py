@@ -1,7 +1,7 @@
 """`multidraft capture`: keep the logits of a model pair, for every study and every temperature."""
 
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,9 +36,9 @@ class Source:
     prompts: Path = DEMO
     limit: int | None = None
 
-    @property
+    @cached_property
     def load(self) -> "Load":
-        """What loads the models, in this process or in another."""
+        """What loads the models, in this process or in another; one object, so that a process loads them once."""
         return partial(load, self.target, self.draft)
 
     @property

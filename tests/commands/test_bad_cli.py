@@ -280,7 +280,7 @@ def manifest(*records: object) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-ALIKE = {f"study {name}" for name in LISTED} - {"study acceptance"}  # made by one function, as it is
+ALIKE = {f"study {name}" for name in (*LISTED, "all")} - {"study acceptance"}  # made by one function, as it is
 CALLS = [call for name in COMMANDS if name not in ALIKE for call in calls_of(name)]
 CALLS += [["replay", f"@{name}.trace", *more] for name in traces() for more in ([], ["--json"], ["--row", "0"])]
 CALLS += [["capture", "--show", f"@{name}.capture"] for name in captures()]

@@ -43,8 +43,8 @@ class Asked:
         outputs.make_folder(self.out, "--out")
 
 
-def command(name: str) -> Callable[..., None]:
-    """The command of one study."""
+def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
+    """A command that has the options of all studies."""
 
     def study(
         out: Annotated[Path | None, Option(help=RUN)] = None,
@@ -63,10 +63,15 @@ def command(name: str) -> Callable[..., None]:
         tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
         asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture)
         asked.check()
-        show(measured(name, asked), as_json)
+        do(asked, as_json)
 
-    study.__doc__ = LISTED[name].about
+    study.__doc__ = about
     return study
+
+
+def one(name: str) -> Callable[..., None]:
+    """The command of one study."""
+    return command(name, LISTED[name].about, lambda asked, as_json: show(measured(name, asked), as_json))
 
 
 def measured(name: str, asked: Asked) -> "Results":
