@@ -15,6 +15,7 @@ from multidraft.commands.acceptance import acceptance
 from multidraft.commands.audit import audit
 from multidraft.commands.capture import capture
 from multidraft.commands.checked import Checked
+from multidraft.commands.distill import distill
 from multidraft.commands.generate import generate
 from multidraft.commands.replay import replay
 from multidraft.commands.schemes import schemes
@@ -82,7 +83,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, generate, replay, schemes, train):
+for command in (acceptance, audit, capture, distill, generate, replay, schemes, train):
     app.command(cls=Checked)(command)
 app.add_typer(study, name="study")
 

@@ -30,6 +30,7 @@ BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with 
     "acceptance": [],
     "audit": ["iid:lorenz"],
     "capture": ["--out", "@run"],
+    "distill": ["--capture", "@changed.capture", "--out", "@run"],
     "generate": ["--prompt", "the"],
     "replay": ["@trace.jsonl"],
     "schemes": [],
@@ -44,7 +45,7 @@ WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
 OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
-WITH_FOLDER = ("capture", "train", "study acceptance", "study solve-time")
+WITH_FOLDER = ("capture", "distill", "train", "study acceptance", "study solve-time")
 FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
 SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
@@ -113,6 +114,7 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
     ],
     "audit": [["--all"], ["iid:kseq"]],
     "capture": [["--show", "@good"], ["--target", "x"], ["--draft", "x"], ["--temperature", "1e-9"]],
+    "distill": [["--capture", "@unfinished.capture"], ["--steps", "1"]],
     "generate": [
         ["--limit", "1"],
         ["--prompts", "@good.jsonl"],

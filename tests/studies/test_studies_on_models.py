@@ -81,7 +81,7 @@ def test_configurations_are_the_papers_algorithm(monkeypatch) -> None:
     for temperature in (0.0, 1.0):
         scheme = "without_replacement:recursive_rejection"
         info = decoded(scheme=scheme, tree="4x2", walk="commit", temperature=temperature)
-        agree(found, "4x2", f"T = {temperature:g}", info)
+        agree(found, f"T = {temperature:g}", "4x2", info)
 
 
 def test_blocks_are_paths(monkeypatch) -> None:

@@ -19,17 +19,17 @@ def measure(asked: Decoding) -> Iterator[Cell]:
         plain = decoded(asked, temperature, drafts=False)
         for tree in (*CHAINS, *PAIRS, *LONGER):
             info = decoded(asked, temperature, scheme=SCHEME, tree=tree, walk="commit")
-            yield from cells(tree, column(temperature), info, plain)
+            yield from cells(row(temperature), tree, info, plain)
 
 
-def column(temperature: float) -> str:
-    """What a column of the tables is called."""
+def row(temperature: float) -> str:
+    """What a line of the tables is called."""
     return f"T = {temperature:g}"
 
 
 def claim(text: str, panel: str, above: str, below: str) -> Claim:
     """That one configuration does better than another at T = 1."""
-    return Claim(f"{text} (T = 1)", (panel, above, column(1.0)), (panel, below, column(1.0)))
+    return Claim(f"{text} (T = 1)", (panel, row(1.0), above), (panel, row(1.0), below))
 
 
 STUDY = Study(

@@ -36,7 +36,7 @@ class Results:
     @property
     def tables(self) -> list[Table]:
         """Every table."""
-        return list(tables(self.study, self.estimates))
+        return list(tables(self.study.panels, self.estimates))
 
     @property
     def judged(self) -> list[Judged]:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from multidraft.studies.running.cells import Estimate, Place
-from multidraft.studies.running.study import Panel, Study
+from multidraft.studies.running.study import Panel
+
+WIDEST = 12  # columns
 
 
 @dataclass(frozen=True)
@@ -16,9 +18,12 @@ class Table:
     rows: dict[str, dict[str | float, Estimate]]
 
     def strings(self) -> tuple[list[str], list[list[str]]]:
-        """The head and the rows."""
-        head = [self.panel.columns, *map(label, self.columns)]
-        return head, [[name, *(self.entry(own.get(c)) for c in self.columns)] for name, own in self.rows.items()]
+        """The head and the rows; what is far wider than high is turned."""
+        lines = [[self.panel.columns, *map(label, self.columns)]]
+        lines += [[name, *(self.entry(own.get(c)) for c in self.columns)] for name, own in self.rows.items()]
+        if len(self.columns) > WIDEST:
+            lines = [list(line) for line in zip(*lines, strict=True)]
+        return lines[0], lines[1:]
 
     def entry(self, estimate: Estimate | None) -> str:
         """A number with its standard error."""
@@ -34,9 +39,9 @@ def label(column: str | float) -> str:
     return column if isinstance(column, str) else f"{column:g}"
 
 
-def tables(study: Study, found: dict[Place, Estimate]) -> Iterator[Table]:
+def tables(panels: dict[str, Panel], found: dict[Place, Estimate]) -> Iterator[Table]:
     """A table for every panel that has entries."""
-    for name, panel in study.panels.items():
+    for name, panel in panels.items():
         rows: dict[str, dict[str | float, Estimate]] = {}
         for (own, row, column), estimate in found.items():
             if own == name:
