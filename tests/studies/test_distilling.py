@@ -36,7 +36,10 @@ def capture(tmp_path_factory) -> Capture:
     folder = tmp_path_factory.mktemp("capture")
     journal = Journal(folder / MANIFEST, {"capture": FORMAT, "vocabulary": VOCABULARY, "prompts": 5})
     passages = [Passage(f"p{i}", "task", [i + 1, i + 2]) for i in range(5)]
-    pair = Pair(tiny_model("llama"), tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
+    target = deepcopy(tiny_model("llama"))
+    with torch.no_grad():
+        target.lm_head.weight.mul_(8)  # expects something, so that there is something to learn
+    pair = Pair(target, tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
     run(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, 1, "capturing")
     return Capture.open(folder)
 
