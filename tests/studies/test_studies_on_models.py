@@ -58,6 +58,7 @@ def agree(found, row: str, column: str | float, info) -> None:
 def test_trees_report_what_the_decoder_does(monkeypatch) -> None:
     monkeypatch.setattr(trees, "TREES", {"2x2x2x2": "2x2x2x2", "small": "2x1"})
     monkeypatch.setattr(trees, "TEMPERATURES", (0.6,))
+    monkeypatch.setattr(trees, "SCHEMES", (trees.BASE, "spechub:spechub", "anchored:lorenz"))
     found = entries(trees.measure(ASKED))
     base = decoded(scheme=trees.BASE, tree="2x1", walk="commit", temperature=0.6)
     for scheme, walk in ((trees.BASE, "commit"), ("anchored:lorenz", "deferred")):

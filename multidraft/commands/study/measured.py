@@ -12,6 +12,7 @@ from multidraft.commands import terminal
 from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, WORKERS, Source, captured, digest
 from multidraft.commands.machine import hardware, versions
 from multidraft.errors import AdviceError, outputs
+from multidraft.studies import pictures
 from multidraft.studies.listed import LISTED
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Asked:
         if self.capture is not None and (self.source.target or self.source.draft):
             raise AdviceError("--capture and --target or --draft are two sources; give one")
         outputs.make_folder(self.out, "--out")
+        pictures.check(self.out / "picture.png")
 
 
 def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
