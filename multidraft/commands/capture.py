@@ -10,7 +10,7 @@ from typer import Option
 
 from multidraft.commands import terminal
 from multidraft.commands.machine import versions
-from multidraft.commands.pair import load
+from multidraft.commands.pair import EMBEDDED, load
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.errors import AdviceError, outputs
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
 WORKERS = "Processes that share the work; the results are the same."
-EMBEDDED = "embedded"
 
 
 @dataclass(frozen=True)

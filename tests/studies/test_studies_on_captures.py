@@ -172,9 +172,9 @@ def test_each_study_is_one_command(tmp_path, name) -> None:
         assert (out / f"{name}.{ending}").stat().st_size > 5_000
     again = study(name, "--capture", folder, "--out", out)
     assert "measured here" in again.stdout
-    assert all(claim["verdict"] in ("shown", "contradicted", "undecided", "equal") for claim in data["claims"])
-    large = [claim for claim in LISTED[name].study().claims if "(100, 2)" in claim.above]  # no 100 tokens here
-    assert len(data["claims"]) == len(LISTED[name].study().claims) - len(large)
+    assert all(finding["verdict"] in ("shown", "contradicted", "undecided", "equal") for finding in data["findings"])
+    large = [finding for finding in LISTED[name].study().findings if "(100, 2)" in finding.above]  # no 100 tokens here
+    assert len(data["findings"]) == len(LISTED[name].study().findings) - len(large)
 
 
 def test_a_stopped_run_goes_on_to_the_same_journal(tmp_path, monkeypatch) -> None:

@@ -147,7 +147,7 @@ def test_each_study_is_one_command(tmp_path, name) -> None:
     first = CliRunner().invoke(app, call)
     assert first.exit_code == 0, first.output
     data = json.loads(first.stdout)
-    assert len(data["claims"]) == len(LISTED[name].study().claims)
+    assert len(data["findings"]) == len(LISTED[name].study().findings)
     assert all((tmp_path / f"{name}.{ending}").stat().st_size > 5_000 for ending in ("png", "svg"))
     assert json.loads(CliRunner().invoke(app, call).stdout) == data
 

@@ -24,7 +24,7 @@ def everything(asked: Asked, as_json: bool) -> None:
     outputs.write(asked.out / REPORT, content.encode())
     if as_json:
         return terminal.print_json({name: results.as_data() for name, results in done.items()})
-    rows = [[name, one.claim.text, one.verdict] for name, results in done.items() for one in results.judged]
+    rows = [[name, one.finding.text, one.verdict] for name, results in done.items() for one in results.judged]
     terminal.print_table(["study", "what its paper reports", "on this pair"], rows)
     terminal.note(f"wrote {asked.out / REPORT}")
 

@@ -90,6 +90,6 @@ def read(content: bytes, vocabulary: int) -> Shard:
         raise ValueError(f"has tensors that do not fit together ({str(error).splitlines()[0]})") from None
     if fault := fault_of(recording.target, recording.draft):
         raise ValueError(fault)
-    if recording.target.shape != (len(tensors["tokens"]), vocabulary):
+    if recording.target.shape != (tensors["tokens"].numel(), vocabulary):
         raise ValueError(f"has logits of shape {tuple(recording.target.shape)}, and the capture {vocabulary} tokens")
     return Shard(tensors["prompt"].long(), tensors["tokens"].long(), recording)

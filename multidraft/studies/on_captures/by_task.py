@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_captures.rates import RATE, compared, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Study
+from multidraft.studies.running.study import Captured, Finding, Study
 
 TEMPERATURE, DRAFTS = 0.7, 3  # the paper's
 ALL = "all"
@@ -23,8 +23,8 @@ STUDY = Study(
     on_capture=measure,
     drafts=DRAFTS,
     printed=("towards_optimal_table_1",),
-    claims=tuple(
-        Claim(text, (RATE, above, ALL), (RATE, below, ALL))
+    findings=tuple(
+        Finding(text, (RATE, above, ALL), (RATE, below, ALL))
         for text, above, below in (
             ("K-SEQ accepts more than RRS", "iid:k_sequential", "iid:recursive_rejection"),
             ("K-SEQ is below the optimum", "iid optimum", "iid:k_sequential"),

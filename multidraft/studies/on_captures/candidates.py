@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from multidraft.catalogue import scheme
 from multidraft.studies.on_captures.rates import PERCENT, RATE, TUPLES, entry, pair_at, ranks
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Panel, Study
+from multidraft.studies.running.study import Captured, Finding, Panel, Study
 
 COUNTS, TEMPERATURES = (1, 2, 3, 4, 8, 16, 32), (0.0, 1.0)
 RULES = (
@@ -37,8 +37,8 @@ STUDY = Study(
     on_capture=measure,
     drafts=max(COUNTS),
     printed=("multi_candidate_table_1", "multi_candidate_table_7"),
-    claims=tuple(
-        Claim(f"{text} (T = 1, 4 candidates)", (RATE, row(above, 1.0), 4.0), (RATE, row(below, 1.0), 4.0))
+    findings=tuple(
+        Finding(f"{text} (T = 1, 4 candidates)", (RATE, row(above, 1.0), 4.0), (RATE, row(below, 1.0), 4.0))
         for text, above, below in (
             ("without replacement accepts more than with", RULES[0], RULES[1]),
             ("sampling accepts more than naive verification", RULES[0], RULES[2]),

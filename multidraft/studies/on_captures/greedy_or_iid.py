@@ -6,7 +6,7 @@ from multidraft.catalogue import scheme
 from multidraft.studies.on_captures.rates import GAP, PERCENT, RATE, entry, pair_at
 from multidraft.studies.on_captures.top_k import row
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Panel, Study
+from multidraft.studies.running.study import Captured, Finding, Panel, Study
 
 CUTS, COUNTS = (10, 100, 1000, None), (2, 3, 4, 5, 6, 8)
 LAWS = {"i.i.d.": "iid:lorenz", "greedy": "greedy:maximal_coupling"}
@@ -31,11 +31,11 @@ STUDY = Study(
     },
     on_capture=measure,
     drafts=max(COUNTS),
-    claims=(
-        Claim(
+    findings=(
+        Finding(
             "greedy drafts accept more with 2", (RATE, f"greedy, {row(100)}", 2.0), (RATE, f"i.i.d., {row(100)}", 2.0)
         ),
-        Claim(
+        Finding(
             "i.i.d. drafts accept more with 8", (RATE, f"i.i.d., {row(100)}", 8.0), (RATE, f"greedy, {row(100)}", 8.0)
         ),
     ),

@@ -6,7 +6,7 @@ import torch
 
 from multidraft.studies.on_captures.rates import PERCENT, pair_at
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Panel, Study
+from multidraft.studies.running.study import Captured, Finding, Panel, Study
 
 PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RATIOS = (0.6, 0.3, 0.1)  # a draft pass over a target pass; the first is the paper's
@@ -41,9 +41,9 @@ STUDY = Study(
         RENEWAL: Panel(f"{TIME}, long run (renewal-reward)", "draft probability", digits=3),
     },
     on_capture=measure,
-    claims=(
-        Claim("a draft made half as often is accepted more often", (RATE, DRAFTED, 0.5), (RATE, DRAFTED, 1.0)),
-        Claim("a = 0.8 is faster than 1 (the paper's formula)", (PER_STEP, row(0.6), 0.8), (PER_STEP, row(0.6), 1.0)),
-        Claim("a = 0.8 is faster than 1 (long run)", (RENEWAL, row(0.6), 0.8), (RENEWAL, row(0.6), 1.0)),
+    findings=(
+        Finding("a draft made half as often is accepted more often", (RATE, DRAFTED, 0.5), (RATE, DRAFTED, 1.0)),
+        Finding("a = 0.8 is faster than 1 (the paper's formula)", (PER_STEP, row(0.6), 0.8), (PER_STEP, row(0.6), 1.0)),
+        Finding("a = 0.8 is faster than 1 (long run)", (RENEWAL, row(0.6), 0.8), (RENEWAL, row(0.6), 1.0)),
     ),
 )

@@ -12,7 +12,7 @@ from multidraft.sampling.from_logits import distribution
 from multidraft.studies.on_captures.rates import PERCENT, RATE, entry
 from multidraft.studies.on_captures.top_k import row
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Panel, Study
+from multidraft.studies.running.study import Captured, Finding, Panel, Study
 from multidraft.studies.solve_time import top_k
 from multidraft.studies.solvers import resolution
 from multidraft.transport import optimal_iid
@@ -64,12 +64,12 @@ STUDY = Study(
     },
     on_capture=measure,
     drafts=max(COUNTS),
-    claims=(
-        Claim(
+    findings=(
+        Finding(
             "at T = 1 a larger k accepts more",
             (RATE, f"{row(1000)}, 4 drafts", 1.0),
             (RATE, f"{row(10)}, 4 drafts", 1.0),
         ),
-        Claim("failures rise with the temperature", (FAILURES, "(100, 2)", 1.0), (FAILURES, "(100, 2)", 0.2)),
+        Finding("failures rise with the temperature", (FAILURES, "(100, 2)", 1.0), (FAILURES, "(100, 2)", 0.2)),
     ),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_captures.rates import RATE, compared, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Study
+from multidraft.studies.running.study import Captured, Finding, Study
 
 TEMPERATURES, DRAFTS = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0), 3
 
@@ -20,8 +20,8 @@ STUDY = Study(
     panels=panels(f"temperature ({DRAFTS} drafts)"),
     on_capture=measure,
     drafts=DRAFTS,
-    claims=tuple(
-        Claim(text, (RATE, above, temperature), (RATE, below, temperature))
+    findings=tuple(
+        Finding(text, (RATE, above, temperature), (RATE, below, temperature))
         for text, temperature, above, below in (
             ("at T = 0 drafts without duplicates accept more", 0.0, "greedy optimum", "iid optimum"),
             ("at T = 1 greedy drafts are no longer best", 1.0, "without_replacement optimum", "greedy optimum"),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_captures.rates import PERCENT, RATE, entry, pair_at
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Captured, Claim, Panel, Study
+from multidraft.studies.running.study import Captured, Finding, Panel, Study
 from multidraft.transport import optimal_iid
 
 CUTS, COUNTS = (10, 100, 1000), (1, 2, 3, 4, 5, 6, 8, 10)
@@ -29,9 +29,9 @@ STUDY = Study(
     panels={RATE: Panel("optimal acceptance rate, %", "drafts (T = 1)", PERCENT)},
     on_capture=measure,
     drafts=max(COUNTS),
-    claims=(
-        Claim("10 drafts accept more than 2", (RATE, ALL, 10.0), (RATE, ALL, 2.0)),
-        Claim("k = 100 accepts more than k = 10 (10 drafts)", (RATE, row(100), 10.0), (RATE, row(10), 10.0)),
-        Claim("k = 1000 accepts more than k = 100 (10 drafts)", (RATE, row(1000), 10.0), (RATE, row(100), 10.0)),
+    findings=(
+        Finding("10 drafts accept more than 2", (RATE, ALL, 10.0), (RATE, ALL, 2.0)),
+        Finding("k = 100 accepts more than k = 10 (10 drafts)", (RATE, row(100), 10.0), (RATE, row(10), 10.0)),
+        Finding("k = 1000 accepts more than k = 100 (10 drafts)", (RATE, row(1000), 10.0), (RATE, row(100), 10.0)),
     ),
 )

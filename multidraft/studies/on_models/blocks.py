@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Study
+from multidraft.studies.running.study import Decoding, Finding, Study
 
 PATHS, LENGTHS, TEMPERATURE = (1, 2, 4, 8), (4, 8), 1.0
 WAYS = {"SpecTr": ("iid:k_sequential", "commit"), "ours": ("iid:lorenz", "deferred")}
@@ -30,8 +30,8 @@ STUDY = Study(
     panels=panels("paths K (T = 1)"),
     on_models=measure,
     printed=("spectr_table_1", "spectr_table_4"),
-    claims=(
-        Claim("8 paths emit more than one", (EFFICIENCY, row("SpecTr", 4), 8.0), (EFFICIENCY, row("SpecTr", 4), 1.0)),
-        Claim("8 tokens emit more than 4", (EFFICIENCY, row("SpecTr", 8), 8.0), (EFFICIENCY, row("SpecTr", 4), 8.0)),
+    findings=(
+        Finding("8 paths emit more than one", (EFFICIENCY, row("SpecTr", 4), 8.0), (EFFICIENCY, row("SpecTr", 4), 1.0)),
+        Finding("8 tokens emit more than 4", (EFFICIENCY, row("SpecTr", 8), 8.0), (EFFICIENCY, row("SpecTr", 4), 8.0)),
     ),
 )

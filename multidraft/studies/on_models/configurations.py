@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_models.runs import EFFICIENCY, SPEED, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Study
+from multidraft.studies.running.study import Decoding, Finding, Study
 
 CHAINS = ("1", "1x1", "1x1x1", "1x1x1x1", "1x1x1x1x1", "1x1x1x1x1x1x1")
 PAIRS = ("2x1", "1x2", "2x2", "4x1", "4x2", "2x4", "8x1", "4x4", "8x2", "2x8", "16x1", "8x4", "4x8", "16x2", "2x16")
@@ -27,9 +27,9 @@ def row(temperature: float) -> str:
     return f"T = {temperature:g}"
 
 
-def claim(text: str, panel: str, above: str, below: str) -> Claim:
+def finding(text: str, panel: str, above: str, below: str) -> Finding:
     """That one configuration does better than another at T = 1."""
-    return Claim(f"{text} (T = 1)", (panel, row(1.0), above), (panel, row(1.0), below))
+    return Finding(f"{text} (T = 1)", (panel, row(1.0), above), (panel, row(1.0), below))
 
 
 STUDY = Study(
@@ -37,11 +37,11 @@ STUDY = Study(
     panels=panels("k-configuration"),
     on_models=measure,
     printed=tuple(f"multi_candidate_table_{number}" for number in (2, 3, 5, 6)),
-    claims=(
+    findings=(
         *(
-            claim(f"{first} emits more than {second}: the monotone rule", EFFICIENCY, first, second)
+            finding(f"{first} emits more than {second}: the monotone rule", EFFICIENCY, first, second)
             for first, second in MONOTONE
         ),
-        claim("16 candidates are faster than 32", SPEED, "8x2", "16x2"),
+        finding("16 candidates are faster than 32", SPEED, "8x2", "16x2"),
     ),
 )

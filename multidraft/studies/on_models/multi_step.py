@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Study
+from multidraft.studies.running.study import Decoding, Finding, Study
 
 PATHS, LENGTH, TOP_K, TEMPERATURE = (2, 3, 4), 4, 10, 1.0  # the length of the paths is lost in our copy
 WAYS = {
@@ -28,8 +28,8 @@ STUDY = Study(
     paper="Global Resolution, Table 4",
     panels=panels(f"paths of {LENGTH} (T = {TEMPERATURE:g}, top {TOP_K} of the draft)"),
     on_models=measure,
-    claims=(
-        Claim(
+    findings=(
+        Finding(
             "4 paths emit more than 2", (EFFICIENCY, "Global Resolution", 4.0), (EFFICIENCY, "Global Resolution", 2.0)
         ),
     ),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from multidraft.studies.on_captures.randomised import PROBABILITIES
 from multidraft.studies.on_models.runs import SPEED, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Study
+from multidraft.studies.running.study import Decoding, Finding, Study
 
 SCHEME, ROW = "iid:lorenz", "one draft"
 
@@ -22,5 +22,5 @@ STUDY = Study(
     paper="Randomised Drafting, Figure 4",
     panels=panels("draft probability (T = 1)"),
     on_models=measure,
-    claims=(Claim("a = 0.8 is faster than a = 1", (SPEED, ROW, 0.8), (SPEED, ROW, 1.0)),),
+    findings=(Finding("a = 0.8 is faster than a = 1", (SPEED, ROW, 0.8), (SPEED, ROW, 1.0)),),
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from multidraft.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Study
+from multidraft.studies.running.study import Decoding, Finding, Study
 
 EAGLE = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"  # a path a word
 TREES = {"2x2x2x2": "2x2x2x2", "4x4x4": "4x4x4"}
@@ -41,10 +41,10 @@ def column(tree: str, temperature: float) -> str:
     return f"{tree}, T = {temperature:g}"
 
 
-def claim(text: str, above: str, below: str, tree: str, temperature: float) -> Claim:
+def finding(text: str, above: str, below: str, tree: str, temperature: float) -> Finding:
     """That one way of decoding emits more tokens a pass than another."""
     place = column(tree, temperature)
-    return Claim(f"{text} ({place})", (EFFICIENCY, above, place), (EFFICIENCY, below, place))
+    return Finding(f"{text} ({place})", (EFFICIENCY, above, place), (EFFICIENCY, below, place))
 
 
 RRS, GREEDY = "without_replacement:recursive_rejection, commit", "greedy:maximal_coupling, commit"
@@ -53,10 +53,10 @@ STUDY = Study(
     panels=panels("tree and temperature", f"{BASE}, commit"),
     on_models=measure,
     printed=("towards_optimal_table_2", "towards_optimal_table_3"),
-    claims=(
-        claim("greedy drafts emit more than without replacement", GREEDY, RRS, "4x4x4", 0.1),
-        claim("without replacement emits more than with", RRS, f"{BASE}, commit", "4x4x4", 0.6),
-        claim("greedy drafts emit less than without replacement", RRS, GREEDY, "EAGLE's", 1.0),
-        claim("both directions together emit more", "iid:lorenz, deferred", "iid:lorenz, commit", "4x4x4", 1.0),
+    findings=(
+        finding("greedy drafts emit more than without replacement", GREEDY, RRS, "4x4x4", 0.1),
+        finding("without replacement emits more than with", RRS, f"{BASE}, commit", "4x4x4", 0.6),
+        finding("greedy drafts emit less than without replacement", RRS, GREEDY, "EAGLE's", 1.0),
+        finding("both directions together emit more", "iid:lorenz, deferred", "iid:lorenz, commit", "4x4x4", 1.0),
     ),
 )

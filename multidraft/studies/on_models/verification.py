@@ -6,7 +6,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.studies.on_models.latency import seconds
 from multidraft.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
 from multidraft.studies.running.cells import Cell
-from multidraft.studies.running.study import Claim, Decoding, Panel, Study
+from multidraft.studies.running.study import Decoding, Finding, Panel, Study
 
 TREES, TEMPERATURE = ("4x2x2", "8x2x1x1", "16x1x1"), 1.0
 SCHEMES = {
@@ -47,9 +47,9 @@ def size(tree: str) -> tuple[int, int, int]:
     return len(parsed) - 1, paths, max(parsed.depths)
 
 
-def claim(text: str, above: str, below: str) -> Claim:
+def finding(text: str, above: str, below: str) -> Finding:
     """That one rule emits more tokens a pass than another."""
-    return Claim(f"{text} ({TREES[0]})", (EFFICIENCY, above, TREES[0]), (EFFICIENCY, below, TREES[0]))
+    return Finding(f"{text} ({TREES[0]})", (EFFICIENCY, above, TREES[0]), (EFFICIENCY, below, TREES[0]))
 
 
 WITHOUT, WITH, NAIVE, _ = SCHEMES
@@ -59,8 +59,8 @@ STUDY = Study(
     | {ATTENTION: Panel("seconds of a target pass over those with tree attention", "tree")},
     on_models=measure,
     printed=("multi_candidate_table_4",),
-    claims=(
-        claim("sampling without replacement emits more than naive verification", WITHOUT, NAIVE),
-        claim("without replacement emits more than with", WITHOUT, WITH),
+    findings=(
+        finding("sampling without replacement emits more than naive verification", WITHOUT, NAIVE),
+        finding("without replacement emits more than with", WITHOUT, WITH),
     ),
 )

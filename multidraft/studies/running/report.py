@@ -27,7 +27,7 @@ thead th { border-bottom: 1px solid #8a949e }
 .undecided, .equal { color: #6a727a }
 """
 READING = (
-    "Numbers are ratios of sums over prompts; what follows ± is their standard error over prompts. Claims are judged "
+    "Numbers are ratios of sums over prompts; what follows ± is their standard error over prompts. Findings are judged "
     "by the 95 % interval of the paired difference. Tables in brown are what the papers print, for other models and "
     "other hardware."
 )
@@ -58,7 +58,7 @@ def section(name: str, results: Results, picture: bytes) -> Iterator[str]:
 
 
 def table(title: str, head: list[str], rows: list[list[str]]) -> str:
-    """A table; what became of a claim has a colour."""
+    """A table; what became of a finding has a colour."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = "".join(f"<tr>{''.join(map(entry, row))}</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"

@@ -1,4 +1,4 @@
-"""What came out of a study: its tables, its picture, what became of the paper's claims, and the paper's own tables."""
+"""What came out of a study: its tables, its picture, what became of the findings, and what its paper prints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -40,7 +40,7 @@ class Results:
 
     @property
     def judged(self) -> list[Judged]:
-        """What became of every claim."""
+        """What became of every finding."""
         return judged(self.study, self.found)
 
     def draw(self, folder: Path, name: str) -> list[Path]:
@@ -48,11 +48,11 @@ class Results:
         return charts.draw(self.tables, folder, name)
 
     def shown(self) -> Iterator[Shown]:
-        """Tables of strings: ours, the claims, the paper's."""
+        """Tables of strings: ours, the findings, the paper's."""
         for table in self.tables:
             yield (f"{table.panel.title} (measured here)", *table.strings())
         if self.judged:
-            yield f"What {self.study.paper} reports, on this pair", *claims(self.judged)
+            yield f"What {self.study.paper} reports, on this pair", *findings(self.judged)
         for name in self.study.printed:
             theirs = printed(name)
             yield f"Printed in {theirs.where}: other models, other hardware", theirs.columns, theirs.rows
@@ -61,15 +61,15 @@ class Results:
         """All of it for scripts."""
         return self.settings | {
             "entries": as_data(self.estimates),
-            "claims": [asdict(one) for one in self.judged],
+            "findings": [asdict(one) for one in self.judged],
             "printed_in_the_paper": [asdict(printed(name)) for name in self.study.printed],
         }
 
 
-def claims(judged: list[Judged]) -> tuple[list[str], list[list[str]]]:
-    """A row for each claim, with the paired difference in the units of the table."""
-    head = ["claim", "on this pair", "difference", "95 % interval"]
-    return head, [[one.claim.text, one.verdict, f"{one.gap.value:+.4f}", interval(one.gap)] for one in judged]
+def findings(judged: list[Judged]) -> tuple[list[str], list[list[str]]]:
+    """A row for each finding, with the paired difference in the units of the table."""
+    head = ["finding", "on this pair", "difference", "95 % interval"]
+    return head, [[one.finding.text, one.verdict, f"{one.gap.value:+.4f}", interval(one.gap)] for one in judged]
 
 
 def interval(gap: Estimate) -> str:

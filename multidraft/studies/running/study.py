@@ -41,7 +41,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Finding:
     """What a paper reports, as a comparison that our numbers can confirm: one entry is above another."""
 
     text: str
@@ -58,24 +58,24 @@ class Study:
     on_capture: Callable[[Captured], Iterator[Cell]] | None = None
     on_models: Callable[[Decoding], Iterator[Cell]] | None = None
     printed: tuple[str, ...] = ()  # names of files in `printed`
-    claims: tuple[Claim, ...] = ()
+    findings: tuple[Finding, ...] = ()
     drafts: int = 1  # at a node, at most
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, the paired difference that it is about, and what the 95 % interval says of it."""
+    """A finding, the paired difference that it is about, and what the 95 % interval says of it."""
 
-    claim: Claim
+    finding: Finding
     gap: Estimate
     verdict: str
 
 
 def judged(study: Study, found: dict[Place, Sums]) -> list[Judged]:
-    """Every claim whose entries there are."""
-    known = [claim for claim in study.claims if claim.above in found and claim.below in found]
-    gaps = [difference(found[claim.above], found[claim.below]) for claim in known]
-    return [Judged(claim, gap, verdict(gap)) for claim, gap in zip(known, gaps, strict=True)]
+    """Every finding whose entries there are."""
+    known = [finding for finding in study.findings if finding.above in found and finding.below in found]
+    gaps = [difference(found[finding.above], found[finding.below]) for finding in known]
+    return [Judged(finding, gap, verdict(gap)) for finding, gap in zip(known, gaps, strict=True)]
 
 
 def verdict(gap: Estimate) -> str:
