@@ -14,7 +14,6 @@ gives where a pass of the target costs more.
 
 import argparse
 import json
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.commands.machine import hardware, versions
+from multidraft.commands.machine import commit, hardware, versions
 from multidraft.commands.pair import load
 from multidraft.errors import AdviceError
 from multidraft.studies.journal import Journal
@@ -49,12 +48,6 @@ def settings_of(options: argparse.Namespace, cases: list[Case], ids: list[str]) 
     asked = {name: getattr(options, name) for name in ("target", "draft", "layers", "batch", "compile")}
     asked |= dict(new_tokens=options.new_tokens, seeds=options.seeds, temperatures=options.temperature)
     return dict(benchmark="decode") | machine | asked | dict(prompts=ids, cases=cases)
-
-
-def commit() -> str:
-    """The commit, and whether anything has been changed since."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-changed", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def measure(pair: Pair, journal: Journal, cases: list[Case], batches: list[list[list[int]]], options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`multidraft acceptance` and `multidraft capture`: how often drafts are accepted, beside the best that is possible."""
+"""`multidraft acceptance`: how often drafts are accepted, beside the best that is possible."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,35 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.pair import load
-from multidraft.commands.prompts import encode, read_prompts
-from multidraft.errors import AdviceError, outputs
+from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, Source, recorded
+from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
     from multidraft.studies.acceptance import Line
-    from multidraft.studies.capturing import Recording
-
-DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
-PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
-
-
-def capture(
-    out: Annotated[Path, Option(help="The safetensors file to write.")],
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
-    prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
-    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
-    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-) -> None:
-    """Record the logits of a model pair at every token of continuations sampled from the target."""
-    outputs.check(out, "--out", [prompts, target, draft])
-    recorded(target, draft, prompts, limit, new_tokens, seed).save(out)
-    terminal.note(f"wrote {out}")
+    from multidraft.studies.captures.recording import Recording
 
 
 def acceptance(
-    recording: Annotated[Path | None, Option(help="A file of `multidraft capture`. Default: record now.")] = None,
+    capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: record now.")] = None,
     random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
@@ -49,45 +30,29 @@ def acceptance(
 ) -> None:
     """Compare the acceptance rate of every scheme with the optimum of its drafts."""
     from multidraft.studies.acceptance import random_pairs
-    from multidraft.studies.capturing import Recording
+    from multidraft.studies.captures.folder import Capture
 
     temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
-    check(random, recording, target or draft, temperatures)
+    check(random, capture, target or draft, temperatures)
     if random:
         pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
-    elif recording is not None:
-        pairs, source = Recording.load(recording), str(recording)
+    elif capture is not None:
+        pairs, source = Capture.open(capture).recording(), str(capture)
     else:
-        pairs, source = recorded(target, draft, prompts, limit, new_tokens, seed), target or "embedded pair"
+        pairs, source = recorded(Source(target, draft, prompts, limit), new_tokens, seed), target or "embedded pair"
     report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
 
 
-def check(random: int, recording: Path | None, model: str | None, temperatures: list[float]) -> None:
+def check(random: int, capture: Path | None, model: str | None, temperatures: list[float]) -> None:
     """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
     from multidraft.sampling.from_logits import check_sampling
 
-    named = {"--random": random, "--recording": recording, "--target or --draft": model}
+    named = {"--random": random, "--capture": capture, "--target or --draft": model}
     given = [name for name, value in named.items() if value]
     if len(given) > 1:
         raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
     for temperature in temperatures:
         check_sampling(temperature, None, None)
-
-
-def recorded(
-    target: str | None, draft: str | None, prompts: Path, limit: int | None, new_tokens: int, seed: int
-) -> "Recording":
-    """Record a pair on prompts, with a progress bar."""
-    from tqdm import tqdm
-
-    from multidraft.commands.generate import context
-    from multidraft.studies import capturing as recorder
-
-    chosen = read_prompts(None, prompts, limit)
-    pair = load(target, draft)
-    encode(chosen, pair.tokenizer, context(pair))
-    parts = recorder.capture(pair.target, pair.draft, [prompt.tokens for prompt in chosen], new_tokens, seed)
-    return recorder.joined(tqdm(parts, total=len(chosen), desc="recording", unit="prompt"))
 
 
 def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":

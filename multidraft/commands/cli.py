@@ -11,9 +11,11 @@ from typer.core import TyperGroup
 
 from multidraft import __version__
 from multidraft.commands import terminal
-from multidraft.commands.acceptance import acceptance, capture
+from multidraft.commands.acceptance import acceptance
 from multidraft.commands.audit import audit
+from multidraft.commands.capture import capture
 from multidraft.commands.checked import Checked
+from multidraft.commands.distill import distill
 from multidraft.commands.generate import generate
 from multidraft.commands.replay import replay
 from multidraft.commands.schemes import schemes
@@ -82,7 +84,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, generate, replay, schemes, serve, train):
+for command in (acceptance, audit, capture, distill, generate, replay, schemes, serve, train):
     app.command(cls=Checked)(command)
 app.add_typer(study, name="study")
 

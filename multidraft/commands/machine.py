@@ -1,6 +1,7 @@
 """What a result was measured on: hardware and versions."""
 
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def versions(*more: str) -> dict[str, str]:
     packages = ["multidraft", "torch", "transformers", "tokenizers"]
     packages += [name for name in ("numba", *more) if installed(name)]
     return {"python": platform.python_version()} | {package: version(package) for package in packages}
+
+
+def commit() -> str:
+    """The commit that this code is of, and whether anything has been changed since; "unknown" without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-changed", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or "unknown"
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
 
 
 def installed(package: str) -> bool:

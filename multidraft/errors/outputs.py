@@ -7,6 +7,8 @@ from pathlib import Path
 
 from multidraft.errors import AdviceError
 
+NEW = ".new-"  # begins the name of a file that is not yet whole
+
 
 def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = ()) -> None:
     """Raise unless a file can be written at `path` without touching an input of the same call."""
@@ -61,7 +63,7 @@ def write(path: Path, content: bytes) -> None:
             path.write_bytes(content)
             return
         place = path.resolve()
-        new = place.with_name(f".new-{os.getpid()}{place.suffix}")
+        new = place.with_name(f"{NEW}{os.getpid()}{place.suffix}")
         try:
             new.write_bytes(content)
             new.replace(place)
@@ -69,6 +71,12 @@ def write(path: Path, content: bytes) -> None:
             new.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def clear(folder: Path) -> None:
+    """Remove what a kill has left half written in a folder."""
+    for path in folder.glob(f"{NEW}*"):
+        path.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> AdviceError:

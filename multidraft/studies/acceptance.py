@@ -9,7 +9,7 @@ from torch import Tensor
 from multidraft.catalogue import SCHEMES, Scheme, scheme
 from multidraft.drafting import LAWS
 from multidraft.sampling.from_logits import distribution
-from multidraft.studies.capturing import Recording
+from multidraft.studies.captures.recording import Recording
 
 TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pairs too
 

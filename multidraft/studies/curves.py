@@ -12,7 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.numerics.precision import DRAWABLE
 from multidraft.sampling.from_logits import distribution
 from multidraft.studies import pictures
-from multidraft.studies.capturing import Recording
+from multidraft.studies.captures.recording import Recording
 from multidraft.transport import optimal_iid
 from multidraft.verification.lorenz import Schedule, schedule, shifted
 

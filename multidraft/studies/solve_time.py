@@ -19,7 +19,7 @@ from multidraft.drafting import Iid
 from multidraft.errors import AdviceError
 from multidraft.numerics.distributions import uniform
 from multidraft.sampling.from_logits import distribution
-from multidraft.studies.capturing import Recording
+from multidraft.studies.captures.recording import Recording
 from multidraft.studies.solvers import Facts, Method
 from multidraft.transport import optimal_iid
 from multidraft.transport.linear_program import OutOfTime
@@ -159,5 +159,5 @@ def warm_up(methods: dict[str, Method]) -> None:
 
 def fingerprint(recording: Recording) -> str:
     """Tells one recording from another."""
-    numbers = torch.cat([recording.target, recording.draft]).numpy()
+    numbers = torch.cat([recording.target, recording.draft]).float().numpy()
     return hashlib.sha256(numbers.tobytes()).hexdigest()[:16]

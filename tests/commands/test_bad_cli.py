@@ -7,6 +7,7 @@ schemes, drafters, sizes) what is wrong for it. Whatever would be work fails the
 import json
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from multidraft.commands.cli import app
+from multidraft.studies.listed import LISTED
 from multidraft.tracing.file import checksum
 
 Call = list[str]
@@ -27,12 +29,14 @@ LONG = "x" * 5000
 BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with it
     "acceptance": [],
     "audit": ["iid:lorenz"],
-    "capture": ["--out", "@new.safetensors"],
+    "capture": ["--out", "@run"],
+    "distill": ["--capture", "@changed.capture", "--out", "@run"],
     "generate": ["--prompt", "the"],
     "replay": ["@trace.jsonl"],
     "schemes": [],
     "serve": ["--port", "0"],
     "train": ["--corpus", "@text.txt", "--out", "@run"],
+    "study acceptance": ["--out", "@run"],
     "study curves": ["--out", "@new.svg"],
     "study solve-time": ["--out", "@run"],
     "study toys": ["--out", "@new.svg"],
@@ -42,7 +46,7 @@ WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
 OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
-WITH_FOLDER = ("train", "study solve-time")
+WITH_FOLDER = ("capture", "distill", "train", "study acceptance", "study solve-time")
 FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
 SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
@@ -101,8 +105,8 @@ PROMPTS = {
 }
 OTHERS: dict[str, list[Call]] = {  # what is wrong only together
     "acceptance": [
-        ["--recording", "@good.safetensors", "--target", "@", "--draft", "@"],
-        ["--recording", "@good.safetensors", "--random", "1"],
+        ["--capture", "@good", "--target", "@", "--draft", "@"],
+        ["--capture", "@good", "--random", "1"],
         ["--random", "1", "--draft", "x"],
         ["--drafts", "65"],
         ["--drafts", "2", "--drafts", "0"],
@@ -110,7 +114,8 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--random", "0", "--draft", "x"],
     ],
     "audit": [["--all"], ["iid:kseq"]],
-    "capture": [["--out", "@good.jsonl", "--prompts", "@good.jsonl"], ["--target", "x"], ["--draft", "x"]],
+    "capture": [["--show", "@good"], ["--target", "x"], ["--draft", "x"], ["--temperature", "1e-9"]],
+    "distill": [["--capture", "@unfinished.capture"], ["--steps", "1"]],
     "generate": [
         ["--limit", "1"],
         ["--prompts", "@good.jsonl"],
@@ -143,6 +148,7 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--port", "70000"],
     ],
     "train": [["--window", "5000"], ["--vocabulary", "9999999"], ["--corpus", "@short.txt"]],
+    "study acceptance": [["--capture", "@good", "--draft", "x"], ["--target", "x"]],
     "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
     "study solve-time": [["--plot", "@new.txt"]],
     "study toys": [["--out", "@new.txt"], ["--out", "@new"]],
@@ -236,9 +242,11 @@ def signed(record: dict[str, Any]) -> bytes:
     return (json.dumps(record | {"check": checksum(record)}) + "\n").encode()
 
 
-def recordings() -> dict[str, bytes]:
-    """Recordings that are none."""
+def shards() -> dict[str, bytes]:
+    """Shards of captures that are none."""
     logits = torch.zeros(2, 5)
+    ids = {"prompt": torch.tensor([1]), "tokens": torch.tensor([2, 3])}
+    kept = {"kept": torch.tensor([[0], [9]]), "target_rest": torch.zeros(2), "draft_rest": torch.zeros(2)}
     pairs = {
         "one": {"target": logits},
         "flat": {"target": logits[0], "draft": logits[0]},
@@ -247,15 +255,49 @@ def recordings() -> dict[str, bytes]:
         "integers": {"target": logits.long(), "draft": logits.long()},
         "nan": {"target": logits, "draft": logits + torch.nan},
         "nothing": {"target": logits - torch.inf, "draft": logits},
+        "vocabulary": {"target": torch.zeros(2, 4), "draft": torch.zeros(2, 4)},
+        "outside": {"target": logits[:, :1], "draft": logits[:, :1]} | kept,
     }
-    made = {name: save({role: part.clone() for role, part in pair.items()}) for name, pair in pairs.items()}
+    made = {name: save(ids | {role: part.clone() for role, part in pair.items()}) for name, pair in pairs.items()}
     return made | {"text": b"once upon a time", "empty": b"", "torn": made["one"][:-3]}
 
 
-CALLS = [call for name in COMMANDS for call in calls_of(name)]
+def captures() -> dict[str, tuple[bytes, bytes]]:
+    """Manifests and their only shards, of which none is right; those of `shards` have a right manifest."""
+    first = {"capture": 1, "vocabulary": 5, "prompts": 1}
+    line = {"file": "0", "bytes": 1, "id": "", "task": "", "positions": 2, "target_loss": 0.0, "draft_loss": 0.0}
+    lines = {
+        "no-manifest": [],
+        "other-format": [first | {"capture": 2}],
+        "no-object": [[]],
+        "no-vocabulary": [first | {"vocabulary": "5"}],
+        "no-prompts": [first | {"prompts": 0}],
+        "unfinished": [first],
+        "no-line": [first, {}],
+        "no-number": [first, line | {"sha256": "", "positions": "2"}],
+        "elsewhere": [first, line | {"sha256": "", "file": "../0"}],
+        "no-shard": [first, line | {"sha256": "", "file": "9"}],
+        "changed": [first, line | {"sha256": ""}],
+    }
+    wrong = {name: (manifest(*records), b"") for name, records in lines.items()}
+    right = {n: manifest(first, line | {"sha256": sha256(shard).hexdigest()}) for n, shard in shards().items()}
+    return (
+        wrong
+        | {name: (right[name], shard) for name, shard in shards().items()}
+        | {"garbage-manifest": (b"\xff\n", b"")}
+    )
+
+
+def manifest(*records: object) -> bytes:
+    """JSON lines."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+ALIKE = {f"study {name}" for name in (*LISTED, "all")} - {"study acceptance"}  # made by one function, as it is
+CALLS = [call for name in COMMANDS if name not in ALIKE for call in calls_of(name)]
 CALLS += [["replay", f"@{name}.trace", *more] for name in traces() for more in ([], ["--json"], ["--row", "0"])]
-CALLS += [["acceptance", "--recording", f"@{name}.safetensors"] for name in recordings()]
-CALLS += [["study", "solve-time", "--out", "@run", "--recording", f"@{name}.safetensors"] for name in recordings()]
+CALLS += [["capture", "--show", f"@{name}.capture"] for name in captures()]
+CALLS += [["acceptance", "--capture", "@unfinished.capture"], ["study", "solve-time", "--capture", "@no-line.capture"]]
 CALLS += [["magic"], ["--magic"], [""], ["study"], ["study", "magic"], ["study", "--magic"], ["--version=1"]]
 
 
@@ -268,9 +310,10 @@ def folder(tmp_path_factory) -> Path:
     files |= {"other.jsonl": b'{"results": "multidraft generate", "tree": "9"}\n'}
     files |= {f"{name}.jsonl": content for name, content in PROMPTS.items()}
     files |= {f"{name}.trace": content for name, content in traces().items()}
-    files |= {f"{name}.safetensors": content for name, content in recordings().items()}
-    files |= {"good.safetensors": save({"target": torch.zeros(2, 5), "draft": torch.zeros(2, 5)})}
     files |= {"broken.jinja": b"{% for x in %}"}
+    for name, (lines, shard) in captures().items():
+        (folder / f"{name}.capture").mkdir()
+        files |= {f"{name}.capture/manifest.jsonl": lines, f"{name}.capture/0": shard}
     files |= {"trace.jsonl": b"".join(map(signed, [{"record": "trace", "format": 1}]))}
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -287,6 +330,7 @@ def nothing_works(monkeypatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
     monkeypatch.setattr("multidraft.commands.hub.answers", lambda: False)
     monkeypatch.setattr("multidraft.commands.acceptance.measured", work)
+    monkeypatch.setattr("multidraft.studies.running.jobs.run", work)
     monkeypatch.setattr("multidraft.zoo.recipe.train_model", work)
     monkeypatch.setattr("multidraft.studies.walks.measure", work)
     monkeypatch.setattr("multidraft.studies.toys.figures", work)
@@ -313,4 +357,5 @@ def test_a_malformed_call_ends_with_one_line_that_says_what_to_do(call, folder):
 
 def test_there_are_several_hundred_calls():
     assert len(CALLS) > 500
-    assert set(COMMANDS) == set(BASE) == set(OTHERS)
+    assert set(COMMANDS) - ALIKE == set(BASE) == set(OTHERS)
+    assert len({COMMANDS[name].__code__ for name in (*ALIKE, "study acceptance")}) == 1

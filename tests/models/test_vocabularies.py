@@ -18,7 +18,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
 from multidraft.models.resized import Resized, check_sizes, resize
 from multidraft.models.table import TableModel, random_table
-from multidraft.studies.capturing import capture
+from multidraft.studies.captures.capturing import Manner, capture
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
@@ -75,7 +75,7 @@ def test_models_of_two_sizes_decode_greedily(padding):
     plain, _ = md.generate(target, None, prompts, **settings)
     rows, _ = md.generate(target, draft, prompts, **settings)
     assert [row.tolist() for row in rows] == [row.tolist() for row in plain]
-    recording = next(iter(capture(target, draft, [[1, 2]], new_tokens=3)))
+    recording = next(iter(capture(target, draft, [[1, 2]], Manner(new_tokens=3))))
     assert recording.target.shape == recording.draft.shape == (3, VOCABULARY)
 
 

@@ -3,26 +3,12 @@
 import json
 
 import pytest
-import torch
-from tiny import tiny_model
+from captures import keep
 from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.commands.cli import app
 from multidraft.studies.acceptance import cases, measure, random_pairs
-from multidraft.studies.capturing import Recording, capture, joined
-
-
-def test_recording_is_what_the_models_say(tmp_path) -> None:
-    """The recorded logits are those of a forward pass over prompt and continuation, and survive a file."""
-    target, draft = tiny_model("llama"), tiny_model("mistral")
-    recording = joined(capture(target, draft, [[1, 2, 3], [4, 5]], new_tokens=5))
-    assert recording.target.shape == recording.draft.shape == (10, 61)
-    tokens, _ = md.generate(target, None, [[1, 2, 3]], max_new_tokens=5, generator=torch.Generator().manual_seed(0))
-    text = torch.tensor([[1, 2, 3, *tokens[0].tolist()]])
-    assert torch.allclose(recording.draft[:5], draft(text).logits[0, 2:-1], atol=1e-5)
-    recording.save(tmp_path / "pair.safetensors")
-    assert torch.equal(Recording.load(tmp_path / "pair.safetensors").target, recording.target)
 
 
 def test_lines_agree_with_the_schemes() -> None:
@@ -42,8 +28,8 @@ def test_lines_agree_with_the_schemes() -> None:
 
 
 def test_command_prints_json(tmp_path) -> None:
-    random_pairs(4, 30, seed=0).save(tmp_path / "pair.safetensors")
-    arguments = ["acceptance", "--recording", str(tmp_path / "pair.safetensors"), "--temperature", "1", "--drafts", "2"]
+    folder = keep(tmp_path, random_pairs(4, 30, seed=0))
+    arguments = ["acceptance", "--capture", str(folder), "--temperature", "1", "--drafts", "2"]
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == 0
     names = {line["scheme"] for line in json.loads(result.stdout)["results"]}
@@ -53,7 +39,7 @@ def test_command_prints_json(tmp_path) -> None:
     assert "anchored:lorenz" in table.stdout
 
 
-def test_missing_recording_gets_advice() -> None:
-    result = CliRunner().invoke(app, ["acceptance", "--recording", "nowhere.safetensors"])
+def test_missing_capture_gets_advice() -> None:
+    result = CliRunner().invoke(app, ["acceptance", "--capture", "nowhere"])
     assert result.exit_code == 2
     assert "multidraft capture" in result.stderr

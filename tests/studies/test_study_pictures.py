@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.commands.cli import app
-from multidraft.studies.capturing import Recording
+from multidraft.studies.captures.recording import Recording
 from multidraft.studies.curves import HIGH, LOW, Case, telling_case
 from multidraft.studies.toy_pairs import bernoulli_optimum, uniform_optimum
 from multidraft.studies.toys import figures

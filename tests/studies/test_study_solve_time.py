@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from captures import keep
 from pairs import random_pair
 from torch import Tensor
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.studies import solve_time
 from multidraft.studies.acceptance import random_pairs
-from multidraft.studies.capturing import Recording
+from multidraft.studies.captures.recording import Recording
 from multidraft.studies.journal import Journal
 from multidraft.studies.solve_time import Result, measure, power_law_pairs, tasks, top_k
 from multidraft.studies.solve_time_table import best, lines
@@ -33,9 +34,7 @@ PAIRS = {"recorded": random_pairs(4, 12, 0)}
 
 @pytest.fixture
 def recording(tmp_path) -> Path:
-    file = tmp_path / "pair.safetensors"
-    PAIRS["recorded"].save(file)
-    return file
+    return keep(tmp_path / "capture", PAIRS["recorded"])
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +45,7 @@ def few_synthetic_pairs(monkeypatch) -> None:
 
 def study(recording: Path, *arguments: object):
     out = recording.parent / "run"
-    asked = ["study", "solve-time", "--recording", recording, "--out", out, "--tokens", 2, *arguments]
+    asked = ["study", "solve-time", "--capture", recording, "--out", out, "--tokens", 2, *arguments]
     return CliRunner().invoke(app, [str(a) for a in asked])
 
 

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.acceptance import DEMO, SHIPPED
-from multidraft.commands.pair import load
-from multidraft.commands.prompts import encode, read_prompts
+from multidraft.commands.capture import DEMO, SHIPPED, Source
 from multidraft.studies import pictures
 
 if TYPE_CHECKING:
@@ -33,21 +31,18 @@ def curves(
     Of the positions of a sampled continuation whose optimal acceptance rate lies between 0.6 and 0.8, it is the one
     where resets lose most of the target.
     """
-    from multidraft.commands.generate import context
-    from multidraft.studies.capturing import capture
+    from multidraft.studies.captures.capturing import Manner, capture
     from multidraft.studies.curves import draw, telling_case
 
     pictures.check(out, [prompts, target, draft])
-    prompt = read_prompts(None, prompts, 1)
-    pair = load(target, draft)
-    encode(prompt, pair.tokenizer, context(pair))
-    [recording] = capture(pair.target, pair.draft, [prompt[0].tokens], new_tokens, seed)
+    pair, [prompt] = Source(target, draft, prompts, 1).read()
+    [recording] = capture(pair.target, pair.draft, [prompt.tokens], Manner(new_tokens, seed=seed))
     case = telling_case(recording, drafts, top_k)
     names = [piece(pair.tokenizer, token) for token in case.tokens]
     draw(case, names, out)
     if as_json:
         return terminal.print_json(as_data(case, names, out))
-    terminal.note(f"wrote {out}: position {case.position} of prompt {prompt[0].id}, optimum {case.plan.optimum:.3f}")
+    terminal.note(f"wrote {out}: position {case.position} of prompt {prompt.id}, optimum {case.plan.optimum:.3f}")
 
 
 def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:

@@ -10,13 +10,13 @@ import typer
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.acceptance import DEMO, recorded
+from multidraft.commands.capture import Source, captured
 from multidraft.commands.machine import hardware, versions
 from multidraft.errors import AdviceError, outputs
 from multidraft.studies import pictures
 
 if TYPE_CHECKING:
-    from multidraft.studies.capturing import Recording
+    from multidraft.studies.captures.recording import Recording
     from multidraft.studies.journal import Journal
     from multidraft.studies.solve_time import Result
     from multidraft.studies.solve_time_table import Best, Line
@@ -29,7 +29,7 @@ def solve_time(
     out: Annotated[Path, Option(help="Folder of the run; the same command goes on where it was stopped.")] = Path(
         "runs/solve-time"
     ),
-    recording: Annotated[Path | None, Option(help="A file of `multidraft capture`. Default: embedded pair.")] = None,
+    capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: embedded pair.")] = None,
     size: Annotated[
         list[str] | None,
         Option(help="k,n: top k tokens, n drafts; may be repeated. Default: the paper's and more."),
@@ -48,9 +48,9 @@ def solve_time(
     sizes = [parsed(text) for text in size] if size else PAPER_SIZES + LARGER_SIZES
     check_methods(method, limit_seconds)
     if plot is not None:
-        pictures.check(plot, [recording])
+        pictures.check(plot)
     outputs.make_folder(out, "--out")
-    sources = pairs(out, recording, seed)
+    sources = pairs(out, capture, seed)
     journal = Journal(out / "results.jsonl", settings(sources, limit_seconds, seed))
     interrupted = not measured(journal, sources, sizes, tokens, limit_seconds, seed, method)
     report(results(journal), journal.path, plot, as_json, interrupted)
@@ -75,16 +75,17 @@ def check_methods(chosen: list[str] | None, limit: float) -> None:
         raise AdviceError(f"no method {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
 
 
-def pairs(out: Path, recording: Path | None, seed: int) -> "dict[str, Recording]":
+def pairs(out: Path, capture: Path | None, seed: int) -> "dict[str, Recording]":
     """The recorded pair, which a run keeps in its folder, and the synthetic one."""
-    from multidraft.studies.capturing import Recording
+    from multidraft.studies.captures.capturing import Manner
+    from multidraft.studies.captures.folder import Capture
     from multidraft.studies.solve_time import POSITIONS, VOCABULARY, power_law_pairs
 
-    kept = out / "recording.safetensors"
-    if recording is None and not kept.exists():
-        recorded(None, None, DEMO, None, RECORDED_TOKENS, seed).save(kept)
-    known = Recording.load(recording or kept)
-    return {"recorded": known, "synthetic": power_law_pairs(POSITIONS, VOCABULARY, seed)}
+    if capture is None:
+        known = captured(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture")
+    else:
+        known = Capture.open(capture)
+    return {"recorded": known.recording(), "synthetic": power_law_pairs(POSITIONS, VOCABULARY, seed)}
 
 
 def settings(sources: "dict[str, Recording]", limit: float, seed: int) -> dict[str, object]:
@@ -144,13 +145,13 @@ def report(results: "list[Result]", path: Path, plot: Path | None, as_json: bool
         print_source(source, [line for line in table if line.source == source])
     print_best(within)
     terminal.note(
-        "Measured here. What the paper prints, on its own hardware: multidraft/studies/global_resolution_paper.py"
+        "Measured here. What the paper prints, on its own hardware: multidraft/studies/printed/global_resolution.py"
     )
 
 
 def as_data(table: "list[Line]", within: "list[Best]", path: Path, interrupted: bool) -> dict[str, object]:
     """All numbers, ours and the paper's."""
-    from multidraft.studies.global_resolution_paper import printed
+    from multidraft.studies.printed.global_resolution import printed
 
     return {
         "hardware": hardware(),

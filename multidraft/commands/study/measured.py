@@ -1,0 +1,164 @@
+"""`multidraft study acceptance | temperature | ..`: the papers' tables and figures on your pair, a command each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from multidraft.commands import terminal
+from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, WORKERS, Source, captured, digest
+from multidraft.commands.machine import hardware, versions
+from multidraft.errors import AdviceError, outputs
+from multidraft.studies import pictures
+from multidraft.studies.listed import LISTED
+
+if TYPE_CHECKING:
+    from multidraft.studies.captures.folder import Capture
+    from multidraft.studies.journal import Journal
+    from multidraft.studies.running.results import Results
+
+RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
+CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
+QUICK = "A few tokens of each prompt: minutes with the embedded pair."
+TOKENS, QUICK_TOKENS = 64, 8  # of each prompt
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What all studies are told."""
+
+    out: Path
+    source: Source
+    new_tokens: int
+    seed: int
+    workers: int
+    capture: Path | None = None
+
+    def check(self) -> None:
+        """Raise on two sources, and where nothing can be written."""
+        if self.capture is not None and (self.source.target or self.source.draft):
+            raise AdviceError("--capture and --target or --draft are two sources; give one")
+        outputs.make_folder(self.out, "--out")
+        pictures.check(self.out / "picture.png")
+
+
+def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
+    """A command that has the options of all studies."""
+
+    def study(
+        out: Annotated[Path | None, Option(help=RUN)] = None,
+        capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
+        target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+        draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+        prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
+        limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+        new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
+        seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+        workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+        quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
+        as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+    ) -> None:
+        source = Source(target, draft, prompts, limit)
+        tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture)
+        asked.check()
+        do(asked, as_json)
+
+    study.__doc__ = about
+    return study
+
+
+def one(name: str) -> Callable[..., None]:
+    """The command of one study."""
+    return command(name, LISTED[name].about, lambda asked, as_json: show(measured(name, asked), as_json))
+
+
+def measured(name: str, asked: Asked) -> "Results":
+    """Measure what is missing, and write the tables and the picture."""
+    from multidraft.studies.running.jobs import run
+    from multidraft.studies.running.results import Results
+
+    study = LISTED[name].study()
+    measure = study.on_models or study.on_capture
+    work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, asked)
+    try:
+        run(work, jobs, journal, asked.workers, name)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
+    first = {"name": name, "about": LISTED[name].about, "paper": study.paper}
+    results = Results.of(study, journal.records, first | settings(journal.path))
+    terminal.write_json(asked.out / f"{name}.json", results.as_data())
+    results.draw(asked.out, name)
+    return results
+
+
+def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+    """The jobs of a study that needs no more than logits, one for each prompt of a capture."""
+    from multidraft.studies.journal import Journal
+    from multidraft.studies.running.work import OverCapture
+
+    capture = captured_for(asked)
+    check_drafts(name, capture)
+    facts: dict[str, Any] = {"study": name, "capture": capture.fingerprint, "positions": capture.positions}
+    facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
+    facts |= {"seed": asked.seed} | versions("scipy", "ortools")
+    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    return OverCapture(measure, capture.folder, asked.seed), len(capture.entries), journal
+
+
+def check_drafts(name: str, capture: "Capture") -> None:
+    """Raise where a study drafts more tokens at a node than a capture has kept there."""
+    needed, kept = LISTED[name].study().drafts, capture.settings.get("top_k") or capture.vocabulary
+    if needed > kept:
+        raise AdviceError(
+            f"the study {name} makes up to {needed} drafts at a node, and the capture has {kept} tokens there; "
+            f"capture with --top-k {needed} or more, or with a larger vocabulary"
+        )
+
+
+def captured_for(asked: Asked) -> "Capture":
+    """The capture that was given, or one in the folder of the run."""
+    from multidraft.studies.captures.capturing import Manner
+    from multidraft.studies.captures.folder import Capture
+
+    if asked.capture is not None:
+        return Capture.open(asked.capture)
+    manner = Manner(asked.new_tokens, seed=asked.seed)
+    return captured(asked.source, manner, asked.out / "capture", asked.workers)
+
+
+def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+    """The jobs of a study that decodes, one for each prompt."""
+    from multidraft.studies.captures.work import Passage
+    from multidraft.studies.journal import Journal
+    from multidraft.studies.running.work import OverModels
+
+    if asked.capture is not None:
+        raise AdviceError(f"the study {name} decodes with models; give --target and --draft instead of --capture")
+    _, chosen = asked.source.read()
+    facts: dict[str, Any] = {"study": name} | asked.source.names
+    facts |= {"prompts": len(chosen), "prompts_digest": digest(chosen)}
+    facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | versions() | hardware()
+    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
+    return OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed), len(passages), journal
+
+
+def settings(journal: Path) -> dict[str, Any]:
+    """The first line of a journal, which every result depends on."""
+    import json
+
+    with journal.open() as file:
+        return json.loads(file.readline())
+
+
+def show(results: "Results", as_json: bool) -> None:
+    """Tables for people, or one JSON object."""
+    if as_json:
+        return terminal.print_json(results.as_data())
+    for title, head, rows in results.shown():
+        typer.echo(title)
+        terminal.print_table(head, rows, numbers=True)

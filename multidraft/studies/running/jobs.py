@@ -1,0 +1,60 @@
+"""Many jobs, one after another or over processes: what comes out does not depend on how many processes there are."""
+
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+
+from tqdm import tqdm
+
+from multidraft.errors import AdviceError
+from multidraft.studies.journal import Journal, Record
+
+Work = Callable[[int], Record]  # from the number of a job; it can be pickled
+PATIENCE = 3  # times that workers may die without one job done between
+
+_work: Work | None = None  # of a worker process
+
+
+def run(work: Work, jobs: int, journal: Journal, workers: int, doing: str) -> None:
+    """Let the journal have the records of all jobs, in their order; what it has already is not done again."""
+    left = range(len(journal.records), jobs)
+    records = map(work, left) if workers == 1 else over_processes(work, left, workers)
+    with tqdm(total=jobs, initial=jobs - len(left), desc=doing, unit="job", mininterval=0.5) as bar:
+        for record in records:
+            journal.append(record)
+            bar.update()
+
+
+def over_processes(work: Work, jobs: range, workers: int) -> Iterator[Record]:
+    """Records in the order of the jobs; where a worker was killed, others take its place."""
+    deaths = 0
+    while jobs:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=begin, initargs=(work,))
+        try:
+            for record in pool.map(do, jobs):
+                yield record
+                jobs, deaths = jobs[1:], 0
+        except BrokenProcessPool:
+            deaths += 1
+            if deaths == PATIENCE:
+                raise AdviceError(
+                    f"worker processes died {PATIENCE} times at job {jobs[0]}, perhaps for want of memory; "
+                    "take fewer --workers"
+                ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def begin(work: Work) -> None:
+    """Keep the work for all jobs of this process; Ctrl-C is for the process that began it."""
+    global _work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _work = work
+
+
+def do(job: int) -> Record:
+    """One job, in a worker process."""
+    assert _work is not None  # `begin` came first
+    return _work(job)

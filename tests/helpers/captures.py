@@ -1,0 +1,23 @@
+"""Captures of no models, written as `multidraft capture` writes them."""
+
+from pathlib import Path
+
+import torch
+
+from multidraft.studies.captures.capturing import write
+from multidraft.studies.captures.folder import FORMAT, MANIFEST
+from multidraft.studies.captures.recording import Recording
+from multidraft.studies.captures.shard import Shard
+from multidraft.studies.journal import Journal
+
+
+def keep(folder: Path, *recordings: Recording, top_k: int | None = None) -> Path:
+    """A capture with a prompt for each recording; the prompts belong to the tasks `even` and `odd` by turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = recordings[0].target.shape[-1]
+    first = {"capture": FORMAT, "target": "a", "draft": "b", "vocabulary": vocabulary, "prompts": len(recordings)}
+    journal = Journal(folder / MANIFEST, first)
+    for index, recording in enumerate(recordings):
+        shard = Shard(torch.tensor([1]), torch.zeros(len(recording), dtype=torch.long), recording)
+        journal.append(write(shard, folder, index, f"p{index}", ("even", "odd")[index % 2], top_k))
+    return folder
