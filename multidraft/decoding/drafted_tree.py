@@ -32,7 +32,8 @@ class DraftTree:
     drafted: Int[Tensor, "batch slots width"]
     depths: Int[Tensor, " slots"]
     read: Slots  # the slots that the draft model has read in this step, in its order; -1 where a row had none
-    levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
+    logits: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
+    levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what is drawn from
     roots: Prefixes | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
@@ -95,8 +96,14 @@ class DraftTree:
             for count, slots in tree.draws[depth] if depth < len(tree.draws) else ():
                 yield rows, count, slots
 
-    def learn(self, slots: Slots, draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
+    def learn(
+        self,
+        slots: Slots,
+        draft: Float[Tensor, "batch group *drafters vocabulary"],
+        logits: Float[Tensor, "batch group *drafters vocabulary"],
+    ) -> None:
         """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding."""
+        self.logits.append(logits)
         if self.repeats:
             alias = self.take(self.alias, slots)
             first = (alias[:, :, None] == alias[:, None, :]).to(torch.uint8).argmax(-1)
@@ -164,6 +171,7 @@ class DraftTree:
             self.drafted[rows],
             self.depths,
             [self.read[row] for row in chosen],
+            [level[rows] for level in self.logits],
             [level[rows] for level in self.levels],
             None if self.roots is None else [self.roots[row] for row in chosen],
         )
