@@ -30,7 +30,7 @@ def exported(init: Path) -> Iterator[str]:
 
 def test_the_root_has_few_entries_and_few_floors_below_the_command_line():
     floors = CONTRACTS["layers"]["layers"]
-    assert len(entries(PACKAGE)) <= 18
+    assert len(entries(PACKAGE)) <= 20
     assert len(floors) <= 13
     assert floors[0] == "commands"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
+from multidraft.numerics.distributions import tempered
 from multidraft.sampling.prefixes import Prefixes
 
 Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
@@ -125,14 +126,30 @@ class DraftTree:
         return by_turns(self.distributions(slice(row, row + 1), [slot])[:, 0], self.trees[row].drafts[slot], 1)[0]
 
     def distributions(self, rows: slice, slots: list[int]) -> Float[Tensor, "rows group *drafters vocabulary"]:
-        """What the draft model said at slots of one level, in rows of one tree."""
-        read, before = self.read[rows.start], 0
-        for level in self.levels:
-            here = read[before : before + level.shape[1]]
+        """What is drawn from at slots of one level, in rows of one tree."""
+        level, places = self.level_of(rows.start, slots)
+        return self.levels[level][rows] if places == slice(None) else self.levels[level][rows, places]
+
+    def logits_at(self, row: int, slot: int) -> Float[Tensor, "*drafters vocabulary"]:
+        """What the draft model said at a slot."""
+        level, places = self.level_of(row, [slot])
+        return self.logits[level][row, places].squeeze(0)
+
+    def level_of(self, row: int, slots: list[int]) -> tuple[int, slice | list[int]]:
+        """On which level the draft model has read slots, and in which places there."""
+        before = 0
+        for index, level in enumerate(self.levels):
+            here = self.read[row][before : before + level.shape[1]]
             if slots[0] in here:
-                return level[rows] if slots == here else level[rows, span([here.index(slot) for slot in slots])]
+                return index, slice(None) if slots == here else span([here.index(slot) for slot in slots])
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
+
+    def temper(self, rows: slice, slots: list[int], temper: float) -> None:
+        """Draw at `slots` from their distribution at its temperature times `temper`, which the rule will be told."""
+        if temper != 1:
+            level, places = self.level_of(rows.start, slots)
+            self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
     def draw(self, scheme: Scheme, rows: slice, slots: list[int], uniform: Float[Tensor, "rows group numbers"]) -> None:
         """Draw at `slots` of these rows, which all have as many children as the scheme has drafts."""

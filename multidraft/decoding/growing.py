@@ -21,6 +21,7 @@ def grow(state: State, plan: Plan) -> DraftTree:
     while read_level(state, plan, drafts, depth):
         for rows, count, slots in drafts.draws_at(depth):
             scheme = plan.scheme.with_drafts(count)
+            drafts.temper(rows, slots, plan.shape.temper(count))
             uniform = torch.stack([random.uniform(len(slots), scheme.law.numbers) for random in state.random[rows]])
             drafts.draw(scheme, rows, slots, uniform.to(state.root.device))
         depth += 1

@@ -6,12 +6,19 @@ then the output is exact with both walks (docs/theory.md).
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Verdict
+
+
+class Outlook(NamedTuple):
+    """What a shape expects of a step."""
+
+    tokens: float  # over all rows
+    seconds: float
 
 
 @runtime_checkable
@@ -45,8 +52,18 @@ class Shape(Protocol):
         """For every row its tree with the drafts at a depth decided; all have the same number of slots."""
         ...
 
+    def temper(self, drafts: int) -> float:
+        """What the draft temperature is multiplied by at nodes with so many drafts; not one only where no two slots of
+        a level are the same node.
+        """
+        ...
+
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """What the rule said at a node that the walk has come to, with its target scaled to a weight."""
+        ...
+
+    def outlook(self) -> Outlook | None:
+        """What it expects of the step that is under way, if it predicts anything."""
         ...
 
 
@@ -70,8 +87,15 @@ class Fixed:
         """Nothing is new."""
         return drafts.trees
 
+    def temper(self, drafts: int) -> float:
+        """Drafts are drawn from what the draft model says."""
+        return 1.0
+
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """It makes no difference."""
+
+    def outlook(self) -> None:
+        """Nothing is predicted."""
 
 
 class Growing:
@@ -87,7 +111,7 @@ class Growing:
 
     def seed(self, rows: int) -> Tree:
         """The root alone."""
-        return Tree((-1,), (0,))
+        return NO_DRAFTS
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """All nodes of the level, while there is room for more."""
@@ -100,8 +124,16 @@ class Growing:
         width = max(sum(counts.values()) for counts in decided)
         return [tree.with_level(counts, width) for tree, counts in zip(drafts.trees, decided, strict=True)]
 
+    def temper(self, drafts: int) -> float:
+        """Drafts are drawn from what the draft model says, unless you say so."""
+        return 1.0
+
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """It makes no difference, unless you say so."""
+
+    def outlook(self) -> Outlook | None:
+        """Nothing is predicted, unless you say so."""
+        return None
 
     def decide(self, drafts: DraftTree, depth: int, row: int) -> dict[int, int]:
         """One row's counts by node."""

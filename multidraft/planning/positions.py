@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,73 +11,76 @@ from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Verdict
-from multidraft.planning.predictions import MOST, Predictions, by_class
+from multidraft.numerics.distributions import tempered
+from multidraft.planning.rates import WEIGHTS, Rates
+
+DRAWS = 2  # tuples drawn at a position for every number of drafts
 
 
 @dataclass
 class Positions:
-    """Target and draft distributions, and the draft model's own at temperature 1."""
+    """Nodes that walks have come to: target and draft distributions, the draft model's own, and what was accepted."""
 
-    targets: list[Tensor] = field(default_factory=list)
-    drafts: list[Tensor] = field(default_factory=list)
-    sure: list[Tensor] = field(default_factory=list)
+    targets: list[Float[Tensor, " vocabulary"]] = field(default_factory=list)
+    drafts: list[Float[Tensor, " vocabulary"]] = field(default_factory=list)
+    sure: list[Float[Tensor, " vocabulary"]] = field(default_factory=list)  # of the draft model at temperature 1
+    seen: list[tuple[int, int, float, float]] = field(default_factory=list)  # depth, drafts, weight, claimed
 
-    def stacked(self) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.stack(self.targets), torch.stack(self.drafts), torch.stack(self.sure)
+    def __len__(self) -> int:
+        return len(self.targets)
 
 
 class Listening(Fixed):
-    """A fixed tree that keeps the positions that walks pass."""
+    """A fixed tree that keeps the nodes that walks come to."""
 
-    def __init__(self, tree: Tree, positions: Positions, most: int):
+    def __init__(self, tree: Tree, positions: Positions):
         super().__init__(tree)
-        self.positions, self.most_drafts = positions, most
+        self.positions = positions
 
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
-        self.positions.targets.append(tree.target([row], (node,))[0])
-        self.positions.drafts.append(tree.draft([row], (node,))[0])
-        self.positions.sure.append(sure_at(tree, row, node))
+        here, found = tree.rows[row], self.positions
+        found.targets.append(tree.target([row], (node,))[0])
+        found.drafts.append(tree.draft([row], (node,))[0])
+        found.sure.append(tree.drafts.logits_at(row, node).float().softmax(-1))
+        found.seen.append((here.tree.depths[node], here.count(node), weight, verdict.acceptance))
 
 
-def sure_at(tree: ScoredTree, row: int, node: int) -> Float[Tensor, " vocabulary"]:
-    drafts, before = tree.drafts, 0
-    for level in drafts.logits:
-        here = drafts.read[row][before : before + level.shape[1]]
-        if node in here:
-            return level[row, here.index(node)].float().softmax(-1)
-        before += level.shape[1]
-    raise IndexError
+@dataclass(frozen=True)
+class Judged:
+    """What a rule would have accepted at every position, with a number of drafts at each."""
+
+    acceptance: list[Float[Tensor, " positions"]]  # by `WEIGHTS`, over the weight
+    claims: list[Float[Tensor, "positions drafts"]]  # by draw: of every child, 0 where there is none
+    children: list[Tensor]  # by draw: the children's tokens, -1 where there is none
 
 
-def tables(scheme: Scheme, positions: Positions, draws: int = 4, tempers=None, seed: int = 0) -> Predictions:
-    """What each number of drafts would have accepted."""
-    target, draft, sure = positions.stacked()
+def judged(scheme: Scheme, target: Tensor, draft: Tensor, generator: torch.Generator) -> Judged:
+    """Tuples drawn and verified at all positions at once, some with the target scaled down."""
+    acceptance, claims, children = [], [], []
+    for weight in WEIGHTS:
+        for _ in range(DRAWS if weight == 1 else 1):
+            drafted = scheme.draw(draft, generator)
+            accept = scheme.verify(target * weight, draft, drafted).accept.double()
+            acceptance.append(accept.sum(-1) / weight)
+            if weight == 1:
+                children.append(scheme.law.children(drafted))
+                claims.append(((children[-1][..., None] == drafted[..., None, :]) * accept[..., None, :]).sum(-1))
+    return Judged([torch.stack(acceptance[:DRAWS]).mean(0), *acceptance[DRAWS:]], claims, children)
+
+
+def rates_of(scheme: Scheme, positions: Positions, most: int, tempers: list[float], seed: int = 0) -> Rates:
+    """Averages over positions, for every number of drafts up to `most`."""
+    acceptance, shares, weights = [[0.0] * len(WEIGHTS)], [list[float]()], [list[float]()]
     generator = torch.Generator().manual_seed(seed)
-    top = sure.topk(MOST, -1).values.double().numpy()
-    accepted = np.zeros((MOST + 1, len(target)))
-    claims = [[]]
-    shares = [[]]
-    for n in range(1, MOST + 1):
-        own = scheme.with_drafts(n)
-        q = draft if not tempers else tempered(draft, tempers[n])
-        rows = [([], []) for _ in range(n)]
-        for _ in range(draws if n > 0 else 1):
-            drafted = own.draw(q, generator)
-            accept = own.verify(target, q, drafted).accept.double()
-            accepted[n] += accept.sum(-1).numpy() / draws
-            children = own.law.children(drafted)
-            for p, (kids, tokens, acc) in enumerate(zip(children.tolist(), drafted.tolist(), accept.tolist())):
-                for i, kid in enumerate(kids):
-                    if kid < 0: continue
-                    rows[i][0].append(sum(a for t, a in zip(tokens, acc) if t == kid))
-                    rows[i][1].append(float(sure[p, kid]))
-        claims.append([by_class(np.array(a), np.array(b)) for a, b in rows])
-        shares.append([float(sum(a)) / (draws * len(target)) for a, b in rows])
-    gains = [[]] + [by_class(accepted[n] - accepted[n - 1], top[:, n - 1]) for n in range(1, MOST + 1)]
-    return Predictions(gains, claims, accepted.mean(1).tolist(), shares)
-
-
-def tempered(draft: Tensor, temper: float) -> Tensor:
-    if temper == 1: return draft
-    raised = draft ** (1 / temper)
-    return raised / raised.sum(-1, keepdim=True)
+    target, draft = torch.stack(positions.targets), torch.stack(positions.drafts)
+    for n in range(1, most + 1):
+        found = judged(scheme.with_drafts(n), target, tempered(draft, tempers[n]), generator)
+        acceptance.append([float(rate.mean()) for rate in found.acceptance])
+        claims = torch.cat(found.claims)
+        left = 1 - torch.nn.functional.pad(claims.sort(-1, descending=True).values.cumsum(-1)[..., :-1], (1, 0))
+        ordered = claims.sort(-1, descending=True).indices.argsort(-1)
+        entered = (claims / left.gather(-1, ordered).clamp(min=1e-9)).clamp(max=1.0)
+        total = claims.sum(0)
+        shares.append((total / total.sum().clamp(min=1e-9)).tolist())
+        weights.append(((claims * entered).sum(0) / total.clamp(min=1e-9)).tolist())
+    return Rates(acceptance, shares, weights)
