@@ -1,8 +1,6 @@
 """What all tests need: plans are made up and kept in a folder of their own, so that nothing is measured."""
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 from plans import made_up
@@ -10,7 +8,6 @@ from plans import made_up
 import multidraft as md
 from multidraft.generation.defaults import SCHEME
 from multidraft.planning import keeping
-from multidraft.planning.identity import digest, identity
 from multidraft.planning.making import Subject
 from multidraft.zoo import load_pair
 
@@ -21,7 +18,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     keeping.make = made_up
     pair = load_pair()
-    known = identity(pair.target, pair.draft, md.scheme(SCHEME), "deferred")
-    file: Path = keeping.place(digest(json.dumps(known, sort_keys=True)))
+    subject = Subject(pair.target, pair.draft, [], md.scheme(SCHEME), "deferred")
+    file = keeping.place(subject.identity)
     file.parent.mkdir(parents=True)
-    file.write_text(made_up(Subject(pair.target, pair.draft, [], md.scheme(SCHEME), "deferred")).as_json())
+    file.write_text(made_up(subject).as_json())

@@ -19,6 +19,7 @@ from multidraft.commands.replay import replay
 from multidraft.commands.schemes import schemes
 from multidraft.commands.study import study
 from multidraft.commands.train import train
+from multidraft.commands.tune import tune
 from multidraft.errors import AdviceError
 
 UsageError: Any = typer.BadParameter.__bases__[
@@ -81,7 +82,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, generate, replay, schemes, train):
+for command in (acceptance, audit, capture, generate, replay, schemes, train, tune):
     app.command(cls=Checked)(command)
 app.add_typer(study, name="study")
 

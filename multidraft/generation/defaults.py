@@ -2,6 +2,4 @@
 
 SCHEME = "anchored:lorenz"
 TREE = "auto"
-FIXED = (
-    "2x1x1x1"  # in its place where nothing can be chosen: best on the average of the processors measured (docs/log.md)
-)
+FIXED = "2x1x1x1"  # where nothing can be chosen: best on the average of the processors measured (docs/log.md)

@@ -51,7 +51,7 @@ def make_plan(
 
 
 def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
-    """The limits of trees that are chosen while decoding; None where a tree is given, or the scheme leaves no choice."""
+    """The limits of trees that are chosen while decoding; None where one is given, or the scheme leaves no choice."""
     if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
         return None
     limits = Limits.parse(tree)

@@ -54,9 +54,6 @@ class Candidate:
         self.levels = [0.0] * max(tree.depths)  # expected tokens by depth
         for depth, reach in zip(tree.depths[1:], reaches[1:], strict=True):
             self.levels[depth - 1] += reach
-        self.predicted = [
-            rates.accepted(count, 1.0, depth) for count, depth in zip(tree.drafts, tree.depths, strict=True)
-        ]
 
     def tokens(self, factors: Sequence[float]) -> float:
         """Expected tokens a row and step, one that comes without drafts included."""
@@ -78,7 +75,7 @@ class Auto:
     is one factor for each depth, which fades; it starts at one.
     """
 
-    def __init__(self, plan: PairPlan, temperature: float, limits: Limits, tempers: bool = True):
+    def __init__(self, plan: PairPlan, temperature: float | int, limits: Limits, tempers: bool = True):
         measured = plan.at(temperature)
         trees = [tree for tree in measured.trees if limits.allow(tree)]
         self.costs, self.rates = plan.costs, measured.rates

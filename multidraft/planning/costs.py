@@ -19,7 +19,7 @@ class Curve:
     counts: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def __call__(self, count: float) -> float:
+    def __call__(self, count: int) -> float:
         if len(self.counts) == 1:
             return self.seconds[0]
         after = min(max(bisect_right(self.counts, count), 1), len(self.counts) - 1)

@@ -9,27 +9,28 @@ from platformdirs import user_cache_path
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError, outputs
-from multidraft.planning.identity import digest, identity
+from multidraft.planning.identity import digest
 from multidraft.planning.making import Subject, make, work
 from multidraft.planning.pair_plan import PairPlan
 
 NOTES = logging.getLogger("multidraft")
-LOADED: dict[str, PairPlan] = {}  # those that this process has used, by their identity
+LOADED: dict[Path, PairPlan] = {}  # those that this process has used, by where they are kept
 
 
 def plan_for(subject: Subject, file: Path | None = None) -> PairPlan:
     """The plan of a pair on this machine: that of a file, the one that is kept, or one that is made now and kept."""
-    wanted = identity(subject.target, subject.draft, subject.scheme, str(subject.walk))
+    wanted = subject.identity
     if file is not None:
         return checked(file, wanted)
+    file = place(wanted)
+    if file not in LOADED:
+        LOADED[file] = kept(file, wanted) or made_and_kept(subject, file)
+    return LOADED[file]
+
+
+def place(wanted: dict[str, Any]) -> Path:
+    """The file of the plan of a certain identity."""
     key = digest(json.dumps(wanted, sort_keys=True))
-    if key not in LOADED:
-        LOADED[key] = kept(place(key), wanted) or made_and_kept(subject, place(key))
-    return LOADED[key]
-
-
-def place(key: str) -> Path:
-    """The file of a plan."""
     return user_cache_path("multidraft", appauthor=False) / "plans" / f"{key}.json"
 
 
@@ -65,7 +66,7 @@ def kept(file: Path, wanted: dict[str, Any]) -> PairPlan | None:
 
 def made_and_kept(subject: Subject, file: Path) -> PairPlan:
     """A plan that is made now, and kept where that is possible."""
-    with tqdm(total=work(), desc="measuring this pair on this machine, once", unit="step", leave=False) as bar:
+    with tqdm(total=work(), desc="measuring this pair on this machine, once", unit="step", leave=False, delay=2) as bar:
         plan = make(subject, bar.update)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -51,13 +52,18 @@ class Subject:
     scheme: Scheme
     walk: str | Walker
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Which pair, on which machine."""
+        return identity(self.target, self.draft, self.scheme, str(self.walk))
+
     def begin(self, plan: Plan, rows: int, turn: int) -> State:
         """The state after so many prompts, which are others every turn."""
         chosen = [self.prompts[(turn * rows + row) % len(self.prompts)][-PROMPT:] for row in range(rows)]
         longest = max(map(len, chosen)) + STEPS_LEAVE
         return start(chosen, self.target, self.draft, plan, longest, torch.Generator().manual_seed(turn), Info())
 
-    def plan(self, tree: Tree | Listening, temperature: float = 1.0) -> Plan:
+    def plan(self, tree: Tree | Listening, temperature: float | int = 1.0) -> Plan:
         """How its steps are made."""
         return Plan(self.scheme, tree, self.walk, Sampling(temperature=temperature), measure=False)
 
@@ -71,8 +77,7 @@ def work() -> int:
 @torch.inference_mode()
 def make(subject: Subject, tick: Tick = lambda units: None) -> PairPlan:
     """Measure a pair on this machine, in some hundred steps of the real loop."""
-    known = identity(subject.target, subject.draft, subject.scheme, str(subject.walk))
-    threads = best_threads(subject)
+    known, threads = subject.identity, best_threads(subject)
     with using(threads):
         costs = CostsByRows(tuple(ROWS), tuple(measured(subject, rows, tick) for rows in ROWS))
         acceptance = tuple(learnt(subject, costs, temperature, tick) for temperature in TEMPERATURES)

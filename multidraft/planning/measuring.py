@@ -13,9 +13,11 @@ from multidraft.decoding.stepping import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.planning.costs import Costs, Curve
 
-ALONE = ("", "1", "1x1x1", "1x1x1x1x1", "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3")
-ALONE += ("4/3,2,1,0", "3/2,1,0/3,2,1", "2/2,1/3,2,1/4,3,2,1,0,0")  # with several draws on a level
-TOGETHER = ("", "1", "1x1x1", "2x1", "2x1x1", "4x1x1", "4x2x1", "3/2,1,0/2,1,0")
+Names = tuple[str, ...]
+CHAINS: Names = ("", "1", "1x1x1", "1x1x1x1x1")
+UNEVEN: Names = ("4/3,2,1,0", "3/2,1,0/3,2,1", "2/2,1/3,2,1/4,3,2,1,0,0")  # with several draws on a level
+ALONE: Names = (*CHAINS, "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3", *UNEVEN)
+TOGETHER: Names = ("", "1", "1x1x1", "2x1", "2x1x1", "4x1x1", "4x2x1", "3/2,1,0/2,1,0")
 
 
 @dataclass(frozen=True)

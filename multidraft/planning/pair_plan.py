@@ -38,7 +38,7 @@ class PairPlan:
     acceptance: tuple[AtTemperature, ...]  # from the lowest temperature to the highest
     day: str = ""
 
-    def at(self, temperature: float) -> AtTemperature:
+    def at(self, temperature: float | int) -> AtTemperature:
         """What was measured at the nearest temperature."""
         return min(self.acceptance, key=lambda own: abs(own.temperature - temperature))
 

@@ -1,4 +1,4 @@
-"""What is accepted on the average: by the number of drafts at a node, and by the weight with which a walk comes there."""
+"""What is accepted on the average, by drafts at a node and by the weight with which a walk comes there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
