@@ -31,14 +31,10 @@ def tune(
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
-    temperature: Annotated[
-        list[float] | None, Option(help="Of the table; may be repeated. Default: 0, 0.7 and 1.")
-    ] = None,
+    temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0, 0.7, 1.")] = None,
     quick: Annotated[bool, Option("--quick", help="Fewer steps for every line of the table.")] = False,
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
-    plot: Annotated[
-        Path | None, Option(help="Draw costs, acceptance and speeds: a file ending in .svg or .png.")
-    ] = None,
+    plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
@@ -54,7 +50,7 @@ def tune(
         from multidraft.studies.tuning_picture import draw
 
         draw(plan, lines, plot)
-    terminal.as_json(as_data(plan, lines)) if as_json else show(plan, lines)
+    terminal.print_json(as_data(plan, lines)) if as_json else show(plan, lines)
 
 
 def checked(
@@ -105,26 +101,34 @@ def show(plan: "PairPlan", lines: "list[Line]") -> None:
     """Tables for people."""
     one = plan.costs.at(1)
     sizes = (1, 2, 4, 8, 16, 32)
-    terminal.table(
+    terminal.print_table(
         ["milliseconds of", *map(str, sizes)],
         [
             ["a target pass over so many tokens", *(f"{1e3 * one.target(size):.2f}" for size in sizes)],
             ["a level of drafts at so many nodes", *(f"{1e3 * (one.level(size) + one.draw):.2f}" for size in sizes)],
         ],
     )
-    terminal.table(
+    terminal.print_table(
         ["acceptance at T", *(f"{n} drafts" for n in (1, 2, 3, 4, 8)), "by depth beyond that"],
         [
-            [f"{own.temperature:g}", *(f"{own.rates.acceptance[n][0]:.3f}" for n in (1, 2, 3, 4, 8))]
-            + [" ".join(f"{factor:.2f}" for factor in own.rates.factors)]
+            [
+                f"{own.temperature:g}",
+                *(f"{own.rates.acceptance[n][0]:.3f}" for n in (1, 2, 3, 4, 8)),
+                " ".join(f"{factor:.2f}" for factor in own.rates.factors),
+            ]
             for own in plan.acceptance
         ],
     )
-    terminal.table(
-        ["T", "tree", "nodes", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"],
+    terminal.print_table(
+        ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"],
         [
-            [f"{line.temperature:g}", line.tree, str(line.nodes), f"{line.tokens:.2f}", f"{line.predicted_tokens:.2f}"]
-            + [f"{line.speed:.1f}", f"{line.predicted_speed:.1f}", f"{line.speed / line.predicted_speed:.2f}"]
+            [
+                f"{line.temperature:g}",
+                line.tree,
+                *(f"{value:.2f}" for value in (line.tokens, line.predicted_tokens)),
+                *(f"{value:.1f}" for value in (line.speed, line.predicted_speed)),
+                f"{line.speed / line.predicted_speed:.2f}",
+            ]
             for line in lines
         ],
     )

@@ -12,6 +12,7 @@ import torch
 from multidraft.catalogue import Scheme
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
+from multidraft.decoding.shapes import Shape
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.stepping import step
 from multidraft.decoding.tree import Tree
@@ -63,7 +64,7 @@ class Subject:
         longest = max(map(len, chosen)) + STEPS_LEAVE
         return start(chosen, self.target, self.draft, plan, longest, torch.Generator().manual_seed(turn), Info())
 
-    def plan(self, tree: Tree | Listening, temperature: float | int = 1.0) -> Plan:
+    def plan(self, tree: Tree | Shape, temperature: float | int = 1.0) -> Plan:
         """How its steps are made."""
         return Plan(self.scheme, tree, self.walk, Sampling(temperature=temperature), measure=False)
 

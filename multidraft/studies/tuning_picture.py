@@ -22,8 +22,10 @@ def draw(plan: PairPlan, lines: list[Line], path: Path) -> None:
         acceptance.plot(range(1, len(rates) + 1), rates, marker="o", ms=4, label=f"T = {own.temperature:g}")
     acceptance.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))
     for temperature in dict.fromkeys(line.temperature for line in lines):
-        own = [line for line in lines if line.temperature == temperature]
-        speeds.plot([x.predicted_speed for x in own], [x.speed for x in own], "o", ms=5, label=f"T = {temperature:g}")
+        these = [line for line in lines if line.temperature == temperature]
+        speeds.plot(
+            [x.predicted_speed for x in these], [x.speed for x in these], "o", ms=5, label=f"T = {temperature:g}"
+        )
     most = 1.05 * max(max(line.speed, line.predicted_speed) for line in lines)
     speeds.plot([0, most], [0, most], "--", color="#888888", lw=1)
     speeds.set(xlabel="predicted tokens a second", ylabel="measured", xlim=(0, most), ylim=(0, most))
