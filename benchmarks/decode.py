@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from multidraft.commands.machine import commit, hardware, versions
 from multidraft.commands.pair import load
 from multidraft.errors import AdviceError
+from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.journal import Journal
 from multidraft.zoo import Pair
 

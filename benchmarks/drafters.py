@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 import multidraft as md
 from multidraft.commands.drafters import Models, load
-from multidraft.commands.machine import hardware
 from multidraft.decoding.metrics import Info
+from multidraft.planning.machine import hardware
 
 PROMPTS = Path(md.__file__).parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 Case = tuple[str, str, str]

@@ -18,7 +18,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.machine import hardware
+from multidraft.planning.machine import hardware
 from multidraft.studies.acceptance import random_pairs
 
 RULES = ["iid:lorenz", "anchored:lorenz", "iid:k_sequential", "iid:recursive_rejection", "iid:naive"]

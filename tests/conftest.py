@@ -4,6 +4,7 @@ Whatever is first imported while the hook that checks hints imports a module of 
 process.
 """
 
+import os
 from zlib import crc32
 
 import jaxtyping
@@ -32,3 +33,23 @@ def hints_of_some_cases(request) -> None:
     case = getattr(request.node, "callspec", None)
     if case and any(case.indices.values()) and crc32(request.node.nodeid.encode()) % ONE_IN:
         request.getfixturevalue("unchecked")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test measures costs: plans are made up, also for processes, and kept in a folder of their own."""
+    from plans import made_up  # not before the hook that checks hints
+
+    from multidraft.catalogue import scheme
+    from multidraft.generation.defaults import SCHEME
+    from multidraft.planning import keeping
+    from multidraft.planning.making import Subject
+    from multidraft.zoo import load_pair
+
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    keeping.make = made_up
+    pair = load_pair()
+    subject = Subject(pair.target, pair.draft, [], scheme(SCHEME), "deferred")
+    file = keeping.place(subject.identity)
+    file.parent.mkdir(parents=True)
+    file.write_text(made_up(subject).as_json())

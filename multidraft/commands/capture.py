@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.machine import versions
 from multidraft.commands.pair import EMBEDDED, load
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.errors import AdviceError, outputs
+from multidraft.planning.machine import versions
 
 if TYPE_CHECKING:
     from multidraft.studies.captures.capturing import Manner

@@ -22,6 +22,7 @@ from multidraft.commands.schemes import schemes
 from multidraft.commands.serve import serve
 from multidraft.commands.study import study
 from multidraft.commands.train import train
+from multidraft.commands.tune import tune
 from multidraft.errors import AdviceError
 
 UsageError: Any = typer.BadParameter.__bases__[
@@ -84,7 +85,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, distill, generate, replay, schemes, serve, train):
+for command in (acceptance, audit, capture, distill, generate, replay, schemes, serve, train, tune):
     app.command(cls=Checked)(command)
 app.add_typer(study, name="study")
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from multidraft.commands import terminal
-from multidraft.commands.machine import hardware
 from multidraft.errors import AdviceError
+from multidraft.planning.machine import hardware
 
 if TYPE_CHECKING:
     from multidraft.auditing.corners import Corners

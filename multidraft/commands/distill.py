@@ -8,9 +8,9 @@ from typer import Option
 
 from multidraft.commands import terminal
 from multidraft.commands.hub import settle
-from multidraft.commands.machine import commit, hardware, versions
 from multidraft.commands.pair import EMBEDDED, silence
 from multidraft.errors import AdviceError, json_lines, outputs
+from multidraft.planning.machine import commit, hardware, versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -43,7 +43,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, make_plan
+        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
         from multidraft.sampling.generation_config import check_settings
         from multidraft.sampling.settings import Sampling
 
@@ -51,7 +51,9 @@ class Job:
         draft = s["draft_temperature"]
         if "" in (s["stop"] or ()):
             raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
-        plan = make_plan(s["scheme"], s["tree"], s["walk"], Sampling(1.0 if draft is None else draft), False)
+        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]))
+        tree = tree_or_fixed(s["tree"])
+        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
         check_drafters(plan.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
 
@@ -66,7 +68,8 @@ def generate(
         Path | None, Option(help="Write each result as it comes; the same call goes on where one was stopped.")
     ] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
-    tree: Annotated[str, Option(help="Such as 4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = TREE,
+    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
+    plan: Annotated[str | None, Option(help="What `multidraft tune --out` has written, for --tree auto.")] = None,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
     top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
@@ -87,7 +90,7 @@ def generate(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
-    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, max_new_tokens=max_new_tokens)
+    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, plan=plan, max_new_tokens=max_new_tokens)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     settings |= dict(compile_draft=compile_draft)
@@ -96,7 +99,7 @@ def generate(
     if talks:
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
-    check_outputs(trace, jsonl, [prompts, target, draft])
+    check_outputs(trace, jsonl, [prompts, target, draft, plan])
     job.check(len(parse(draft)))
     names = {"target": target or "embedded", "draft": draft or "embedded"}
     report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
@@ -147,7 +150,7 @@ def converse(pair: Models, job: Job) -> None:
 
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     """A trace with what there is to say of the whole run."""
-    from multidraft.commands.machine import hardware, versions
+    from multidraft.planning.machine import hardware, versions
     from multidraft.tracing.file import TraceFile
 
     settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from multidraft.commands import compare as comparison
 from multidraft.commands import terminal
-from multidraft.commands.machine import hardware, versions
 from multidraft.commands.prompts import Prompt
+from multidraft.planning.machine import hardware, versions
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info

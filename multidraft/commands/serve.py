@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
+from multidraft.commands.capture import DEMO
 from multidraft.commands.drafters import HELP, Models, load, parse
+from multidraft.commands.generate import context
+from multidraft.commands.prompts import encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import FIXED, SCHEME
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ def serve(
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
-    tree: Annotated[str, Option(help="Such as 4x2x2x1, '8 paths of 4', or a JSON list of paths.")] = TREE,
+    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = FIXED,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
@@ -51,6 +54,7 @@ def serve(
 
     with bound(host, port) as listener:
         models = load(target, draft)
+        plan = with_choice(plan, models, tree)
         service = service_of(models, plan, limits, name or target or "embedded", api_key, template)
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if not models.tokenizer.chat_template:
@@ -61,11 +65,30 @@ def serve(
 
 def plan_of(scheme: str, tree: str, walk: str, draft: str | None) -> "Plan":
     """How to decode; raises on what cannot work, before anything is loaded."""
-    from multidraft.generation.inputs import check_drafters, make_plan
+    from multidraft.generation.inputs import check_drafters, limits_of, make_plan, tree_or_fixed
     from multidraft.sampling.settings import Sampling
 
-    plan = make_plan(scheme, tree, walk, Sampling(), False)
+    plan = make_plan(scheme, tree_or_fixed(tree), walk, Sampling(), False)
     check_drafters(plan.scheme, len(parse(draft)) > 1)
+    limits_of(tree, scheme)
+    return plan
+
+
+def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
+    """The plan, with trees that are chosen by the rows under way if that is asked for, and the threads for them."""
+    from multidraft.generation.inputs import limits_of
+
+    choice = limits_of(tree, plan.scheme)
+    if choice is None:
+        return plan
+    import torch
+
+    from multidraft.planning.steering import steered
+
+    prompts = read_prompts(None, DEMO, None)
+    encode(prompts, models.tokenizer, context(models))
+    plan, threads = steered(plan, models.target, models.draft, [prompt.tokens for prompt in prompts], choice, None)
+    torch.set_num_threads(threads)
     return plan
 
 

@@ -10,9 +10,9 @@ import typer
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.machine import hardware, versions
 from multidraft.commands.pair import silence
 from multidraft.errors import AdviceError, outputs
+from multidraft.planning.machine import hardware, versions
 
 if TYPE_CHECKING:
     from multidraft.zoo.recipe import Recipe, Shape

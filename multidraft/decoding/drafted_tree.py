@@ -10,6 +10,7 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
+from multidraft.numerics.distributions import tempered
 from multidraft.sampling.prefixes import Prefixes
 
 Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
@@ -32,7 +33,8 @@ class DraftTree:
     drafted: Int[Tensor, "batch slots width"]
     depths: Int[Tensor, " slots"]
     read: Slots  # the slots that the draft model has read in this step, in its order; -1 where a row had none
-    levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
+    logits: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
+    levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what is drawn from
     roots: Prefixes | None = None  # the sequences up to the roots, where a processor looks at them
 
     @classmethod
@@ -95,8 +97,14 @@ class DraftTree:
             for count, slots in tree.draws[depth] if depth < len(tree.draws) else ():
                 yield rows, count, slots
 
-    def learn(self, slots: Slots, draft: Float[Tensor, "batch group *drafters vocabulary"]) -> None:
+    def learn(
+        self,
+        slots: Slots,
+        draft: Float[Tensor, "batch group *drafters vocabulary"],
+        logits: Float[Tensor, "batch group *drafters vocabulary"],
+    ) -> None:
         """Note the draft distributions at `slots`. Slots of one node get the very same numbers, free of rounding."""
+        self.logits.append(logits)
         if self.repeats:
             alias = self.take(self.alias, slots)
             first = (alias[:, :, None] == alias[:, None, :]).to(torch.uint8).argmax(-1)
@@ -118,14 +126,30 @@ class DraftTree:
         return by_turns(self.distributions(slice(row, row + 1), [slot])[:, 0], self.trees[row].drafts[slot], 1)[0]
 
     def distributions(self, rows: slice, slots: list[int]) -> Float[Tensor, "rows group *drafters vocabulary"]:
-        """What the draft model said at slots of one level, in rows of one tree."""
-        read, before = self.read[rows.start], 0
-        for level in self.levels:
-            here = read[before : before + level.shape[1]]
+        """What is drawn from at slots of one level, in rows of one tree."""
+        level, places = self.level_of(rows.start, slots)
+        return self.levels[level][rows] if places == slice(None) else self.levels[level][rows, places]
+
+    def logits_at(self, row: int, slot: int) -> Float[Tensor, "*drafters vocabulary"]:
+        """What the draft model said at a slot."""
+        level, places = self.level_of(row, [slot])
+        return self.logits[level][row, places].squeeze(0)
+
+    def level_of(self, row: int, slots: list[int]) -> tuple[int, slice | list[int]]:
+        """On which level the draft model has read slots, and in which places there."""
+        before = 0
+        for index, level in enumerate(self.levels):
+            here = self.read[row][before : before + level.shape[1]]
             if slots[0] in here:
-                return level[rows] if slots == here else level[rows, span([here.index(slot) for slot in slots])]
+                return index, slice(None) if slots == here else span([here.index(slot) for slot in slots])
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
+
+    def temper(self, rows: slice, slots: list[int], temper: float) -> None:
+        """Draw at `slots` from their distribution at its temperature times `temper`, which the rule will be told."""
+        if temper != 1:
+            level, places = self.level_of(rows.start, slots)
+            self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
     def draw(self, scheme: Scheme, rows: slice, slots: list[int], uniform: Float[Tensor, "rows group numbers"]) -> None:
         """Draw at `slots` of these rows, which all have as many children as the scheme has drafts."""
@@ -164,6 +188,7 @@ class DraftTree:
             self.drafted[rows],
             self.depths,
             [self.read[row] for row in chosen],
+            [level[rows] for level in self.logits],
             [level[rows] for level in self.levels],
             None if self.roots is None else [self.roots[row] for row in chosen],
         )

@@ -31,7 +31,7 @@ def bare_root(state: State, plan: Plan) -> DraftTree:
     """The tree before anything is drawn."""
     most = plan.shape.most_drafts
     law = plan.scheme.with_drafts(most).law if most else plan.scheme.law
-    return DraftTree.at_root(state.root, plan.shape.seed(), law, state.prefixes)
+    return DraftTree.at_root(state.root, plan.shape.seed(len(state.root)), law, state.prefixes)
 
 
 def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
@@ -43,8 +43,10 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     logits = forward(state, drafts, slots, depth)
     places = [(row, max(slot, 0)) for row, group in enumerate(slots) for slot in group]
     distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
-    drafts.learn(slots, distributions)
+    drafts.learn(slots, distributions, logits)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
+    for rows, count, slots in drafts.draws_at(depth):
+        drafts.temper(rows, slots, plan.shape.temper(count))
     return True
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -109,6 +110,10 @@ class Info:
     )
     optimal_acceptance: float = 0.0  # summed over them
     gaps: Moments = field(default_factory=Moments)  # from what was drawn to the optimum, where there is no formula
+    levels: int = 0  # forward passes of the draft model, each over the whole batch
+    shapes: Counter[str] = field(default_factory=Counter)  # trees by how many row passes had them
+    predicted_tokens: float = 0.0  # by the plan, over all row passes that it has predicted
+    predicted_seconds: float = 0.0
     logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -116,6 +121,11 @@ class Info:
         """Every row's tree and where its walk ended, and where the plan says so the acceptance to expect."""
         self.target_passes += 1
         self.acceptance += sum(decision.acceptance.values())
+        self.levels += len(tree.drafts.levels)
+        self.shapes.update(row.tree.name for row in tree.rows)
+        if outlook := plan.shape.outlook():
+            self.predicted_tokens += outlook.tokens
+            self.predicted_seconds += outlook.seconds
         for row, ending in zip(tree.rows, decision.endings, strict=True):
             self.add_row(row, ending.path)
             self.bonus += ending.weights is None
@@ -242,6 +252,10 @@ class Info:
                 bonus_tokens=self.bonus,
                 corrected_tokens=self.corrected,
                 drafted_nodes=self.nodes,
+                draft_levels=self.levels,
+                trees=dict(self.shapes.most_common()),
+                predicted_tokens=self.predicted_tokens or None,
+                predicted_seconds=self.predicted_seconds or None,
                 accepted_at_rank=self.ranks,
                 rank_acceptance_rates=self.rank_rates,
                 seconds={part: self.watch.seconds[part] for part in PARTS} | {"total": self.total_seconds},

@@ -6,10 +6,19 @@ then the output is exact with both walks (docs/theory.md).
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from multidraft.decoding.drafted_tree import DraftTree
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.decoding.walks import Verdict
+
+
+class Outlook(NamedTuple):
+    """What a shape expects of a step."""
+
+    tokens: float  # over all rows
+    seconds: float
 
 
 @runtime_checkable
@@ -31,8 +40,8 @@ class Shape(Protocol):
         """The largest number of slots in a tree, the root included: what the caches must have room for."""
         ...
 
-    def seed(self) -> Tree:
-        """What is known of the tree before anything is drawn."""
+    def seed(self, rows: int) -> Tree:
+        """What is known of the trees of so many rows before anything is drawn."""
         ...
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
@@ -43,6 +52,20 @@ class Shape(Protocol):
         """For every row its tree with the drafts at a depth decided; all have the same number of slots."""
         ...
 
+    def temper(self, drafts: int) -> float:
+        """What the draft temperature is multiplied by at nodes with so many drafts; not one only where no two slots of
+        a level are the same node.
+        """
+        ...
+
+    def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
+        """What the rule said at a node that the walk has come to, with its target scaled to a weight."""
+        ...
+
+    def outlook(self) -> Outlook | None:
+        """What it expects of the step that is under way, if it predicts anything."""
+        ...
+
 
 class Fixed:
     """A tree that is known beforehand, the same for every row."""
@@ -51,7 +74,7 @@ class Fixed:
         self.tree, self.most_drafts, self.most_slots = tree, max(tree.drafts), len(tree)
         self.counts_drawn = sorted(set(tree.drafts) - {0})
 
-    def seed(self) -> Tree:
+    def seed(self, rows: int) -> Tree:
         """All of it."""
         return self.tree
 
@@ -63,6 +86,16 @@ class Fixed:
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Nothing is new."""
         return drafts.trees
+
+    def temper(self, drafts: int) -> float:
+        """Drafts are drawn from what the draft model says."""
+        return 1.0
+
+    def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
+        """It makes no difference."""
+
+    def outlook(self) -> None:
+        """Nothing is predicted."""
 
 
 class Growing:
@@ -76,9 +109,9 @@ class Growing:
         """How many drafts each of a row's nodes at a depth gets; it may look at all but the tokens drawn there."""
         raise NotImplementedError
 
-    def seed(self) -> Tree:
+    def seed(self, rows: int) -> Tree:
         """The root alone."""
-        return Tree((-1,), (0,))
+        return NO_DRAFTS
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """All nodes of the level, while there is room for more."""
@@ -90,6 +123,17 @@ class Growing:
         decided = [self.decide(drafts, depth, row) for row in range(len(drafts.trees))]
         width = max(sum(counts.values()) for counts in decided)
         return [tree.with_level(counts, width) for tree, counts in zip(drafts.trees, decided, strict=True)]
+
+    def temper(self, drafts: int) -> float:
+        """Drafts are drawn from what the draft model says, unless you say so."""
+        return 1.0
+
+    def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
+        """It makes no difference, unless you say so."""
+
+    def outlook(self) -> Outlook | None:
+        """Nothing is predicted, unless you say so."""
+        return None
 
     def decide(self, drafts: DraftTree, depth: int, row: int) -> dict[int, int]:
         """One row's counts by node."""

@@ -67,7 +67,7 @@ def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tens
 
 
 def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None) -> Decision:
-    """Where the walk of every row ends, and its one more token; `hear` is told every verdict."""
+    """Where the walk of every row ends, and its one more token; `hear` and the shape are told every verdict."""
     rule, start, acceptance = Verdicts(plan.scheme, tree), walker(plan.walk), dict[int, float]()
 
     def verdicts(asked: Asked) -> dict[int, Verdict]:
@@ -75,6 +75,7 @@ def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None)
         for row, (node, weight) in asked.items():
             if node == 0:
                 acceptance[row] = answers[row].acceptance
+            plan.shape.hear(tree, row, node, weight, answers[row])
             if hear is not None:
                 hear(row, node, weight, answers[row])
         return answers

@@ -15,7 +15,8 @@ from multidraft.errors import AdviceError
 Path = tuple[int, ...]
 MOST_NODES = 4096
 FORMS = (
-    "write a chain or k-config such as 4x2x2x1, i.i.d. paths such as '8 paths of 4', or paths [[0],[0,0],[1]] as JSON"
+    "write a chain or k-config such as 4x2x2x1, every slot's drafts such as 3/2,1,0, i.i.d. paths such as "
+    "'8 paths of 4', or paths [[0],[0,0],[1]] as JSON"
 )
 
 
@@ -76,6 +77,8 @@ class Tree:
         text = text.strip().lower()
         if re.fullmatch(r"\d+(x\d+)*", text):
             return cls.levels([number(count) for count in text.split("x")])
+        if re.fullmatch(r"\d+(,\d+)*(/\d+(,\d+)*)+", text):
+            return cls.from_drafts(drafts_of(text))
         if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
             return cls.levels([number(match[1])] + [1] * (number(match[2]) - 1))
         try:
@@ -86,6 +89,28 @@ class Tree:
             raise AdviceError(f"tree {text!r} does not parse; {FORMS}")
         return cls.paths(listed)
 
+    @classmethod
+    def from_drafts(cls, drafts: Sequence[int]) -> "Tree":
+        """The tree whose slots, in their order, draw so many tokens each.
+
+        >>> Tree.from_drafts([2, 1, 0, 0]).parents
+        (-1, 0, 0, 1)
+        """
+        parents = [-1, *(slot for slot, count in enumerate(drafts) for _ in range(count))]
+        if len(parents) != len(drafts) or any(parent >= slot for slot, parent in enumerate(parents)):
+            raise AdviceError(f"drafts {list(drafts)} make no tree; give one number for every slot")
+        return cls(tuple(parents), tuple(drafts))
+
+    @cached_property
+    def name(self) -> str:
+        """A k-config where it is one, else the drafts of every level's slots: `3/2,1,0/1,0,0` has three levels."""
+        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
+        for depth, count in zip(self.depths, self.drafts, strict=True):
+            levels[depth].append(count)
+        if all(len(set(level)) == 1 for level in levels):
+            return "x".join(str(level[0]) for level in levels[:-1])
+        return "/".join(",".join(map(str, level)) for level in levels[:-1])
+
     def __len__(self) -> int:
         return len(self.parents)
 
@@ -94,6 +119,16 @@ class Tree:
         drafts = [counts.get(slot, count) for slot, count in enumerate(self.drafts)] + [0] * width
         children = [slot for slot in sorted(counts) for _ in range(counts[slot])]
         return Tree((*self.parents, *children, *[-1] * (width - len(children))), tuple(drafts))
+
+    @cached_property
+    def reads(self) -> tuple[int, ...]:
+        """How many slots draw on each level."""
+        return tuple(sum(len(slots) for _, slots in level) for level in self.draws)
+
+    @cached_property
+    def groups(self) -> int:
+        """How many times tokens are drawn: once on every level for each number of drafts that a slot has there."""
+        return sum(map(len, self.draws))
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -150,6 +185,18 @@ class Tree:
             if count:
                 levels[self.depths[slot]].setdefault(count, []).append(slot)
         return tuple(tuple(sorted(level.items())) for level in levels if level)
+
+
+NO_DRAFTS = Tree((-1,), (0,))
+
+
+def drafts_of(text: str) -> list[int]:
+    """The drafts of every slot, from those of each level; the last level's slots are leaves."""
+    drafts = [number(count) for level in text.split("/") for count in level.split(",")]
+    leaves = 1 + sum(drafts) - len(drafts)
+    if sum(drafts) > MOST_NODES:
+        raise too_large()
+    return drafts + [0] * max(leaves, 0)
 
 
 def number(digits: str) -> int:

@@ -1,6 +1,8 @@
 """What a user passes in, checked with advice and made into what the loop works on."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,9 +17,12 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_flag, is_integer, shown
+from multidraft.generation.defaults import FIXED
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import Model, home
 from multidraft.models.resized import check_sizes
+from multidraft.planning.auto import Limits
+from multidraft.planning.steering import can_choose
 from multidraft.sampling.settings import Sampling
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
@@ -43,6 +48,31 @@ def make_plan(
     check_flag(measure, "measure")
     check_fits(scheme, tree)
     return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
+
+
+def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
+    """The limits of trees that are chosen while decoding; None where one is given, or the scheme leaves no choice."""
+    if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
+        return None
+    limits = Limits.parse(tree)
+    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    return limits if isinstance(named, Scheme) and can_choose(named) else None
+
+
+def tree_or_fixed(tree: Any) -> Any:
+    """The tree that was given; a fixed one in the place of `auto`."""
+    return FIXED if isinstance(tree, str) and tree.strip().lower().startswith("auto") else tree
+
+
+def plan_file(plan: Any, limits: Limits | None) -> Path | None:
+    """The file of a plan; raises AdviceError where it is none, or nobody would read it."""
+    if plan is None:
+        return None
+    if not isinstance(plan, str | PathLike) or not str(plan):
+        raise AdviceError(f"plan is {shown(plan)}; give the file that `multidraft tune --out` has written")
+    if limits is None:
+        raise AdviceError("a plan chooses trees, and here the tree is given or cannot be chosen; use tree='auto'")
+    return Path(plan)
 
 
 def top_count(logprobs: bool | int) -> int | None:

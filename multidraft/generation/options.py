@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from multidraft.decoding.state import Plan
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_flag, check_integer, check_number, shown
+from multidraft.planning.auto import Limits
 from multidraft.sampling.from_logits import check_sampling
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
@@ -22,6 +24,8 @@ class Options:
     """A plan that lacks only its sampling, and the rest."""
 
     plan: Plan
+    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the plan's
+    plan_file: Path | None = None  # where what they are chosen by was measured; None: what is kept, or is measured now
     draft_temperature: float | int | None = None
     draft_top_k: int | None = None
     draft_top_p: float | int | None = None

@@ -26,6 +26,8 @@ from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
 from multidraft.models import versions
 from multidraft.models.causal_lm import Model, home
+from multidraft.planning.making import using
+from multidraft.planning.steering import steered
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
@@ -118,11 +120,13 @@ def run(
     """Decode."""
     prompts, stopping, seen = rows.prompts, rows.stopping, [list(prompt) for prompt in rows.stopping.prompts]
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
-    plan = options.plan_with(sampling_from(rows.processors, rows.greedy))
+    plan, threads = options.plan_with(sampling_from(rows.processors, rows.greedy)), None
+    if draft is not None and options.limits is not None:
+        plan, threads = steered(plan, target, draft, prompts, options.limits, options.plan_file)
     warm_up(plan.scheme, plan.shape, stopping.device)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
-    with torch.inference_mode(), info.watch.whole(), as_stream(options.stream, seen) as stream:
+    with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:
         state = start(prompts, target, draft, plan, longest, options.generator, info, seen)
         if plan.trace is not None:
             state = plan.trace.begin(state, plan, prompts)

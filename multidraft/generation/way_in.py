@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any, overload
 
 import torch
@@ -14,7 +15,7 @@ from multidraft.catalogue import Scheme
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.shapes import Shape
 from multidraft.decoding.streams import Stream, Streamer
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Walker
 from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
@@ -26,16 +27,17 @@ from multidraft.generation.inputs import (
     check_compiles,
     check_drafters,
     check_model,
+    limits_of,
     make_plan,
+    plan_file,
     top_count,
+    tree_or_fixed,
 )
 from multidraft.generation.options import Options, check_callables
 from multidraft.generation.rows import generate_rows
 from multidraft.models.causal_lm import Model
 from multidraft.sampling.settings import Sampling
 from multidraft.tracing.recording import Tell, Trace
-
-NO_DRAFTS = Tree.paths([])
 
 
 @overload
@@ -60,6 +62,7 @@ def generate(
     scheme: str | Scheme = SCHEME,
     tree: str | Tree | Shape = TREE,
     walk: str | Walker = "deferred",
+    plan: str | PathLike | None = None,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | int | None = None,
@@ -98,6 +101,10 @@ def generate(
     target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
     `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
 
+    `tree="auto"` lets every step draft what pays, by what was measured of this pair on this machine: once, in some
+    seconds before the first run, or in the file `plan` that `multidraft tune` has written (docs/pilot.md);
+    `"auto,nodes=24,depth=6"` limits it.
+
     With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
     `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
@@ -109,15 +116,19 @@ def generate(
     """
     check_model(target_model, "target")
     draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
-    plan = make_plan(scheme, tree if draft is not None else NO_DRAFTS, walk, Sampling(), measure, top_count(logprobs))
+    limits = limits_of(tree, scheme) if draft is not None else None
+    file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
+    settled = make_plan(scheme, tree, walk, Sampling(), measure, top_count(logprobs))
     if draft is not None:
-        check_drafters(plan.scheme, isinstance(draft, Several))
+        check_drafters(settled.scheme, isinstance(draft, Several))
     check_flag(compile_draft, "compile_draft")
     if compile_draft:
         check_compiles(draft)
     check_callables(trace, logits_processor, stopping_criteria)
     options = Options(
-        replace(plan, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
+        replace(settled, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
+        limits=limits,
+        plan_file=file,
         draft_temperature=draft_temperature,
         draft_top_k=draft_top_k,
         draft_top_p=draft_top_p,

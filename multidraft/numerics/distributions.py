@@ -83,6 +83,15 @@ def normalise(weights: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*ba
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
+def tempered(values: Float[Tensor, "*batch vocabulary"], temper: float) -> Float[Tensor, "*batch vocabulary"]:
+    """The distribution at its temperature times `temper`: flatter where that is above one.
+
+    >>> tempered(torch.tensor([0.8, 0.2]), 2.0)
+    tensor([0.6667, 0.3333])
+    """
+    return values if temper == 1 else normalise(values ** (1 / temper))
+
+
 def uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "..."]:
     """Uniform numbers in [0, 1) with 53 random bits, made on the generator's device."""
     source = generator.device if generator is not None else device

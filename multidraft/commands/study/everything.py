@@ -3,9 +3,9 @@
 from typing import Any
 
 from multidraft.commands import terminal
-from multidraft.commands.machine import commit, hardware, versions
 from multidraft.commands.study.measured import Asked, measured
 from multidraft.errors import outputs
+from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.listed import LISTED
 
 ABOUT = "All of the studies that follow the papers, on one pair, and a report of them in HTML."

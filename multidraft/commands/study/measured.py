@@ -10,8 +10,8 @@ from typer import Option
 
 from multidraft.commands import terminal
 from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, WORKERS, Source, captured, digest
-from multidraft.commands.machine import hardware, versions
 from multidraft.errors import AdviceError, outputs
+from multidraft.planning.machine import hardware, versions
 from multidraft.studies import pictures
 from multidraft.studies.listed import LISTED
 

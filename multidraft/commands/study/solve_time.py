@@ -11,8 +11,8 @@ from typer import Option
 
 from multidraft.commands import terminal
 from multidraft.commands.capture import Source, captured
-from multidraft.commands.machine import hardware, versions
 from multidraft.errors import AdviceError, outputs
+from multidraft.planning.machine import hardware, versions
 from multidraft.studies import pictures
 
 if TYPE_CHECKING:

@@ -1,0 +1,95 @@
+"""Costs measured where they arise: in steps of the real loop, trees of many sizes taking turns."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from multidraft.decoding.metrics import Info, Stopwatch
+from multidraft.decoding.state import Plan, State
+from multidraft.decoding.stepping import step
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.planning.costs import Costs, Curve
+
+Names = tuple[str, ...]
+CHAINS: Names = ("", "1", "1x1x1", "1x1x1x1x1")
+UNEVEN: Names = ("4/3,2,1,0", "3/2,1,0/3,2,1", "2/2,1/3,2,1/4,3,2,1,0,0")  # with several draws on a level
+ALONE: Names = (*CHAINS, "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3", *UNEVEN)
+TOGETHER: Names = ("", "1", "1x1x1", "2x1", "2x1x1", "4x1x1", "4x2x1", "3/2,1,0/2,1,0")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The median seconds of steps with one tree."""
+
+    tree: Tree
+    draft: float
+    target: float
+    rest: float
+
+    @property
+    def nodes(self) -> int:
+        """How many tokens it drafts."""
+        return len(self.tree) - 1
+
+
+def tree_named(name: str) -> Tree:
+    """A tree, or the one without drafts."""
+    return Tree.parse(name) if name else NO_DRAFTS
+
+
+def sample(name: str, runs: list[tuple[float, float, float]]) -> Sample:
+    """The medians of runs with one tree; the first is there to warm up."""
+    return Sample(tree_named(name), *map(median, zip(*(runs[1:] or runs), strict=True)))
+
+
+def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
+    """Every tree once a round, each round in an order of its own."""
+    chance = random.Random(0)
+    for _ in range(rounds):
+        yield chance.sample(names, len(names))
+
+
+def timed(state: State, plan: Plan) -> tuple[State, tuple[float, float, float]]:
+    """A step, and the seconds of its drafts, of the target's pass, and of the rest."""
+    info = Info(watch=Stopwatch(synchronise=state.root.device.type == "cuda"))
+    with info.watch.whole():
+        state, _ = step(state, plan, info)
+    parts = info.watch.seconds
+    return state, (parts["draft"], parts["target"], parts["rule"] + parts["cache"] + parts["rest"])
+
+
+def fitted(samples: list[Sample]) -> Costs:
+    """The costs that explain the samples best; one of them must have no drafts."""
+    plain = next(sample for sample in samples if not sample.nodes)
+    drafting = [sample for sample in samples if sample.nodes]
+    shares = [[float(len(one.tree.reads)), float(sum(one.tree.reads)), float(one.tree.groups)] for one in drafting]
+    base, wider, draw = explained(shares, [one.draft - plain.draft for one in drafting])
+    step, node = explained([[1.0, float(one.nodes)] for one in drafting], [one.rest for one in drafting])
+    target = rising({1 + one.nodes: one.target for one in samples})
+    return Costs(target, Curve((1, 2), (base + wider, base + 2 * wider)), draw, plain.rest + plain.draft, step, node)
+
+
+def explained(shares: list[list[float]], seconds: list[float]) -> list[float]:
+    """The numbers, none below zero, whose sums in these shares come nearest to the seconds, in proportion.
+
+    Where the nearest ones are not all positive, those below zero are left out one by one.
+    """
+    weight = 1 / np.maximum(seconds, 1e-9)
+    left, found = np.array(shares) * weight[:, None], np.zeros(len(shares[0]))
+    kept = list(range(len(found)))
+    while kept:
+        best = np.linalg.lstsq(left[:, kept], np.ones(len(seconds)), rcond=None)[0]
+        if best.min() >= 0:
+            found[kept] = best
+            break
+        del kept[int(best.argmin())]
+    return found.tolist()
+
+
+def rising(seconds: dict[int, float]) -> Curve:
+    """A curve that never falls: noise must not make a larger pass cheaper."""
+    counts = sorted(seconds)
+    return Curve(tuple(counts), tuple(np.maximum.accumulate([seconds[count] for count in counts]).tolist()))

@@ -1,0 +1,72 @@
+"""A plan: what was measured of a pair on a machine, from which every decision follows; readable JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from multidraft.decoding.tree import Tree
+from multidraft.errors import AdviceError
+from multidraft.planning.costs import Costs, CostsByRows, Curve
+from multidraft.planning.rates import Rates
+
+FORM = 1
+
+
+@dataclass(frozen=True)
+class AtTemperature:
+    """What was measured at one temperature."""
+
+    temperature: float
+    rates: Rates
+    drafts: list[list[int]]  # the fixed trees to choose from, each by the drafts of its slots
+    tempers: list[float]  # by number of drafts: what the draft temperature is multiplied by
+    growing: float = 0.0  # the speed of trees that grow over that of the best fixed one, as measured
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The fixed trees to choose from; the first has no drafts."""
+        return [Tree.from_drafts(drafts) for drafts in self.drafts]
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """Costs by rows, and acceptance by temperature; `identity` says of which pair, on which machine."""
+
+    identity: dict[str, Any]
+    threads: int
+    costs: CostsByRows
+    acceptance: tuple[AtTemperature, ...]  # from the lowest temperature to the highest
+    day: str = ""
+
+    def at(self, temperature: float | int) -> AtTemperature:
+        """What was measured at the nearest temperature."""
+        return min(self.acceptance, key=lambda own: abs(own.temperature - temperature))
+
+    def as_json(self) -> str:
+        """The plan as a text."""
+        return json.dumps({"multidraft plan": FORM} | asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "PairPlan":
+        """The plan that a text holds; raises AdviceError where it holds none."""
+        try:
+            return made(json.loads(text))
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            raise AdviceError(f"it is no plan ({error}); make one with `multidraft tune --out`") from None
+
+
+def made(found: dict[str, Any]) -> PairPlan:
+    """A plan from its parts; raises ValueError, KeyError or TypeError where one is missing or strange."""
+    if found["multidraft plan"] != FORM:
+        raise ValueError(f"of form {found['multidraft plan']!r}")
+    costs = CostsByRows(tuple(found["costs"]["rows"]), tuple(map(costs_from, found["costs"]["costs"])))
+    acceptance = tuple(AtTemperature(**own | {"rates": Rates(**own["rates"])}) for own in found["acceptance"])
+    if not (acceptance and costs.rows[:1] == (1,) and len(costs.rows) == len(costs.costs)):
+        raise ValueError("something is missing")
+    return PairPlan(dict(found["identity"]), int(found["threads"]), costs, acceptance, str(found["day"]))
+
+
+def costs_from(found: dict[str, Any]) -> Costs:
+    """Costs with their curves."""
+    curves = {name: Curve(tuple(found[name]["counts"]), tuple(found[name]["seconds"])) for name in ("target", "level")}
+    return Costs(**found | curves)
