@@ -12,7 +12,7 @@ from multidraft.commands.generate import context
 from multidraft.commands.prompts import encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
-from multidraft.generation.defaults import FIXED, SCHEME
+from multidraft.generation.defaults import SCHEME, TREE
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def serve(
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
-    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = FIXED,
+    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,

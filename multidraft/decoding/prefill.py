@@ -65,7 +65,7 @@ def reader_of(model: Model, capacity: int, compiled: bool = False) -> LanguageMo
 
 def read(
     reader: LanguageModel, chunk: Int[Tensor, "batch new"], first: int, logits: bool = False
-) -> Float[Tensor, "batch scored vocabulary"]:
+) -> Float[Tensor, "batch scored *drafters vocabulary"]:
     """Keep a piece of the prompts that begins at position `first`; -1 fills rows up. Their logits, if asked for."""
     chunk = chunk.to(reader.device)
     position = torch.arange(first, first + chunk.shape[1], device=reader.device)

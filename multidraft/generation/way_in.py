@@ -101,7 +101,7 @@ def generate(
     target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
     `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
 
-    `tree="auto"` lets every step draft what pays, by what was measured of this pair on this machine: once, in some
+    `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, in some
     seconds before the first run, or in the file `plan` that `multidraft tune` has written (docs/pilot.md);
     `"auto,nodes=24,depth=6"` limits it.
 

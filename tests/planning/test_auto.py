@@ -111,7 +111,7 @@ def test_strange_limits_are_refused(text: str):
 
 def test_a_run_repeats_itself():
     pair = load_pair()
-    settings = dict(max_new_tokens=24, eos_token_id=[], temperature=0.7)
+    settings = dict(tree="auto", max_new_tokens=24, eos_token_id=[], temperature=0.7)
     runs = [
         md.generate(pair.target, pair.draft, [[5, 6], [7]], generator=torch.Generator().manual_seed(3), **settings)
         for _ in range(2)
@@ -199,7 +199,7 @@ def test_a_plan_is_for_auto(tmp_path: Path):
 
 def test_schemes_that_leave_no_choice_take_the_fixed_tree():
     target, draft = tables()
-    info = md.generate(target, draft, [[0]], scheme="iid:max_flow", max_new_tokens=8)[1]
+    info = md.generate(target, draft, [[0]], scheme="iid:max_flow", tree="auto", max_new_tokens=8)[1]
     assert set(info.shapes) == {"2x1x1x1"}
 
 
