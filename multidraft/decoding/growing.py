@@ -45,8 +45,8 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
     drafts.learn(slots, distributions, logits)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
-    for rows, count, slots in drafts.draws_at(depth):
-        drafts.temper(rows, slots, plan.shape.temper(count))
+    for rows, count, drawing in drafts.draws_at(depth):
+        drafts.temper(rows, drawing, plan.shape.temper(count))
     return True
 
 

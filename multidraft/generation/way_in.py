@@ -101,9 +101,9 @@ def generate(
     target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
     `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
 
-    `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, in some
-    seconds before the first run, or in the file `plan` that `multidraft tune` has written (docs/pilot.md);
-    `"auto,nodes=24,depth=6"` limits it.
+    `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, before
+    the first run, or in the file `plan` that `multidraft tune` has written; `"auto,nodes=24,depth=6"` limits it
+    (docs/pilot.md).
 
     With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
