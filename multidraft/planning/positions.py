@@ -1,5 +1,6 @@
 """Positions of real text: what both models say there, and what every number of drafts would have accepted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -49,15 +50,17 @@ class Listening(Fixed):
 class Judged:
     """What a rule would have accepted at every position, with a number of drafts at each."""
 
-    acceptance: list[Float[Tensor, " positions"]]  # by `WEIGHTS`, over the weight
+    acceptance: list[Float[Tensor, " positions"]]  # by weight, over the weight
     claims: list[Float[Tensor, "positions drafts"]]  # by draw: of every child, 0 where there is none
     children: list[Tensor]  # by draw: the children's tokens, -1 where there is none
 
 
-def judged(scheme: Scheme, target: Tensor, draft: Tensor, generator: torch.Generator) -> Judged:
-    """Tuples drawn and verified at all positions at once, some with the target scaled down."""
+def judged(
+    scheme: Scheme, target: Tensor, draft: Tensor, generator: torch.Generator, weights: Sequence[float] = WEIGHTS
+) -> Judged:
+    """Tuples drawn and verified at all positions at once, the first with a full target, others with it scaled down."""
     acceptance, claims, children = [], [], []
-    for weight in WEIGHTS:
+    for weight in weights:
         for _ in range(DRAWS if weight == 1 else 1):
             drafted = scheme.draw(draft, generator)
             accept = scheme.verify(target * weight, draft, drafted).accept.double()

@@ -1,5 +1,6 @@
 """Plans with costs and acceptance that are made up, so that no test measures seconds."""
 
+import math
 from typing import Any
 
 from multidraft.catalogue import Scheme
@@ -7,6 +8,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.identity import identity
 from multidraft.planning.pair_plan import AtTemperature, PairPlan
+from multidraft.planning.predictions import CLASSES, COUNTS, Predictions
 from multidraft.planning.rates import WEIGHTS, Rates
 
 TREES = ["1", "1x1x1", "2x1x1x1", "3x1x1", "3/2,1,0"]
@@ -51,3 +53,17 @@ def made_up(subject: Any, tick: Any = None) -> PairPlan:
     """In place of measuring."""
     scheme: Scheme = subject.scheme
     return plan(identity(subject.target, subject.draft, scheme, str(subject.walk)))
+
+
+def predictions(found: Rates, slope: float = 0.0) -> Predictions:
+    """The same acceptance; with confidence its log odds rise by `slope`. Drafts beyond the known ones add nothing."""
+    known = [min(count, found.most) for count in COUNTS]
+    odds = [
+        math.log(rate / (1 - rate))
+        for count in known
+        for rate in [min(max(found.acceptance[count][0], 1e-9), 1 - 1e-9)]
+    ]
+    shares = [(*found.shares[count], *[0.0] * (drafts - count)) for count, drafts in zip(known, COUNTS, strict=True)]
+    claimed = ((0.0, 1.0, -1.0),) * len(COUNTS)
+    accepted = tuple((constant, slope, 0.0) for constant in odds)
+    return Predictions(accepted, claimed, tuple(shares), (1 / CLASSES,) * CLASSES)

@@ -1,0 +1,47 @@
+"""Curves of acceptance, where the truth is known."""
+
+import numpy as np
+import pytest
+import torch
+
+import multidraft as md
+from multidraft.planning.fitting import curve, predictions_of
+from multidraft.planning.positions import Positions
+from multidraft.planning.predictions import COUNTS, class_of, logistic
+
+RANDOM = np.random.default_rng(0)
+
+
+def test_a_curve_is_found_again() -> None:
+    truth = (0.5, 1.2, -0.8)
+    seen = RANDOM.normal(size=(2000, 2))
+    rates = np.array([logistic(truth, *pair) for pair in seen])
+    assert curve(seen, rates) == pytest.approx(truth, abs=0.02)
+
+
+def test_where_confidence_tells_nothing_slopes_are_small() -> None:
+    seen = RANDOM.normal(size=(200, 2))
+    _, first, second = curve(seen, (RANDOM.random(200) < 0.7).astype(float))
+    assert max(abs(first), abs(second)) < 0.5  # three standard errors
+
+
+def positions(count: int, likeness: float) -> Positions:
+    """Drafts of all degrees of confidence; the target is the draft itself, or a single token, by turns of a coin."""
+    generator = torch.Generator().manual_seed(0)
+    draft = (6 * torch.rand(count, 1, generator=generator) * torch.rand(count, 20, generator=generator)).softmax(-1)
+    same = torch.rand(count, 1, generator=generator) < likeness
+    target = torch.where(same, draft, torch.full_like(draft, 1 / 20))
+    return Positions(list(target), list(draft), list(draft))
+
+
+def test_a_draft_that_is_the_target_is_always_accepted() -> None:
+    found = predictions_of(md.scheme("anchored:lorenz"), positions(60, 1.0), [1.0] * 9)
+    assert found.acceptance[class_of(0.5, 0.2), 1] > 0.95
+    assert [len(shares) for shares in found.shares] == list(COUNTS)
+    assert sum(found.frequency) == pytest.approx(1)
+
+
+def test_more_drafts_are_never_predicted_to_be_accepted_less() -> None:
+    found = predictions_of(md.scheme("anchored:lorenz"), positions(60, 0.3), [1.0] * 9)
+    assert (np.diff(found.acceptance, axis=1) >= 0).all()
+    assert (found.flat().acceptance == found.flat().acceptance[:1]).all()

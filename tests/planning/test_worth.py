@@ -1,0 +1,77 @@
+"""What nodes are worth, where the best tree is known: costs and acceptance are made up."""
+
+import numpy as np
+import pytest
+from plans import costs, predictions, rates
+
+from multidraft.planning.best_trees import best_tree
+from multidraft.planning.costs import Costs, Curve
+from multidraft.planning.predictions import CLASSES, COUNTS
+from multidraft.planning.worth import REACHES, Prices, Worth, settled
+
+DEPTH = 6
+ROOT = np.zeros(1, int), np.ones(1)
+MOST = len(COUNTS)  # place of the largest number of drafts
+
+
+def test_where_nothing_costs_anything_everything_is_drafted() -> None:
+    found = Worth(predictions(rates(0.5, most=8)), Prices(0.0, 0.0, 0.0), DEPTH)
+    assert (found.counts[..., 1:] == MOST).all()
+    assert (found.ahead(REACHES[1:], DEPTH) > 0).all()
+
+
+def test_where_nodes_are_infinitely_dear_nothing_is_drafted() -> None:
+    found = Worth(predictions(rates(0.5)), Prices(1e9, 0.0, 0.0), DEPTH)
+    assert not found.counts.any()
+    assert not found.ahead(REACHES, DEPTH).any()
+
+
+def test_where_drafts_are_never_accepted_nothing_is_drafted_and_plain_decoding_is_as_fast() -> None:
+    found, speed = settled(predictions(rates(1e-6, second=1e-6)), costs(10.0, 1.0, 0.1), 1, DEPTH)
+    assert not found.counts.any()
+    assert speed == pytest.approx(1 / 10.0, rel=2e-3)
+
+
+def test_where_the_draft_is_perfect_a_chain_is_drafted_to_the_end() -> None:
+    found, speed = settled(predictions(rates(1 - 1e-7)), costs(10.0, 1.0, 0.1), 1, DEPTH)
+    assert found.drafts(*ROOT, DEPTH) == [1]
+    assert found.drafts(*ROOT, 1) == [1]
+    assert speed == pytest.approx((1 + DEPTH) / (10.0 + DEPTH * 1.1), rel=5e-3)
+
+
+def test_where_levels_are_free_a_node_is_drafted_as_long_as_it_pays() -> None:
+    """Of a chain with acceptance a, node d + 1 pays while a^(d + 1) exceeds its price."""
+    price, rate = 0.1, 0.6
+    found = Worth(predictions(rates(rate, most=1)), Prices(price, 0.0, 0.0), DEPTH)
+    for depth in range(DEPTH):
+        wanted = found.drafts(ROOT[0], np.array([rate**depth]), DEPTH - depth)
+        assert wanted == [rate ** (depth + 1) > price]
+
+
+@pytest.mark.parametrize("one", [0.4, 0.7, 0.9])
+@pytest.mark.parametrize("node", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("level", [0.3, 1.0, 3.0])
+def test_without_confidence_it_is_as_fast_as_the_best_fixed_tree(one: float, node: float, level: float) -> None:
+    made_up, known = costs(10.0, level, node, more=0.1), rates(one)
+    _, fastest = best_tree(known, made_up, 1, DEPTH)
+    _, speed = settled(predictions(known), made_up, 1, DEPTH)
+    assert speed == pytest.approx(fastest, rel=0.01)
+
+
+def test_confidence_is_worth_something() -> None:
+    """Half of all nodes are nearly certain, the others nearly hopeless, and only who looks knows which."""
+    sure = predictions(rates(0.5), slope=2.0)
+    found, speed = settled(sure, costs(10.0, 1.0, 0.5), 1, DEPTH)
+    assert speed > 1.1 * settled(sure.flat(), costs(10.0, 1.0, 0.5), 1, DEPTH)[1]
+    hopeless, certain = (found.drafts(np.array([kind]), np.ones(1), DEPTH) for kind in (0, CLASSES - 1))
+    assert hopeless == [0]
+    assert certain == [1]
+
+
+def test_a_batch_whose_nodes_are_dear_drafts_less() -> None:
+    """A row more costs nothing with one token a row, and as much as a pass with more."""
+    alone = costs(10.0, 1.0, 0.1)
+    together = Costs(Curve((1, 2), (10.0, 26.0)), alone.level, 0.0, 0.0, 0.0, 0.0)
+    known = predictions(rates(0.7))
+    assert settled(known, alone, 1, DEPTH)[0].drafts(*ROOT, DEPTH) > 0
+    assert settled(known, together, 4, DEPTH)[0].drafts(*ROOT, DEPTH) == 0
