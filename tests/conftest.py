@@ -43,7 +43,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.catalogue import scheme
     from multidraft.generation.defaults import SCHEME
     from multidraft.planning import keeping
-    from multidraft.planning.making import Subject
+    from multidraft.planning.subject import Subject
     from multidraft.zoo import load_pair
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

@@ -87,7 +87,7 @@ def measure(
 
     import multidraft as md
     from multidraft.planning.keeping import made_and_kept, place
-    from multidraft.planning.making import Subject
+    from multidraft.planning.subject import Subject
     from multidraft.studies.tuning import compare, work
 
     subject = Subject(pair.target, pair.draft, prompts, md.scheme(scheme), walk)

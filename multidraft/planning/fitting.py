@@ -23,7 +23,7 @@ def predictions_of(scheme: Scheme, positions: Positions, tempers: list[float], s
         found = judged(scheme.with_drafts(n), target, tempered(draft, tempers[n]), generator, weights=(1.0,))
         accepted.append(curve(seen, found.acceptance[0].numpy()))
         claimed.append(curve_of_children(found, sure))
-        total = torch.cat(found.claims).sum(0)
+        total = found.claims.sum(0)
         shares.append(tuple((total / total.sum().clamp(min=1e-9)).tolist()))
     classes = np.bincount([class_of(*pair) for pair in top], minlength=CLASSES)
     return Predictions(tuple(accepted), tuple(claimed), tuple(shares), tuple((classes / classes.sum()).tolist()))
@@ -31,8 +31,8 @@ def predictions_of(scheme: Scheme, positions: Positions, tempers: list[float], s
 
 def curve_of_children(found: Judged, sure: Float[torch.Tensor, "positions vocabulary"]) -> Curve:
     """What a child claims, by its draft probability and its place."""
-    tokens, claims = torch.stack(found.children), torch.stack(found.claims)
-    own = sure.expand(len(tokens), -1, -1).gather(-1, tokens.clamp(min=0))
+    tokens, claims = found.children, found.claims
+    own = sure.gather(-1, tokens.clamp(min=0))
     place = torch.arange(1, tokens.shape[-1] + 1).log().expand_as(own)
     drawn = tokens >= 0
     seen = zip(map(log_odds, own[drawn].tolist()), place[drawn].tolist(), strict=True)

@@ -10,8 +10,9 @@ from tqdm import tqdm
 
 from multidraft.errors import AdviceError, outputs
 from multidraft.planning.identity import digest
-from multidraft.planning.making import Subject, make, work
+from multidraft.planning.making import make, work
 from multidraft.planning.pair_plan import PairPlan
+from multidraft.planning.subject import Subject
 
 NOTES = logging.getLogger("multidraft")
 LOADED: dict[Path, PairPlan] = {}  # those that this process has used, by where they are kept

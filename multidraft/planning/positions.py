@@ -1,10 +1,10 @@
-"""Positions of real text: what both models say there, and what every number of drafts would have accepted."""
+"""Positions that walks come to: what both models say there, and what every number of drafts would have accepted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
@@ -15,7 +15,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.numerics.distributions import tempered
 from multidraft.planning.rates import WEIGHTS, Rates
 
-DRAWS = 2  # tuples drawn at a position for every number of drafts
+DRAWS = 4  # of a single draft at a position; more of them are drawn less often, because there is less noise in them
 
 
 @dataclass
@@ -30,13 +30,18 @@ class Positions:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def passing(self, again: int = 1) -> Float[Tensor, " positions"]:
+        """How likely walks pass each node, of all nodes that they try; several times over, with a sum of one."""
+        weights = torch.tensor([weight for _, _, weight, _ in self.seen], dtype=torch.float64).repeat(again)
+        return weights / weights.sum()
+
 
 class Listening(Fixed):
-    """A fixed tree that keeps the nodes that walks come to."""
+    """A fixed tree that keeps the nodes that walks come to, where up to `most` drafts could have been drawn."""
 
-    def __init__(self, tree: Tree, positions: Positions):
+    def __init__(self, tree: Tree, positions: Positions, most: int):
         super().__init__(tree)
-        self.positions = positions
+        self.positions, self.most_drafts = positions, most
 
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         here, found = tree.rows[row], self.positions
@@ -48,27 +53,22 @@ class Listening(Fixed):
 
 @dataclass(frozen=True)
 class Judged:
-    """What a rule would have accepted at every position, with a number of drafts at each."""
+    """What a rule would have accepted at every position of the same drafts, which are drawn once."""
 
-    acceptance: list[Float[Tensor, " positions"]]  # by weight, over the weight
-    claims: list[Float[Tensor, "positions drafts"]]  # by draw: of every child, 0 where there is none
-    children: list[Tensor]  # by draw: the children's tokens, -1 where there is none
+    acceptance: list[Float[Tensor, " positions"]]  # by weight of the target, over the weight
+    claims: Float[Tensor, "positions drafts"]  # of every child, 0 where there is none
+    children: Int[Tensor, "positions drafts"]  # their tokens, -1 where there is none
 
 
 def judged(
     scheme: Scheme, target: Tensor, draft: Tensor, generator: torch.Generator, weights: Sequence[float] = WEIGHTS
 ) -> Judged:
-    """Tuples drawn and verified at all positions at once, the first with a full target, others with it scaled down."""
-    acceptance, claims, children = [], [], []
-    for weight in weights:
-        for _ in range(DRAWS if weight == 1 else 1):
-            drafted = scheme.draw(draft, generator)
-            accept = scheme.verify(target * weight, draft, drafted).accept.double()
-            acceptance.append(accept.sum(-1) / weight)
-            if weight == 1:
-                children.append(scheme.law.children(drafted))
-                claims.append(((children[-1][..., None] == drafted[..., None, :]) * accept[..., None, :]).sum(-1))
-    return Judged([torch.stack(acceptance[:DRAWS]).mean(0), *acceptance[DRAWS:]], claims, children)
+    """Tuples drawn and verified at all positions at once, first with a full target, then with it scaled down."""
+    drafted = scheme.draw(draft, generator)
+    accepted = [scheme.verify(target * weight, draft, drafted).accept.double() for weight in weights]
+    children = scheme.law.children(drafted)
+    claims = ((children[..., None] == drafted[..., None, :]) * accepted[0][..., None, :]).sum(-1)
+    return Judged([own.sum(-1) / weight for own, weight in zip(accepted, weights, strict=True)], claims, children)
 
 
 def rates_of(scheme: Scheme, positions: Positions, most: int, tempers: list[float], seed: int = 0) -> Rates:
@@ -77,13 +77,18 @@ def rates_of(scheme: Scheme, positions: Positions, most: int, tempers: list[floa
     generator = torch.Generator().manual_seed(seed)
     target, draft = torch.stack(positions.targets), torch.stack(positions.drafts)
     for n in range(1, most + 1):
-        found = judged(scheme.with_drafts(n), target, tempered(draft, tempers[n]), generator)
-        acceptance.append([float(rate.mean()) for rate in found.acceptance])
-        claims = torch.cat(found.claims)
-        left = 1 - torch.nn.functional.pad(claims.sort(-1, descending=True).values.cumsum(-1)[..., :-1], (1, 0))
-        ordered = claims.sort(-1, descending=True).indices.argsort(-1)
-        entered = (claims / left.gather(-1, ordered).clamp(min=1e-9)).clamp(max=1.0)
-        total = claims.sum(0)
+        again = max(DRAWS // n, 1)
+        q = tempered(draft, tempers[n]).repeat(again, 1)
+        found, passing = judged(scheme.with_drafts(n), target.repeat(again, 1), q, generator), positions.passing(again)
+        acceptance.append([float(rate @ passing) for rate in found.acceptance])
+        total = passing @ found.claims
         shares.append((total / total.sum().clamp(min=1e-9)).tolist())
-        weights.append(((claims * entered).sum(0) / total.clamp(min=1e-9)).tolist())
+        weights.append((passing @ (found.claims * entered(found.claims)) / total.clamp(min=1e-9)).tolist())
     return Rates(acceptance, shares, weights)
+
+
+def entered(claims: Float[Tensor, "positions drafts"]) -> Float[Tensor, "positions drafts"]:
+    """The weight with which the deferred walk enters each child: its share of what those before it have left."""
+    ordered, places = claims.sort(-1, descending=True)
+    left = 1 - torch.nn.functional.pad(ordered.cumsum(-1)[..., :-1], (1, 0))
+    return (claims / left.gather(-1, places.argsort(-1)).clamp(min=1e-9)).clamp(max=1.0)

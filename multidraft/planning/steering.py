@@ -8,7 +8,7 @@ from multidraft.decoding.state import Plan
 from multidraft.models.causal_lm import Model
 from multidraft.planning.auto import Auto, Limits
 from multidraft.planning.keeping import plan_for
-from multidraft.planning.making import Subject
+from multidraft.planning.subject import Subject
 
 
 def can_choose(scheme: Scheme) -> bool:

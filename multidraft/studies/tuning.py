@@ -9,9 +9,10 @@ from multidraft.decoding.shapes import Shape
 from multidraft.decoding.tree import Tree
 from multidraft.planning.auto import Auto, Limits
 from multidraft.planning.best_trees import speed
-from multidraft.planning.making import Subject, using
+from multidraft.planning.making import using
 from multidraft.planning.measuring import timed
 from multidraft.planning.pair_plan import PairPlan
+from multidraft.planning.subject import Subject
 
 SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
 RUN = 12  # steps from one prompt
@@ -79,7 +80,7 @@ def compare(
 def run(subject: Subject, tree: Tree | Shape, line: Line, turn: int) -> Iterator[tuple[int, float]]:
     """Tokens and seconds of the steps from one prompt; the first one warms up."""
     plan = subject.plan(tree, line.temperature)
-    state = subject.begin(plan, 1, turn)
+    state = subject.begin(plan, subject.texts(1, turn), turn)
     for index in range(RUN + 1):
         before = int(state.position[0])
         state, parts = timed(state, plan)

@@ -20,11 +20,12 @@ from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.numerics.distributions import tempered
-from multidraft.planning import keeping, making
+from multidraft.planning import keeping, learning, making
 from multidraft.planning.auto import Auto, Limits
 from multidraft.planning.costs import CostsByRows
-from multidraft.planning.making import Subject, make
+from multidraft.planning.making import make
 from multidraft.planning.pair_plan import PairPlan
+from multidraft.planning.subject import Subject
 from multidraft.zoo import load_pair
 
 EXACT, BIASED = 1e-12, 1e-4
@@ -128,7 +129,7 @@ def subject() -> Subject:
 
 def test_a_plan_is_measured_and_comes_back_from_its_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(making, "ROWS", {1: (("", "1", "2x1"), 2), 2: (("", "1"), 2)})
-    monkeypatch.setattr(making, "MOST_POSITIONS", 12)
+    monkeypatch.setattr(learning, "MOST", 12)
     done: list[int] = []
     made = make(subject(), done.append)
     assert sum(done) == making.work()

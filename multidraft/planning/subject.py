@@ -1,0 +1,48 @@
+"""What a plan is made of: a pair, prompts, a scheme and a walk, and how its steps are made."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from multidraft.catalogue import Scheme
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import start
+from multidraft.decoding.shapes import Shape
+from multidraft.decoding.state import Plan, State
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
+from multidraft.models.causal_lm import Model
+from multidraft.planning.identity import identity
+from multidraft.sampling.settings import Sampling
+
+PROMPT, STEPS_LEAVE = 160, 110  # tokens of a prompt that are read at most, and what the steps after it need
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pair with prompts, decoded with a scheme and a walk."""
+
+    target: Model
+    draft: Model
+    prompts: list[list[int]]
+    scheme: Scheme
+    walk: str | Walker
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Which pair, on which machine."""
+        return identity(self.target, self.draft, self.scheme, str(self.walk))
+
+    def texts(self, rows: int, turn: int) -> list[list[int]]:
+        """So many prompts, which are others every turn."""
+        return [self.prompts[(turn * rows + row) % len(self.prompts)][-PROMPT:] for row in range(rows)]
+
+    def begin(self, plan: Plan, texts: list[list[int]], seed: int) -> State:
+        """The state after some texts, with room for the steps that follow."""
+        longest = max(map(len, texts)) + STEPS_LEAVE
+        return start(texts, self.target, self.draft, plan, longest, torch.Generator().manual_seed(seed), Info())
+
+    def plan(self, tree: Tree | Shape, temperature: float | int = 1.0) -> Plan:
+        """How its steps are made."""
+        return Plan(self.scheme, tree, self.walk, Sampling(temperature=temperature), measure=False)
