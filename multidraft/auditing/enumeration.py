@@ -5,7 +5,7 @@ forest: all trees at once, as a batch); where a walk flips a coin, the walk runs
 vocabularies and trees only: the number of trees is the number of tuples to the power of the nodes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,18 +15,17 @@ from torch import Tensor
 from multidraft.catalogue import Scheme
 from multidraft.decoding.batch import select
 from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.endings import all_endings
 from multidraft.decoding.growing import bare_root, read_level
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State
 from multidraft.decoding.stepping import emit, keep, last_weights, score
-from multidraft.decoding.verdicts import Verdicts
-from multidraft.decoding.walks import Ending, Verdict, Walker, drive, walker
+from multidraft.decoding.walks import Ending
 from multidraft.models import LanguageModel
 from multidraft.sampling.settings import settings_of_rows
 
-SURE = 1e-15  # a coin this close to 0 or 1 has one side
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -189,63 +188,6 @@ def tuples_at(scheme: Scheme, drafts: DraftTree, slot: int) -> list[tuple[Tensor
             known[key] = torch.nn.functional.pad(tuples, (0, width - tuples.shape[1]), value=-1), weight
         result.append(known[key])
     return result
-
-
-class Script:
-    """A coin that gives the answers written down for it, then True, and keeps track of their probability.
-
-    `others` are the scripts that lead elsewhere from here on.
-    """
-
-    def __init__(self, answers: tuple[bool, ...]):
-        self.answers = answers
-        self.given: tuple[bool, ...] = ()
-        self.probability = 1.0
-        self.others: list[tuple[bool, ...]] = []
-
-    def __call__(self, probability: float) -> bool:
-        """The next answer."""
-        place = len(self.given)
-        answer = self.answers[place] if place < len(self.answers) else probability > SURE
-        if place >= len(self.answers) and SURE < probability < 1 - SURE:
-            self.others.append((*self.given, False))
-        self.given += (answer,)
-        self.probability *= min(probability, 1.0) if answer else 1 - max(probability, 0.0)
-        return answer
-
-
-def all_endings(tree: ScoredTree, plan: Plan, walk: str | Walker | None = None) -> Iterator[tuple[int, float, Ending]]:
-    """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
-
-    The walk is that of the plan unless another is given.
-    """
-    start, verdicts = walker(walk or plan.walk), Remembered(Verdicts(plan.scheme, tree))
-    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in tree.rows]
-    while rows := [row for row, left in enumerate(scripts) if left]:
-        coins = [Script(scripts[row].pop()) for row in rows]
-        pairs = zip(rows, coins, strict=True)
-        walks = [start(0, 1.0, tree.rows[row].has_drafts, coin) for row, coin in pairs]
-        verdicts.rows = rows
-        for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
-            scripts[row] += coin.others
-            yield row, coin.probability, ending
-
-
-class Remembered:
-    """The verdicts for walks over some of a tree's rows; none is computed twice."""
-
-    def __init__(self, verdicts: Verdicts):
-        self.verdicts = verdicts
-        self.rows: list[int] = []  # the row that each walk is on
-        self.known: dict[tuple[int, int, float], Verdict] = {}
-
-    def __call__(self, asked: dict[int, tuple[int, float]]) -> dict[int, Verdict]:
-        """For each walk the verdict that it asks for."""
-        keys = {walk: (self.rows[walk], *question) for walk, question in asked.items()}
-        new = {row: (node, weight) for row, node, weight in keys.values() if (row, node, weight) not in self.known}
-        if new:
-            self.known |= {(row, *new[row]): verdict for row, verdict in self.verdicts(new).items()}
-        return {walk: self.known[key] for walk, key in keys.items()}
 
 
 def last_tokens(tree: ScoredTree, row: int, ending: Ending) -> list[tuple[int, float]]:

@@ -41,5 +41,8 @@ LISTED = {
     "blocks": Listed("blocks", "K i.i.d. paths of L tokens: block efficiency and speed.", True),
     "latency": Listed("latency", "What passes over more tokens and more rows cost.", True),
     "randomised-speed": Listed("randomised_speed", "Measured speed against the probability of drafting.", True),
+    "adaptive": Listed(
+        "adaptive", "What trees that grow gain over the best fixed tree, by temperature and cost.", True
+    ),
     "multi-step": Listed("multi_step", "Global Resolution on paths of several steps.", True),
 }

@@ -26,7 +26,7 @@ class Results:
     @classmethod
     def of(cls, study: Study, records: list[Record], settings: dict[str, Any]) -> "Results":
         """From the records of a journal."""
-        return cls(study, settings, sums(records))
+        return cls(study, settings, study.derived(sums(records)))
 
     @property
     def estimates(self) -> dict[Place, Estimate]:

@@ -60,6 +60,7 @@ class Study:
     printed: tuple[str, ...] = ()  # names of files in `printed`
     findings: tuple[Finding, ...] = ()
     drafts: int = 1  # at a node, at most
+    derived: Callable[[dict[Place, Sums]], dict[Place, Sums]] = dict  # from what was measured to what is shown
 
 
 @dataclass(frozen=True)
