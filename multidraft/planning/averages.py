@@ -1,4 +1,6 @@
-"""Averages that forget."""
+"""What is learnt while decoding, and forgotten again."""
+
+import math
 
 FORGETTING = 0.97  # what is left of an observation when the next one comes
 
@@ -17,3 +19,33 @@ class Average:
     def value(self) -> float:
         """The ratio."""
         return self.above / self.below
+
+
+class Ease:
+    """How much easier than predicted drafts are found: chances 1 - a of missing become (1 - a)^g, and g is learnt.
+
+    So that one number serves nodes with one draft and with many: no acceptance leaves the unit interval, and what is
+    nearly certain stays so. Above one is easier.
+    """
+
+    def __init__(self) -> None:
+        self.claimed = self.predicted = self.weight = 0.0
+
+    def add(self, claimed: float, predicted: float, weight: float) -> None:
+        """A node that was entered with some weight: what its drafts claimed of it, and what was predicted."""
+        self.claimed = self.claimed * FORGETTING + claimed
+        self.predicted = self.predicted * FORGETTING + predicted
+        self.weight = self.weight * FORGETTING + weight
+
+    def exponent(self, prior: float, nodes: float) -> float:
+        """The exponent, where a prior one counts as much as some nodes."""
+        if not self.weight:
+            return prior
+        missed = 1 - within(self.predicted / self.weight)
+        unclaimed = self.weight - self.claimed + nodes * missed**prior
+        return math.log(1 - within(1 - unclaimed / (self.weight + nodes))) / math.log(missed)
+
+
+def within(share: float) -> float:
+    """A share that is neither nothing nor all."""
+    return min(max(share, 0.005), 0.995)
