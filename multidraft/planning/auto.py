@@ -3,9 +3,6 @@
 import re
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float
-
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Fixed, Outlook
@@ -15,7 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.planning.averages import Ease
 from multidraft.planning.pair_plan import PairPlan
 
-AGAIN = 8  # steps after which the choice is made anew
+AGAIN = 4  # steps after which the choice is made anew
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
 PRIOR = 12.0  # nodes' worth of the plan's word against what a call sees
 
@@ -45,7 +42,7 @@ class Auto:
     """A shape that decides anew every few steps; it learns from this call alone, so that a run repeats itself.
 
     All candidates are compared by predicted tokens a second. How much easier than predicted real drafts are found is
-    learnt for each depth, and for those that have not been seen from all others; it fades.
+    one number for all nodes, which fades.
     """
 
     def __init__(self, plan: PairPlan, temperature: float | int, limits: Limits, tempers: bool = True):
@@ -56,7 +53,7 @@ class Auto:
         self.most_drafts = max(shape.most_drafts for shape in shapes)
         self.most_slots = max(shape.most_slots for shape in shapes)
         self.counts_drawn = sorted({count for shape in shapes for count in shape.counts_drawn})
-        self.eases, self.ease = [Ease() for _ in range(max(self.candidates.depths))], Ease()
+        self.ease = Ease(PRIOR)
         self.choice, self.rows, self.age = 0, 0, 0  # the first candidate has no drafts
         self.pause, self.probing = PAUSE, False
 
@@ -74,7 +71,8 @@ class Auto:
 
     def choose(self, rows: int) -> None:
         """The candidate with most tokens a second; where that is no drafts, a probe before it is believed again."""
-        speeds = self.allowed * self.candidates.tokens(self.exponents()) / self.candidates.seconds(rows)
+        tokens = self.candidates.tokens(self.ease.exponent)
+        speeds = self.allowed * tokens / self.candidates.seconds(rows)
         best = int(speeds.argmax())
         resting = not self.choice and rows == self.rows and not self.probing
         self.probing = resting and not best and bool(self.allowed[1:].any())
@@ -84,11 +82,6 @@ class Auto:
         elif best:
             self.pause = PAUSE
         self.choice, self.rows, self.age = best, rows, 0
-
-    def exponents(self) -> Float[np.ndarray, " depth"]:
-        """By depth, how much easier than predicted drafts are found."""
-        prior = self.ease.exponent(1.0, PRIOR)
-        return np.array([ease.exponent(prior, PRIOR) for ease in self.eases])
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots of the tree that was chosen."""
@@ -107,11 +100,10 @@ class Auto:
         here = tree.rows[row]
         depth = here.tree.depths[node]
         predicted = self.rates.accepted(min(here.count(node), self.rates.most), weight, depth)
-        for ease in (self.ease, self.eases[depth]):
-            ease.add(verdict.acceptance, weight * predicted, weight)
+        self.ease.add(verdict.acceptance, weight * predicted, weight)
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
-        tokens = self.candidates.tokens(self.exponents())[self.choice]
+        tokens = self.candidates.tokens(self.ease.exponent)[self.choice]
         seconds = self.candidates.seconds(self.rows)[self.choice]
         return Outlook(self.rows * float(tokens), float(seconds))

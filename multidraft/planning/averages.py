@@ -2,7 +2,7 @@
 
 import math
 
-FORGETTING = 0.97  # what is left of an observation when the next one comes
+FORGETTING = 0.95  # what is left of an observation when the next one comes
 
 
 class Average:
@@ -28,22 +28,26 @@ class Ease:
     nearly certain stays so. Above one is easier.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float) -> None:
+        self.prior = prior  # for how many nodes the belief counts at first that predictions are right
         self.claimed = self.predicted = self.weight = 0.0
 
     def add(self, claimed: float, predicted: float, weight: float) -> None:
         """A node that was entered with some weight: what its drafts claimed of it, and what was predicted."""
+        if not self.weight:
+            self.claimed = self.predicted = self.prior * predicted / weight
+            self.weight = self.prior
         self.claimed = self.claimed * FORGETTING + claimed
         self.predicted = self.predicted * FORGETTING + predicted
         self.weight = self.weight * FORGETTING + weight
 
-    def exponent(self, prior: float, nodes: float) -> float:
-        """The exponent, where a prior one counts as much as some nodes."""
+    @property
+    def exponent(self) -> float:
+        """The exponent."""
         if not self.weight:
-            return prior
-        missed = 1 - within(self.predicted / self.weight)
-        unclaimed = self.weight - self.claimed + nodes * missed**prior
-        return math.log(1 - within(1 - unclaimed / (self.weight + nodes))) / math.log(missed)
+            return 1.0
+        seen, predicted = within(self.claimed / self.weight), within(self.predicted / self.weight)
+        return math.log(1 - seen) / math.log(1 - predicted)
 
 
 def within(share: float) -> float:

@@ -32,9 +32,9 @@ class Candidates:
                 self.missing[index, depth] = 1 - reach[depths == depth + 1].sum() / max(drawing, NEVER)
         self.times = dict[int, Float[np.ndarray, " trees"]]()
 
-    def tokens(self, eases: Float[np.ndarray, " depth"]) -> Float[np.ndarray, " trees"]:
-        """Expected tokens a row and step, one that comes without drafts included; see `Ease` for the exponents."""
-        return 1 + np.cumprod(self.drafting * (1 - self.missing**eases), axis=1).sum(1)
+    def tokens(self, exponent: float = 1.0) -> Float[np.ndarray, " trees"]:
+        """Expected tokens a row and step, one that comes without drafts included; see `Ease` for the exponent."""
+        return 1 + np.cumprod(self.drafting * (1 - self.missing**exponent), axis=1).sum(1)
 
     def seconds(self, rows: int) -> Float[np.ndarray, " trees"]:
         """Predicted seconds of a step with so many rows."""
