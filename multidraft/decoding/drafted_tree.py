@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
+from multidraft.drafting.levels import Counts, by_turns, children_of_level, draw_level
 from multidraft.numerics.distributions import tempered
 from multidraft.sampling.prefixes import Prefixes
 
@@ -89,13 +89,16 @@ class DraftTree:
         self.alias = torch.cat([self.alias, slots], 1)
         self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
 
-    def draws_at(self, depth: int) -> Iterator[tuple[slice, int, list[int]]]:
-        """Where something is drawn at a depth: rows of one tree, a number of drafts, the slots that draw as many."""
+    def draws_at(self, depth: int) -> Iterator[tuple[slice, list[int]]]:
+        """Where something is drawn at a depth: rows of one tree, and the slots that draw there."""
         parties = [slice(0, len(self.trees))] if self.alike else [slice(row, row + 1) for row in range(len(self.trees))]
         for rows in parties:
-            tree = self.trees[rows.start]
-            for count, slots in tree.draws[depth] if depth < len(tree.draws) else ():
-                yield rows, count, slots
+            if slots := self.trees[rows.start].drawing_at(depth):
+                yield rows, slots
+
+    def counts(self, rows: slice, slots: list[int]) -> Counts:
+        """How many drafts slots have, in rows of one tree."""
+        return tuple(self.trees[rows.start].drafts[slot] for slot in slots)
 
     def learn(
         self,
@@ -145,26 +148,27 @@ class DraftTree:
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
 
-    def temper(self, rows: slice, slots: list[int], temper: float) -> None:
-        """Draw at `slots` from their distribution at its temperature times `temper`, which the rule will be told."""
+    def temper(self, rows: slice, slot: int, temper: float) -> None:
+        """Draw at a slot from its distribution at its temperature times `temper`, which the rule will be told."""
         if temper != 1:
-            level, places = self.level_of(rows.start, slots)
+            level, places = self.level_of(rows.start, [slot])
             self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
-    def draw(self, scheme: Scheme, rows: slice, slots: list[int], uniform: Float[Tensor, "rows group numbers"]) -> None:
-        """Draw at `slots` of these rows, which all have as many children as the scheme has drafts."""
-        draft = by_turns(self.distributions(rows, slots), scheme.drafts, 2)
-        self.fill(scheme, rows, slots, scheme.law.draw(draft, uniform))
+    def draw(self, law: Law, rows: slice, slots: list[int], uniform: Float[Tensor, "rows numbers"]) -> None:
+        """Draw at `slots` of these rows, at each by the law with its number of drafts."""
+        draft = self.distributions(rows, slots)
+        self.fill(law, rows, slots, draw_level(law, self.counts(rows, slots), draft, uniform))
 
-    def fill(self, scheme: Scheme, rows: slice, slots: list[int], drafted: Int[Tensor, "rows group width"]) -> None:
+    def fill(self, law: Law, rows: slice, slots: list[int], drafted: Int[Tensor, "rows group width"]) -> None:
         """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
-        law, here, children = scheme.law, span(slots), self.trees[rows.start].children(slots)
+        here, children, counts = span(slots), self.trees[rows.start].children(slots), self.counts(rows, slots)
         if slots != [0]:
             drafted = drafted.masked_fill(self.tokens[rows, here, None] < 0, -1)
-        self.drafted[rows, here, : law.width] = drafted
-        self.tokens[rows, span(children)] = law.children(drafted).flatten(1)
+        self.drafted[rows, here, : drafted.shape[-1]] = drafted
+        self.tokens[rows, span(children)] = children_of_level(law, counts, drafted)
         if self.repeats:
-            self.merge(rows, self.alias[rows, here].repeat_interleave(law.drafts, 1), children)
+            each = torch.tensor(counts, device=drafted.device)
+            self.merge(rows, self.alias[rows, here].repeat_interleave(each, 1), children)
 
     def merge(self, rows: slice, parents: Int[Tensor, "rows children"], children: list[int]) -> None:
         """Let every new slot with the parent node and the token of an earlier one be the same node."""
@@ -197,11 +201,3 @@ class DraftTree:
 def same(lists: Slots) -> bool:
     """Whether all rows have the same slots."""
     return all(slots is lists[0] or slots == lists[0] for slots in lists)
-
-
-def by_turns(draft: Tensor, count: int, dimension: int) -> Tensor:
-    """A distribution a draft where there are several drafters (one dimension more), which take turns."""
-    if draft.ndim == dimension + 1:
-        return draft
-    turns = [j % draft.shape[dimension] for j in range(count)]
-    return draft.index_select(dimension, torch.tensor(turns, device=draft.device))

@@ -123,12 +123,12 @@ class Tree:
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """How many slots draw on each level."""
-        return tuple(sum(len(slots) for _, slots in level) for level in self.draws)
+        return tuple(map(len, self.draws))
 
     @cached_property
     def groups(self) -> int:
-        """How many times tokens are drawn: once on every level for each number of drafts that a slot has there."""
-        return sum(map(len, self.draws))
+        """How many numbers of drafts slots have, summed over the levels."""
+        return sum(len({self.drafts[slot] for slot in slots}) for slots in self.draws)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -178,13 +178,17 @@ class Tree:
         return first
 
     @cached_property
-    def draws(self) -> tuple[tuple[tuple[int, list[int]], ...], ...]:
-        """For every depth at which something is drawn its drawing slots, grouped by number of drafts."""
-        levels: list[dict[int, list[int]]] = [{} for _ in range(max(self.depths) + 1)]
+    def draws(self) -> tuple[list[int], ...]:
+        """For every depth at which something is drawn its drawing slots."""
+        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
         for slot, count in enumerate(self.drafts):
             if count:
-                levels[self.depths[slot]].setdefault(count, []).append(slot)
-        return tuple(tuple(sorted(level.items())) for level in levels if level)
+                levels[self.depths[slot]].append(slot)
+        return tuple(level for level in levels if level)
+
+    def drawing_at(self, depth: int) -> list[int]:
+        """The slots that draw at a depth."""
+        return self.draws[depth] if depth < len(self.draws) else []
 
 
 NO_DRAFTS = Tree((-1,), (0,))

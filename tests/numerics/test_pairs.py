@@ -10,6 +10,7 @@ from torch import Tensor
 import multidraft.catalogue  # noqa: F401  # every pair is known once all rules are
 from multidraft.drafting import Anchored, Iid, Law
 from multidraft.drafting.anchored import anchors_of
+from multidraft.drafting.levels import children_of_level, draw_level, numbers_of
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification import Outcome
@@ -40,6 +41,13 @@ def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> It
     yield anchors_of(draft, law.drafts, law.anchors)
 
 
+def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    counts = (law.drafts, 1, 3)
+    uniform = torch.rand(2, numbers_of(law, counts), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    level = draw_level(law, counts, torch.stack([draft, draft.flip(0)]), uniform)
+    yield from (level, children_of_level(law, counts, level))
+
+
 def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     for p, q, weight in zip(target, draft, (1.0, 0.7, 0.05), strict=True):
         yield residual(p, law.draft_probability * q, weight, 0.25)
@@ -58,6 +66,8 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
+    "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
+    "multidraft.drafting.levels.children_of_level": (IID + ANCHORED, drawn),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
