@@ -9,7 +9,8 @@ from torch import Tensor
 
 from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
-from multidraft.drafting.levels import Counts, by_turns, children_of_level, draw_level
+from multidraft.drafting.levels import by_turns, draw_level, note
+from multidraft.drafting.places import Drawing
 from multidraft.numerics.distributions import tempered
 from multidraft.sampling.prefixes import Prefixes
 
@@ -89,16 +90,13 @@ class DraftTree:
         self.alias = torch.cat([self.alias, slots], 1)
         self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
 
-    def draws_at(self, depth: int) -> Iterator[tuple[slice, list[int]]]:
-        """Where something is drawn at a depth: rows of one tree, and the slots that draw there."""
+    def draws_at(self, depth: int) -> Iterator[tuple[slice, Drawing]]:
+        """Where something is drawn at a depth, and in which rows, which have one tree."""
         parties = [slice(0, len(self.trees))] if self.alike else [slice(row, row + 1) for row in range(len(self.trees))]
         for rows in parties:
-            if slots := self.trees[rows.start].drawing_at(depth):
-                yield rows, slots
-
-    def counts(self, rows: slice, slots: list[int]) -> Counts:
-        """How many drafts slots have, in rows of one tree."""
-        return tuple(self.trees[rows.start].drafts[slot] for slot in slots)
+            draws = self.trees[rows.start].draws
+            if depth < len(draws):
+                yield rows, draws[depth]
 
     def learn(
         self,
@@ -154,25 +152,25 @@ class DraftTree:
             level, places = self.level_of(rows.start, [slot])
             self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
-    def draw(self, law: Law, rows: slice, slots: list[int], uniform: Float[Tensor, "rows numbers"]) -> None:
-        """Draw at `slots` of these rows, at each by the law with its number of drafts."""
-        draft = self.distributions(rows, slots)
-        self.fill(law, rows, slots, draw_level(law, self.counts(rows, slots), draft, uniform))
+    def draw(self, law: Law, rows: slice, drawing: Drawing, uniform: Float[Tensor, "rows numbers"]) -> None:
+        """Draw in these rows, at every slot by the law with its number of drafts."""
+        draft = self.distributions(rows, drawing.slots)
+        draw_level(drawing, law, draft, uniform, self.tokens[rows], self.drafted[rows])
+        self.merge(rows, drawing)
 
-    def fill(self, law: Law, rows: slice, slots: list[int], drafted: Int[Tensor, "rows group width"]) -> None:
-        """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
-        here, children, counts = span(slots), self.trees[rows.start].children(slots), self.counts(rows, slots)
-        if slots != [0]:
-            drafted = drafted.masked_fill(self.tokens[rows, here, None] < 0, -1)
-        self.drafted[rows, here, : drafted.shape[-1]] = drafted
-        self.tokens[rows, span(children)] = children_of_level(law, counts, drafted)
-        if self.repeats:
-            each = torch.tensor(counts, device=drafted.device)
-            self.merge(rows, self.alias[rows, here].repeat_interleave(each, 1), children)
+    def fill(self, law: Law, rows: slice, drawing: Drawing, drafted: Int[Tensor, "rows group width"]) -> None:
+        """The same with tuples that have been drawn."""
+        note(drawing, law, drafted, self.tokens[rows], self.drafted[rows])
+        self.merge(rows, drawing)
 
-    def merge(self, rows: slice, parents: Int[Tensor, "rows children"], children: list[int]) -> None:
+    def merge(self, rows: slice, drawing: Drawing) -> None:
         """Let every new slot with the parent node and the token of an earlier one be the same node."""
-        tokens, slots = self.tokens[rows, children], torch.tensor(children, device=parents.device)
+        if not self.repeats:
+            return
+        children, device = drawing.children, self.tokens.device
+        each = torch.tensor(drawing.counts, device=device)
+        parents = self.alias[rows, drawing.slots].repeat_interleave(each, 1)
+        tokens, slots = self.tokens[rows, children], torch.tensor(children, device=device)
         equal = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
         alias = slots[equal.to(torch.uint8).argmax(-1)]
         row = torch.arange(rows.start, rows.stop, device=parents.device)[:, None]

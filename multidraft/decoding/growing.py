@@ -19,10 +19,10 @@ def grow(state: State, plan: Plan) -> DraftTree:
     """Draft the tree: let the shape decide on each level, then draw there."""
     drafts, law, depth = bare_root(state, plan), plan.scheme.law, 0
     while read_level(state, plan, drafts, depth):
-        for rows, slots in drafts.draws_at(depth):
-            numbers = numbers_of(law, drafts.counts(rows, slots))
+        for rows, drawing in drafts.draws_at(depth):
+            numbers = numbers_of(law, drawing.counts)
             uniform = torch.stack([random.uniform(numbers) for random in state.random[rows]])
-            drafts.draw(law, rows, slots, uniform.to(state.root.device))
+            drafts.draw(law, rows, drawing, uniform.to(state.root.device))
         depth += 1
     return drafts
 
@@ -46,7 +46,7 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     drafts.learn(slots, distributions, logits)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
     for rows, drawing in drafts.draws_at(depth):
-        for slot, count in zip(drawing, drafts.counts(rows, drawing), strict=True):
+        for slot, count in zip(drawing.slots, drawing.counts, strict=True):
             drafts.temper(rows, slot, plan.shape.temper(count))
     return True
 

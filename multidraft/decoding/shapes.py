@@ -80,7 +80,8 @@ class Fixed:
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots, which are the same in every row."""
-        return [self.tree.drawing_at(depth)] * len(drafts.trees)
+        slots = self.tree.draws[depth].slots if depth < len(self.tree.draws) else []
+        return [slots] * len(drafts.trees)
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Nothing is new."""

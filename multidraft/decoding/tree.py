@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from multidraft.drafting.places import Drawing
 from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
@@ -123,12 +124,12 @@ class Tree:
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """How many slots draw on each level."""
-        return tuple(map(len, self.draws))
+        return tuple(len(drawing.slots) for drawing in self.draws)
 
     @cached_property
     def groups(self) -> int:
         """How many numbers of drafts slots have, summed over the levels."""
-        return sum(len({self.drafts[slot] for slot in slots}) for slots in self.draws)
+        return sum(len(set(drawing.counts)) for drawing in self.draws)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -178,17 +179,18 @@ class Tree:
         return first
 
     @cached_property
-    def draws(self) -> tuple[list[int], ...]:
-        """For every depth at which something is drawn its drawing slots."""
+    def draws(self) -> tuple[Drawing, ...]:
+        """For every depth at which something is drawn where it is."""
         levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
         for slot, count in enumerate(self.drafts):
             if count:
                 levels[self.depths[slot]].append(slot)
-        return tuple(level for level in levels if level)
+        return tuple(self.drawing(slots) for slots in levels if slots)
 
-    def drawing_at(self, depth: int) -> list[int]:
-        """The slots that draw at a depth."""
-        return self.draws[depth] if depth < len(self.draws) else []
+    def drawing(self, slots: list[int]) -> Drawing:
+        """Drawing at these slots."""
+        counts, first = tuple(self.drafts[slot] for slot in slots), [self.first_child[slot] for slot in slots]
+        return Drawing(slots, counts, first)
 
 
 NO_DRAFTS = Tree((-1,), (0,))

@@ -6,7 +6,8 @@ import torch
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.shapes import Shape
-from multidraft.drafting.levels import children_of_level, draw_level
+from multidraft.drafting.levels import draw_level
+from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification.coupling import residual
@@ -27,6 +28,8 @@ def use_once(scheme: Scheme) -> None:
         target = torch.tensor([first] + [0.0] * (2 * scheme.drafts)).softmax(-1)
         pick(residual(target, target, 1.0, 0.5), numbers(1))
         draft = target.expand(scheme.drafts, -1) if scheme.law.several else target
-        drafted = draw_level(scheme.law, (scheme.drafts,), draft[None, None], numbers(1, scheme.law.numbers))
-        children_of_level(scheme.law, (scheme.drafts,), drafted)
+        tokens = torch.full((1, 1 + scheme.drafts), -1)
+        drafted = torch.full((1, 1 + scheme.drafts, scheme.law.width), -1)
+        uniform = numbers(1, scheme.law.numbers)
+        draw_level(Drawing([0], (scheme.drafts,), [1]), scheme.law, draft[None, None], uniform, tokens, drafted)
         _ = scheme.verify(target, draft, drafted[0, 0]).residual

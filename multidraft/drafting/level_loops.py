@@ -1,9 +1,6 @@
 """Drawing at all nodes of a tree's level in one compiled loop, for CPUs."""
 
-from functools import cache
-
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -11,60 +8,70 @@ from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.anchored_loops import take_anchors
 from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law
+from multidraft.drafting.places import Drawing
 from multidraft.numerics.distribution_loops import pick_into
 from multidraft.numerics.loops import compiled, lines, same_shape
 from multidraft.numerics.precision import least
 
+NUMBERS = 4  # the column of a layout with the uniform numbers that a node takes
+
 
 def draw_level(
+    drawing: Drawing,
     law: Anchored | Iid,
-    counts: tuple[int, ...],
     draft: Float[Tensor, "rows nodes vocabulary"],
     uniform: Float[Tensor, "rows numbers"],
-) -> Int[Tensor, "rows nodes width"]:
+    tokens: Int[Tensor, "rows slots"],
+    drafted: Int[Tensor, "rows slots width"],
+) -> None:
     """As `levels.draw_level`."""
-    layout = layout_of(law, counts)
-    same_shape("draft and the nodes that draw", draft.shape[:2], (len(uniform), len(counts)))
-    same_shape("uniform numbers and those that are needed", uniform.shape[1:], (int(layout[:, 2].sum()),))
-    drafted = np.full((*draft.shape[:2], int(layout[:, 1].max())), -1)
-    level = (drafted, lines(draft), uniform.numpy(), layout, law.draft_probability)
+    layout = layout_of(law, drawing)
+    same_shape("draft and the nodes that draw", draft.shape[:2], (len(uniform), len(layout)))
+    same_shape("uniform numbers and those that are needed", uniform.shape[1:], (int(layout[:, NUMBERS].sum()),))
+    same_shape("tokens and tuples", tokens.shape, drafted.shape[:2], (len(draft), tokens.shape[1]))
+    level = (tokens.numpy(), drafted.numpy(), lines(draft), uniform.numpy(), layout, law.draft_probability)
     if isinstance(law, Anchored):
         anchored_tuples(*level, -1 if law.anchors is None else law.anchors, law.top_up, least(draft.dtype))
     else:
         independent_tuples(*level)
-    return torch.from_numpy(drafted)
 
 
-@cache
-def layout_of(law: Law, counts: tuple[int, ...]) -> np.ndarray:
-    """For each node its drafts, the positions of its tuple, and the uniform numbers that it takes."""
-    return np.array([(own.drafts, own.width, own.numbers) for own in map(law.with_drafts, counts)])
+def layout_of(law: Law, drawing: Drawing) -> np.ndarray:
+    """By node its slot, the slot of its first child, its drafts, its tuple's positions, the numbers that it takes."""
+    laws = [law.with_drafts(count) for count in drawing.counts]
+    sizes = ([own.drafts for own in laws], [own.width for own in laws], [own.numbers for own in laws])
+    return np.array([drawing.slots, drawing.first, *sizes]).T
 
 
 @compiled
-def independent_tuples(drafted, draft, uniform, layout, probability):
-    """Tuples by the law `iid`."""
-    for row in range(len(drafted)):
+def independent_tuples(tokens, drafted, draft, uniform, layout, probability):
+    """Tuples by the law `iid`, and their tokens, which are their children."""
+    for row in range(len(tokens)):
         start = 0
         for node in range(len(layout)):
-            count, _, numbers = layout[node]
+            slot, first, count, width, numbers = layout[node]
             own = uniform[row, start : start + numbers]
-            if probability == 1 or own[count] < probability:
-                pick_into(drafted[row, node], draft[row * len(layout) + node], own[:count])
+            if (slot == 0 or tokens[row, slot] >= 0) and (probability == 1 or own[width] < probability):
+                pick_into(drafted[row, slot, :width], draft[row * len(layout) + node], own[:width])
+                tokens[row, first : first + count] = drafted[row, slot, :width]
             start += numbers
 
 
 @compiled
-def anchored_tuples(drafted, draft, uniform, layout, probability, wanted, top_up, lowest):
-    """Tuples by the law `anchored`; as many anchors as the rule says where `wanted` is negative."""
-    for row in range(len(drafted)):
+def anchored_tuples(tokens, drafted, draft, uniform, layout, probability, wanted, top_up, lowest):
+    """Tuples by the law `anchored`, whose distinct tokens are their children.
+
+    There are as many anchors as the rule says where `wanted` is negative.
+    """
+    for row in range(len(tokens)):
         start = 0
         for node in range(len(layout)):
-            count, width, numbers = layout[node]
+            slot, first, count, width, numbers = layout[node]
             own = uniform[row, start : start + numbers]
-            if probability == 1 or own[width] < probability:
-                line = draft[row * len(layout) + node]
-                anchored_tuple(drafted[row, node], line, own, count, wanted, top_up, lowest)
+            if (slot == 0 or tokens[row, slot] >= 0) and (probability == 1 or own[width] < probability):
+                line, positions = draft[row * len(layout) + node], drafted[row, slot, :width]
+                anchored_tuple(positions, line, own, count, wanted, top_up, lowest)
+                distinct(tokens[row, first : first + count], positions)
             start += numbers
 
 
@@ -106,28 +113,11 @@ def repeats(tokens):
     return found
 
 
-def children_of_level(
-    law: Law, counts: tuple[int, ...], drafted: Int[Tensor, "rows nodes width"]
-) -> Int[Tensor, "rows drafts"]:
-    """As `levels.children_of_level`."""
-    same_shape("tuples and the nodes that drew them", drafted.shape[1:2], (len(counts),))
-    children = np.full((len(drafted), sum(counts)), -1)
-    fill_children(children, drafted.contiguous().numpy(), layout_of(law, counts), law.repeats)
-    return torch.from_numpy(children)
-
-
 @compiled
-def fill_children(children, drafted, layout, all_of_them):
-    """Every node's distinct tokens in the order in which they first came, or all of them."""
-    for row in range(len(drafted)):
-        start = 0
-        for node in range(len(layout)):
-            count, width, _ = layout[node]
-            own, found = children[row, start : start + count], 0
-            if all_of_them:
-                own[:] = drafted[row, node, :count]
-            for token in drafted[row, node, : 0 if all_of_them else width]:
-                if token >= 0 and not (own[:found] == token).any():
-                    own[found] = token
-                    found += 1
-            start += count
+def distinct(children, drafted):
+    """The distinct tokens of a tuple in the order in which they first came."""
+    found = 0
+    for token in drafted:
+        if token >= 0 and not (children[:found] == token).any():
+            children[found] = token
+            found += 1

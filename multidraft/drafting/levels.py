@@ -1,6 +1,6 @@
 """Drawing at all nodes of a tree's level at once, each with a number of drafts of its own."""
 
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -9,44 +9,52 @@ from torch import Tensor
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law
+from multidraft.drafting.places import Drawing
 from multidraft.numerics.loops import paired
 
-Counts = tuple[int, ...]  # of drafts, by node
 
-
-@paired("multidraft.drafting.level_loops", lambda law, *_: type(law) in (Anchored, Iid))
+@paired("multidraft.drafting.level_loops", lambda drawing, law, *_: type(law) in (Anchored, Iid))
 def draw_level(
+    drawing: Drawing,
     law: Law,
-    counts: Counts,
     draft: Float[Tensor, "rows nodes *drafters vocabulary"],
     uniform: Float[Tensor, "rows numbers"],
-) -> Int[Tensor, "rows nodes width"]:
-    """A tuple at every node by the law with that node's number of drafts; shorter ones are filled up with -1.
+    tokens: Int[Tensor, "rows slots"],
+    drafted: Int[Tensor, "rows slots width"],
+) -> None:
+    """Draw at every slot by the law with its number of drafts, and note the tuples and the children's tokens.
 
-    The nodes' uniform numbers stand one after another. Several drafters take turns.
+    The slots' uniform numbers stand one after another. Several drafters take turns.
     """
-    groups = groups_of(law, counts)
-    width = max(own.width for own, _, _ in groups)
-    drafted = torch.full((*draft.shape[:2], width), -1, device=draft.device)
+    groups = groups_of(law, drawing.counts)
+    tuples = torch.full((*draft.shape[:2], max(own.width for own, _, _ in groups)), -1, device=draft.device)
     for own, nodes, numbers in groups:
         turns = by_turns(draft[:, nodes], own.drafts, 2)
-        drafted[:, nodes, : own.width] = own.draw(turns, uniform[:, numbers].view(len(draft), -1, own.numbers))
-    return drafted
+        tuples[:, nodes, : own.width] = own.draw(turns, uniform[:, numbers].view(len(draft), -1, own.numbers))
+    note(drawing, law, tuples, tokens, drafted)
 
 
-@paired("multidraft.drafting.level_loops")
-def children_of_level(law: Law, counts: Counts, drafted: Int[Tensor, "rows nodes width"]) -> Int[Tensor, "rows drafts"]:
-    """The tuples' tokens as children of their nodes, one node's after another's, as many as it has drafts."""
-    children = torch.empty(len(drafted), sum(counts), dtype=torch.int64, device=drafted.device)
-    places = torch.arange(sum(counts)).split(counts)
-    for own, nodes, _ in groups_of(law, counts):
-        here = torch.cat([places[node] for node in nodes])
-        children[:, here] = own.children(drafted[:, nodes, : own.width]).flatten(1)
-    return children
+def note(
+    drawing: Drawing,
+    law: Law,
+    tuples: Int[Tensor, "rows nodes width"],
+    tokens: Int[Tensor, "rows slots"],
+    drafted: Int[Tensor, "rows slots widest"],
+) -> None:
+    """Note tuples that were drawn, shorter ones filled up with -1, and their tokens as children of their slots.
+
+    Nothing is drawn at an empty slot below the root.
+    """
+    if drawing.slots != [0]:
+        tuples = tuples.masked_fill(tokens[:, drawing.slots, None] < 0, -1)
+    drafted[:, drawing.slots, : tuples.shape[-1]] = tuples
+    for own, nodes, _ in groups_of(law, drawing.counts):
+        children = [drawing.first[node] + rank for node in nodes for rank in range(own.drafts)]
+        tokens[:, children] = own.children(tuples[:, nodes, : own.width]).flatten(1)
 
 
-@cache
-def groups_of(law: Law, counts: Counts) -> list[tuple[Law, list[int], list[int]]]:
+@lru_cache(1024)  # trees that grow take many forms
+def groups_of(law: Law, counts: tuple[int, ...]) -> list[tuple[Law, list[int], list[int]]]:
     """The laws with these numbers of drafts, for each its nodes and where their uniform numbers stand."""
     laws, groups, start = [law.with_drafts(count) for count in counts], dict[Law, tuple[list[int], list[int]]](), 0
     for node, own in enumerate(laws):
@@ -56,7 +64,8 @@ def groups_of(law: Law, counts: Counts) -> list[tuple[Law, list[int], list[int]]
     return [(own, *places) for own, places in groups.items()]
 
 
-def numbers_of(law: Law, counts: Counts) -> int:
+@lru_cache(1024)
+def numbers_of(law: Law, counts: tuple[int, ...]) -> int:
     """How many uniform numbers a level takes in each row."""
     return sum(len(numbers) for _, _, numbers in groups_of(law, counts))
 

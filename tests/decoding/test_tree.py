@@ -32,9 +32,11 @@ def check_order(tree: Tree) -> None:
 
 
 def check_drawing(tree: Tree) -> None:
-    drawn = [slot for slots in tree.draws for slot in slots]
+    drawn = [slot for drawing in tree.draws for slot in drawing.slots]
     assert drawn == [slot for slot in range(len(tree)) if tree.drafts[slot]]
-    assert all(tree.depths[slot] == depth for depth, slots in enumerate(tree.draws) for slot in slots)
+    for depth, drawing in enumerate(tree.draws):
+        assert all(tree.depths[slot] == depth for slot in drawing.slots)
+        assert drawing.children == tree.children(drawing.slots)
 
 
 @given(COUNTS)

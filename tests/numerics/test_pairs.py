@@ -10,7 +10,8 @@ from torch import Tensor
 import multidraft.catalogue  # noqa: F401  # every pair is known once all rules are
 from multidraft.drafting import Anchored, Iid, Law
 from multidraft.drafting.anchored import anchors_of
-from multidraft.drafting.levels import children_of_level, draw_level, numbers_of
+from multidraft.drafting.levels import draw_level, numbers_of
+from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification import Outcome
@@ -42,10 +43,13 @@ def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> It
 
 
 def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    counts = (law.drafts, 1, 3)
-    uniform = torch.rand(2, numbers_of(law, counts), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    level = draw_level(law, counts, torch.stack([draft, draft.flip(0)]), uniform)
-    yield from (level, children_of_level(law, counts, level))
+    drawing = Drawing([1, 2, 4], (law.drafts, 1, 3), [5, 5 + law.drafts, 6 + law.drafts])
+    numbers, generator = numbers_of(law, drawing.counts), torch.Generator().manual_seed(2)
+    tokens, tuples = torch.zeros(2, 13, dtype=torch.int64), torch.full((2, 13, law.with_drafts(4).width), -1)
+    tokens[1, 1], tokens[:, 5:] = -1, -1
+    uniform = torch.rand(2, numbers, generator=generator, dtype=torch.float64)
+    draw_level(drawing, law, torch.stack([draft, draft.flip(0)]), uniform, tokens, tuples)
+    yield from (tokens, tuples)
 
 
 def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -67,7 +71,6 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
-    "multidraft.drafting.levels.children_of_level": (IID + ANCHORED, drawn),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
