@@ -132,6 +132,11 @@ class Tree:
         return sum(len(set(drawing.counts)) for drawing in self.draws)
 
     @cached_property
+    def forks(self) -> int:
+        """On how many levels a slot draws several tokens, whose verdicts take a rule and not a coupling."""
+        return sum(max(drawing.counts) > 1 for drawing in self.draws)
+
+    @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of every slot; the root has depth 0."""
         depths: list[int] = []

@@ -11,7 +11,7 @@ from multidraft.planning.candidates import Candidates
 from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.rates import Rates
 
-FORM = 2
+FORM = 3
 DRAFT_PROBABILITIES = tuple(tenths / 10 for tenths in range(1, 11))
 
 
