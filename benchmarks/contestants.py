@@ -42,14 +42,16 @@ OURS = [
     Case("without_replacement:recursive_rejection", "4x2x2x1 deferred"),
     Case("greedy:maximal_coupling", "2x1x1x1 deferred"),
     Case("iid:lorenz", "2x1x1x1 deferred"),
-    DEFAULT,
-    Case("anchored:lorenz", "3x1x1 deferred"),
-    Case("anchored:lorenz", "3x1x1x1 deferred"),
     Case("anchored:lorenz", "4x2x2x1 commit"),
-    Case("anchored:lorenz", "4x2x2x1 deferred"),
 ]
-ALL = [PLAIN, THEIRS, *(Case(ASSISTED, name) for name in ASSISTANTS), *OURS]
-FEW = [PLAIN, Case(ASSISTED, "3 tokens"), Case(ASSISTED, "5 tokens, threshold 0.4"), OURS[0], DEFAULT]
+FIXED = [
+    Case(SCHEME, f"{tree} deferred")
+    for tree in ("1x1", "1x1x1", "1x1x1x1", "2x1x1", "2x1x1x1", "3x1x1", "3x1x1x1", "2x2x2", "4x2x2x1")
+]
+DYNAMIC = ["3 tokens", "5 tokens", "8 tokens, threshold 0.2", "heuristic from 5 tokens"]  # the best of each kind
+ALL = [PLAIN, THEIRS, *(Case(ASSISTED, name) for name in ASSISTANTS), *OURS, *FIXED, DEFAULT]
+SOME = [PLAIN, *(Case(ASSISTED, name) for name in DYNAMIC), *FIXED, DEFAULT]
+FEW = [PLAIN, Case(ASSISTED, "3 tokens"), Case(ASSISTED, "5 tokens, threshold 0.4"), FIXED[1], DEFAULT]
 Run = dict[str, Any]
 
 

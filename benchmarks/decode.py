@@ -1,8 +1,10 @@
 """Speed of drafting against plain decoding and against Hugging Face's assisted generation, all in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/decode.py runs/decode.jsonl    # a quarter of an hour on two slow cores
+    OMP_NUM_THREADS=1 python benchmarks/decode.py runs/decode.jsonl    # an hour on two slow cores
+    OMP_NUM_THREADS=1 python benchmarks/decode.py runs/some.jsonl --some    # fixed trees and auto, half of the time
     python benchmarks/decode.py --show runs/decode.jsonl               # the table, also of an unfinished file
     python benchmarks/decode.py --show runs/decode.jsonl --into docs/benchmarks.md --plot docs/pictures/speed.svg
+    python benchmarks/decode.py --over runs/some.jsonl runs/twelve.jsonl    # auto over the fixed trees, in all settings
 
 Every case takes its turn on every prompt before the next prompt comes, so that a noisy machine hits all alike. Every
 run is a line of the file as soon as it is done: the same command goes on where one was stopped. The baseline is plain
@@ -20,14 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import decode_table as table
-from contestants import ALL, ASSISTED, FEW, PLAIN, Case, decode, deeper
+from contestants import ALL, ASSISTED, DEFAULT, FEW, PLAIN, SOME, Case, decode, deeper
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+import multidraft as md
+from multidraft.commands.capture import DEMO
 from multidraft.commands.pair import load
 from multidraft.errors import AdviceError
+from multidraft.generation.defaults import SCHEME
+from multidraft.planning.keeping import plan_for
 from multidraft.planning.machine import commit, hardware, versions
+from multidraft.planning.subject import Subject
 from multidraft.studies.journal import Journal
 from multidraft.zoo import Pair
 
@@ -39,7 +46,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     """Who takes part: those asked for beside plain decoding, or all; transformers assists single prompts only."""
     if options.case:
         return [PLAIN, *(Case(scheme, f"{tree} {walk}") for scheme, tree, walk in options.case)]
-    return [case for case in (FEW if options.quick else ALL) if options.batch == 1 or case.who != ASSISTED]
+    chosen = FEW if options.quick else SOME if options.some else ALL
+    return [case for case in chosen if options.batch == 1 or case.who != ASSISTED]
 
 
 def settings_of(options: argparse.Namespace, cases: list[Case], ids: list[str]) -> dict[str, Any]:
@@ -48,6 +56,13 @@ def settings_of(options: argparse.Namespace, cases: list[Case], ids: list[str]) 
     asked = {name: getattr(options, name) for name in ("target", "draft", "layers", "batch", "compile")}
     asked |= dict(new_tokens=options.new_tokens, seeds=options.seeds, temperatures=options.temperature)
     return dict(benchmark="decode") | machine | asked | dict(prompts=ids, cases=cases)
+
+
+def prepare(pair: Pair) -> None:
+    """Measure the pair for `auto`, with prompts that take no part."""
+    texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
+    plan_for(Subject(pair.target, pair.draft, prompts, md.scheme(SCHEME), "deferred"))
 
 
 def measure(pair: Pair, journal: Journal, cases: list[Case], batches: list[list[list[int]]], options: Any) -> None:
@@ -61,6 +76,8 @@ def measure(pair: Pair, journal: Journal, cases: list[Case], batches: list[list[
         for c in cases
     ]
     left = [turn for turn in turns if turn not in done]
+    if left and DEFAULT in cases:
+        prepare(pair)
     for case in tqdm(cases if left else [], desc="warm-up", leave=False):
         decode(pair, case, batches[0], 1.0, 0, argparse.Namespace(new_tokens=24, compile=options.compile))
     for temperature, seed, batch, case in tqdm(left, desc="decoding", leave=False):
@@ -90,16 +107,18 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "out", type=Path, nargs="?", help="where the runs go, as JSON lines; it goes on with what is there"
     )
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the table of a file")
+    parser.add_argument("--over", type=Path, nargs="+", metavar="FILE", help="measure nothing: auto in all of these")
     parser.add_argument(
         "--into", type=Path, metavar="PAGE.md", help="with --show: put the table between a page's marks"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="with --show: draw tokens a second")
+    parser.add_argument("--some", action="store_true", help="plain decoding, four assistants, fixed trees and auto")
     parser.add_argument("--quick", action="store_true", help=f"a minute, to see that it runs: {QUICK}, few cases")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--limit", type=int, default=12, help="only the first prompts of the file")
+    parser.add_argument("--limit", type=int, default=24, help="only the first prompts of the file")
     parser.add_argument("--batch", type=int, default=1, help="prompts side by side, more than one without assistance")
     parser.add_argument("--case", nargs=3, action="append", metavar=("SCHEME", "TREE", "WALK"), help="instead of all")
     parser.add_argument("--target", help="a folder or hub name; default: the embedded pair")
@@ -107,8 +126,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of the target; those added change nothing")
     parser.add_argument("--compile", action="store_true", help="compile the draft model's steps")
     options = parser.parse_args(given)
-    if (options.out is None) == (options.show is None):
-        parser.error("name a file to measure into, or one to --show")
+    if sum(way is not None for way in (options.out, options.show, options.over)) != 1:
+        parser.error("name a file to measure into, or one to --show, or some to look --over")
     vars(options).update(QUICK if options.quick else {})
     return options
 
@@ -131,6 +150,9 @@ def main(given: list[str] | None = None) -> None:
     """Measure or show."""
     options = arguments(given)
     try:
+        if options.over:
+            print(*table.over(options.over), sep="\n")
+            return
         path = options.show or run(options)
         show(path)
         if options.into:

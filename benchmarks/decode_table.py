@@ -102,6 +102,11 @@ def is_ours(case: Case) -> bool:
     return case not in (PLAIN, THEIRS) and case.who != ASSISTED
 
 
+def is_fixed(case: Case) -> bool:
+    """Whether it has the default scheme, walk and a tree that stays."""
+    return case.who == DEFAULT.who and case.setting.endswith("deferred") and case != DEFAULT
+
+
 def is_assisted(case: Case) -> bool:
     """Whether transformers drafts."""
     return case.who == ASSISTED
@@ -146,7 +151,13 @@ def sentences(rate: Rates) -> list[str]:
     ours, assisted = rate.best(is_ours), rate.best(is_assisted)
     lines = [f"{where}: plain decoding makes {with_interval(plain, '.0f')} tokens a second."]
     if DEFAULT in rate.cases:
-        lines.append(f"{where}: the default runs at {with_interval(rate[DEFAULT] / plain)} times plain decoding.")
+        default = rate[DEFAULT]
+        lines.append(f"{where}: the default runs at {with_interval(default / plain)} times plain decoding.")
+        if fixed := rate.best(is_fixed):
+            name, best = fixed
+            lines.append(
+                f"{where}: the default over the best fixed tree, {name.setting}: {with_interval(default / best)}."
+            )
     if ours:
         lines.append(f"{where}: ours at its best, {' '.join(ours[0])}: {with_interval(ours[1] / plain)} times plain.")
     if assisted:
@@ -159,6 +170,24 @@ def sentences(rate: Rates) -> list[str]:
                 f"{where}: our default over assisted generation's best: {with_interval(rate[DEFAULT] / best)}."
             )
     return lines
+
+
+def over(paths: list[Path]) -> list[str]:
+    """The default against every fixed tree, in geometric means over all files and temperatures.
+
+    Files are resampled on their own, and the fixed tree that is best on the average is chosen anew in every resample.
+    """
+    rates = [rate for path in paths for rate in rates_of(*read(path))]
+    cases = [case for case in rates[0].cases if is_fixed(case) and all(case in rate.cases for rate in rates)]
+    gains = {case: mean_of([rate[DEFAULT] / rate[case] for rate in rates]) for case in cases}
+    least = np.min(list(gains.values()), 0)
+    lines = [f"{case.setting}: {with_interval(gain, '.3f')}" for case, gain in gains.items()]
+    return [*lines, f"the fixed tree that is best on the average: {with_interval(least, '.3f')}"]
+
+
+def mean_of(ratios: list[np.ndarray]) -> np.ndarray:
+    """The geometric mean."""
+    return np.exp(np.mean(np.log(ratios), 0))
 
 
 def markdown(path: Path) -> str:

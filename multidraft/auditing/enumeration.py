@@ -147,10 +147,9 @@ def all_trees(state: State, plan: Plan) -> Forest:
     while read_level(state, plan, drafts, depth):
         rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
         state, drafts = select(state, rows.tolist()), drafts.select(rows)
-        for some, count, slots in drafts.draws_at(depth):
-            scheme = plan.scheme.with_drafts(count)
-            drafted = torch.stack([drawn[slot][some, : scheme.law.width] for slot in slots], 1)
-            drafts.fill(scheme, some, slots, drafted)
+        for some, drawing in drafts.draws_at(depth):
+            drafted = torch.stack([drawn[slot][some] for slot in drawing.slots], 1)
+            drafts.fill(plan.scheme.law, some, drawing, drafted)
         origin, probability, depth = origin[rows], probability[rows] * weight, depth + 1
     return Forest(state, score(state, drafts), origin, probability)
 
@@ -161,7 +160,7 @@ def all_draws(
     """Every combination of tuples that can be drawn at a level: its row, the tuple by slot, the probability."""
     rows = torch.arange(len(drafts.trees))
     probability, drawn = torch.ones(len(rows), dtype=torch.float64), dict[int, Tensor]()
-    for slot in sorted({slot for _, _, slots in drafts.draws_at(depth) for slot in slots}):
+    for slot in sorted({slot for _, drawing in drafts.draws_at(depth) for slot in drawing.slots}):
         tuples = tuples_at(scheme, drafts, slot)
         repeats = torch.tensor([len(tuples[row][1]) for row in rows.tolist()])
         here = torch.cat([tuples[row][0] for row in rows.tolist()])

@@ -50,7 +50,7 @@ class Scheme:
     @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
     def with_drafts(self, drafts: int) -> "Scheme":
         """The same scheme with another number of drafts."""
-        return replace(self, law=replace(self.law, drafts=drafts))
+        return replace(self, law=self.law.with_drafts(drafts))
 
     def draw(
         self, draft: Float[Tensor, "*drafting vocabulary"], generator: torch.Generator | None = None

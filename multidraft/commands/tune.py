@@ -120,6 +120,13 @@ def show(plan: "PairPlan", lines: "list[Line]") -> None:
         ],
     )
     terminal.print_table(
+        ["best draft_probability of one draft, at T", *(f"{rows} rows (tokens a second)" for rows in plan.costs.rows)],
+        [
+            [f"{own.temperature:g}", *(best(plan, own.temperature, rows) for rows in plan.costs.rows)]
+            for own in plan.acceptance
+        ],
+    )
+    terminal.print_table(
         ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"],
         [
             [
@@ -133,6 +140,12 @@ def show(plan: "PairPlan", lines: "list[Line]") -> None:
         ],
     )
     terminal.note(f"{plan.threads} threads; `multidraft generate --tree auto` will go by this")
+
+
+def best(plan: "PairPlan", temperature: float, rows: int) -> str:
+    """The best draft probability and what it gives, in words."""
+    probability, speed = plan.best_draft_probability(temperature, rows)
+    return f"{probability:g} ({speed:.0f})"
 
 
 def as_data(plan: "PairPlan", lines: "list[Line]") -> dict[str, object]:

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.tree import Tree, span
 from multidraft.drafting import Law
+from multidraft.drafting.levels import by_turns, draw_level, note
+from multidraft.drafting.places import Drawing
 from multidraft.numerics.distributions import tempered
 from multidraft.sampling.prefixes import Prefixes
 
@@ -89,13 +90,13 @@ class DraftTree:
         self.alias = torch.cat([self.alias, slots], 1)
         self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
 
-    def draws_at(self, depth: int) -> Iterator[tuple[slice, int, list[int]]]:
-        """Where something is drawn at a depth: rows of one tree, a number of drafts, the slots that draw as many."""
+    def draws_at(self, depth: int) -> Iterator[tuple[slice, Drawing]]:
+        """Where something is drawn at a depth, and in which rows, which have one tree."""
         parties = [slice(0, len(self.trees))] if self.alike else [slice(row, row + 1) for row in range(len(self.trees))]
         for rows in parties:
-            tree = self.trees[rows.start]
-            for count, slots in tree.draws[depth] if depth < len(tree.draws) else ():
-                yield rows, count, slots
+            draws = self.trees[rows.start].draws
+            if depth < len(draws):
+                yield rows, draws[depth]
 
     def learn(
         self,
@@ -145,30 +146,31 @@ class DraftTree:
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
 
-    def temper(self, rows: slice, slots: list[int], temper: float) -> None:
-        """Draw at `slots` from their distribution at its temperature times `temper`, which the rule will be told."""
+    def temper(self, rows: slice, slot: int, temper: float) -> None:
+        """Draw at a slot from its distribution at its temperature times `temper`, which the rule will be told."""
         if temper != 1:
-            level, places = self.level_of(rows.start, slots)
+            level, places = self.level_of(rows.start, [slot])
             self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
-    def draw(self, scheme: Scheme, rows: slice, slots: list[int], uniform: Float[Tensor, "rows group numbers"]) -> None:
-        """Draw at `slots` of these rows, which all have as many children as the scheme has drafts."""
-        draft = by_turns(self.distributions(rows, slots), scheme.drafts, 2)
-        self.fill(scheme, rows, slots, scheme.law.draw(draft, uniform))
+    def draw(self, law: Law, rows: slice, drawing: Drawing, uniform: Float[Tensor, "rows numbers"]) -> None:
+        """Draw in these rows, at every slot by the law with its number of drafts."""
+        draft = self.distributions(rows, drawing.slots)
+        draw_level(drawing, law, draft, uniform, self.tokens[rows], self.drafted[rows])
+        self.merge(rows, drawing)
 
-    def fill(self, scheme: Scheme, rows: slice, slots: list[int], drafted: Int[Tensor, "rows group width"]) -> None:
-        """Note the tuples drawn at `slots`, and make children of them; nothing is drawn at an empty slot."""
-        law, here, children = scheme.law, span(slots), self.trees[rows.start].children(slots)
-        if slots != [0]:
-            drafted = drafted.masked_fill(self.tokens[rows, here, None] < 0, -1)
-        self.drafted[rows, here, : law.width] = drafted
-        self.tokens[rows, span(children)] = law.children(drafted).flatten(1)
-        if self.repeats:
-            self.merge(rows, self.alias[rows, here].repeat_interleave(law.drafts, 1), children)
+    def fill(self, law: Law, rows: slice, drawing: Drawing, drafted: Int[Tensor, "rows group width"]) -> None:
+        """The same with tuples that have been drawn."""
+        note(drawing, law, drafted, self.tokens[rows], self.drafted[rows])
+        self.merge(rows, drawing)
 
-    def merge(self, rows: slice, parents: Int[Tensor, "rows children"], children: list[int]) -> None:
+    def merge(self, rows: slice, drawing: Drawing) -> None:
         """Let every new slot with the parent node and the token of an earlier one be the same node."""
-        tokens, slots = self.tokens[rows, children], torch.tensor(children, device=parents.device)
+        if not self.repeats:
+            return
+        children, device = drawing.children, self.tokens.device
+        each = torch.tensor(drawing.counts, device=device)
+        parents = self.alias[rows, drawing.slots].repeat_interleave(each, 1)
+        tokens, slots = self.tokens[rows, children], torch.tensor(children, device=device)
         equal = (tokens[:, :, None] == tokens[:, None, :]) & (parents[:, :, None] == parents[:, None, :])
         alias = slots[equal.to(torch.uint8).argmax(-1)]
         row = torch.arange(rows.start, rows.stop, device=parents.device)[:, None]
@@ -197,11 +199,3 @@ class DraftTree:
 def same(lists: Slots) -> bool:
     """Whether all rows have the same slots."""
     return all(slots is lists[0] or slots == lists[0] for slots in lists)
-
-
-def by_turns(draft: Tensor, count: int, dimension: int) -> Tensor:
-    """A distribution a draft where there are several drafters (one dimension more), which take turns."""
-    if draft.ndim == dimension + 1:
-        return draft
-    turns = [j % draft.shape[dimension] for j in range(count)]
-    return draft.index_select(dimension, torch.tensor(turns, device=draft.device))

@@ -11,18 +11,18 @@ from torch import Tensor
 from multidraft.decoding.drafted_tree import DraftTree, Slots, same
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State, padded
+from multidraft.drafting.levels import numbers_of
 from multidraft.sampling.settings import settings_of_rows
 
 
 def grow(state: State, plan: Plan) -> DraftTree:
     """Draft the tree: let the shape decide on each level, then draw there."""
-    drafts = bare_root(state, plan)
-    depth = 0
+    drafts, law, depth = bare_root(state, plan), plan.scheme.law, 0
     while read_level(state, plan, drafts, depth):
-        for rows, count, slots in drafts.draws_at(depth):
-            scheme = plan.scheme.with_drafts(count)
-            uniform = torch.stack([random.uniform(len(slots), scheme.law.numbers) for random in state.random[rows]])
-            drafts.draw(scheme, rows, slots, uniform.to(state.root.device))
+        for rows, drawing in drafts.draws_at(depth):
+            numbers = numbers_of(law, drawing.counts)
+            uniform = torch.stack([random.uniform(numbers) for random in state.random[rows]])
+            drafts.draw(law, rows, drawing, uniform.to(state.root.device))
         depth += 1
     return drafts
 
@@ -45,8 +45,9 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
     drafts.learn(slots, distributions, logits)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
-    for rows, count, drawing in drafts.draws_at(depth):
-        drafts.temper(rows, drawing, plan.shape.temper(count))
+    for rows, drawing in drafts.draws_at(depth):
+        for slot, count in zip(drawing.slots, drawing.counts, strict=True):
+            drafts.temper(rows, slot, plan.shape.temper(count))
     return True
 
 

@@ -80,8 +80,8 @@ class Fixed:
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots, which are the same in every row."""
-        groups = self.tree.draws[depth] if depth < len(self.tree.draws) else ()
-        return [[slot for _, group in groups for slot in group]] * len(drafts.trees)
+        slots = self.tree.draws[depth].slots if depth < len(self.tree.draws) else []
+        return [slots] * len(drafts.trees)
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Nothing is new."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from multidraft.drafting.places import Drawing
 from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
@@ -123,12 +124,17 @@ class Tree:
     @cached_property
     def reads(self) -> tuple[int, ...]:
         """How many slots draw on each level."""
-        return tuple(sum(len(slots) for _, slots in level) for level in self.draws)
+        return tuple(len(drawing.slots) for drawing in self.draws)
 
     @cached_property
     def groups(self) -> int:
-        """How many times tokens are drawn: once on every level for each number of drafts that a slot has there."""
-        return sum(map(len, self.draws))
+        """How many numbers of drafts slots have, summed over the levels."""
+        return sum(len(set(drawing.counts)) for drawing in self.draws)
+
+    @cached_property
+    def forks(self) -> int:
+        """On how many levels a slot draws several tokens, whose verdicts take a rule and not a coupling."""
+        return sum(max(drawing.counts) > 1 for drawing in self.draws)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -178,13 +184,18 @@ class Tree:
         return first
 
     @cached_property
-    def draws(self) -> tuple[tuple[tuple[int, list[int]], ...], ...]:
-        """For every depth at which something is drawn its drawing slots, grouped by number of drafts."""
-        levels: list[dict[int, list[int]]] = [{} for _ in range(max(self.depths) + 1)]
+    def draws(self) -> tuple[Drawing, ...]:
+        """For every depth at which something is drawn where it is."""
+        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
         for slot, count in enumerate(self.drafts):
             if count:
-                levels[self.depths[slot]].setdefault(count, []).append(slot)
-        return tuple(tuple(sorted(level.items())) for level in levels if level)
+                levels[self.depths[slot]].append(slot)
+        return tuple(self.drawing(slots) for slots in levels if slots)
+
+    def drawing(self, slots: list[int]) -> Drawing:
+        """Drawing at these slots."""
+        counts, first = tuple(self.drafts[slot] for slot in slots), [self.first_child[slot] for slot in slots]
+        return Drawing(slots, counts, first)
 
 
 NO_DRAFTS = Tree((-1,), (0,))

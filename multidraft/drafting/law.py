@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -44,6 +45,11 @@ class Law(ABC):
     def settings(cls) -> tuple[str, ...]:
         """The names of what may be set beside the number of drafts."""
         return tuple(field.name for field in fields(cls) if field.name != "drafts")
+
+    @cache  # noqa: B019  # laws are few, and the decoding loop asks at every level
+    def with_drafts(self, drafts: int) -> "Law":
+        """The same law with another number of drafts."""
+        return replace(self, drafts=drafts)
 
     @property
     def width(self) -> int:

@@ -17,7 +17,7 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_flag, is_integer, shown
-from multidraft.generation.defaults import TREE
+from multidraft.generation.defaults import FIXED
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import Model, home
 from multidraft.models.resized import check_sizes
@@ -61,7 +61,7 @@ def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
 
 def tree_or_fixed(tree: Any) -> Any:
     """The tree that was given; a fixed one in the place of `auto`."""
-    return TREE if isinstance(tree, str) and tree.strip().lower().startswith("auto") else tree
+    return FIXED if isinstance(tree, str) and tree.strip().lower().startswith("auto") else tree
 
 
 def plan_file(plan: Any, limits: Limits | None) -> Path | None:

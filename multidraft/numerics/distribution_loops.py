@@ -8,6 +8,8 @@ from torch import Tensor
 from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
 from multidraft.numerics.precision import BELOW_ONE
 
+BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
+
 
 def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
@@ -19,16 +21,35 @@ def pick(
 
 @compiled
 def pick_lines(weights, uniform):
-    """For each number the first token whose cumulative weight exceeds that part of the sum; -1 without any weight."""
+    """As `pick_into`, for every line."""
     tokens = np.full(uniform.shape, -1)
     for row in range(len(weights)):
-        total = sum_of(weights[row])
-        for draw in range(uniform.shape[1] if total > 0 else 0):
-            point, passed = min(uniform[row, draw], BELOW_ONE) * total, 0.0
-            for token in range(weights.shape[1]):  # a subnormal total may be the point: then the last token is it
-                if weights[row, token] > 0:
-                    tokens[row, draw] = token
-                    passed += weights[row, token]
-                    if passed > point:
-                        break
+        pick_into(tokens[row], weights[row], uniform[row])
     return tokens
+
+
+@compiled
+def pick_into(tokens, weights, uniform):
+    """For each number the first token whose cumulative weight exceeds that part of the sum; none without any weight."""
+    sums, total = np.empty(-(-weights.size // BLOCK)), 0.0
+    for block in range(sums.size):
+        sums[block] = sum_of(weights[block * BLOCK : (block + 1) * BLOCK])
+        total += sums[block]
+    for draw in range(uniform.size if total > 0 else 0):
+        tokens[draw] = token_at(weights, sums, min(uniform[draw], BELOW_ONE) * total)
+
+
+@compiled
+def token_at(weights, sums, point):
+    """The first token whose cumulative weight exceeds a point below the total, or else the last with any weight."""
+    passed, block = 0.0, 0
+    while block < sums.size and passed + sums[block] <= point:
+        passed, block = passed + sums[block], block + 1
+    for token in range(block * BLOCK, weights.size):
+        passed += weights[token]
+        if weights[token] > 0 and passed > point:
+            return token
+    token = weights.size - 1  # a subnormal total may be the point
+    while weights[token] <= 0:
+        token -= 1
+    return token

@@ -6,7 +6,7 @@ compiled twin by `paired`, and knows nothing more of it (`tests/numerics/test_pa
 
 import inspect
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -31,15 +31,19 @@ def usable(*arguments: object) -> bool:
     )
 
 
-def paired(home: str) -> Callable[[Function], Function]:
-    """Where loops can run, the function of the same name in the module `home` takes the place of the decorated one."""
+def paired(home: str, fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
+    """Where loops can run, the function of the same name in the module `home` takes the place of the decorated one.
+
+    A twin that is not for all arguments takes its place where they fit.
+    """
 
     def choosing(reference: Function) -> Function:
         PAIRS[f"{reference.__module__}.{reference.__name__}"] = home
 
         @wraps(reference)
         def chosen(*arguments: Any) -> Any:
-            return (twin(home, reference.__name__) if usable(*arguments) else reference)(*arguments)
+            compiled_one = usable(*arguments) and fits(*arguments)
+            return (twin(home, reference.__name__) if compiled_one else reference)(*arguments)
 
         return chosen  # type: ignore[return-value]
 
@@ -52,17 +56,18 @@ def twin(home: str, name: str) -> Callable[..., Any]:
     return getattr(import_module(home), name)
 
 
-def compiled(function: Callable) -> Callable:
-    """The loop compiled when it is first called, and kept on disk."""
+def compiled(function: Callable, any_order: bool = False) -> Callable:
+    """The loop compiled when it is first called, and kept on disk; it may add up in `any_order`, several at a time."""
     plain = inspect.unwrap(function)  # without what checks its types in tests
     if not HAS_NUMBA:  # it is never called then
         return plain
     from numba import njit
 
+    make = partial(njit, error_model="numpy", fastmath={"reassoc"} if any_order else False)
     try:
-        return njit(cache=True, error_model="numpy")(plain)
+        return make(cache=True)(plain)
     except RuntimeError:  # there is nowhere to keep it
-        return njit(error_model="numpy")(plain)
+        return make()(plain)
 
 
 def lines(values: Tensor) -> np.ndarray:
@@ -76,9 +81,9 @@ def same_shape(names: str, *shapes: tuple[int, ...]) -> None:
         raise AdviceError(f"{names} have shapes {' and '.join(str(tuple(shape)) for shape in shapes)}; make them equal")
 
 
-@compiled
+@partial(compiled, any_order=True)
 def sum_of(values):
-    """The sum, one after another in float64."""
+    """The sum in float64."""
     total = 0.0
     for value in values:
         total += value

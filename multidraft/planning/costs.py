@@ -42,18 +42,19 @@ class Costs:
     plain: float  # all beside the target's pass where nothing is drafted
     step: float  # rule, walk and cache where something is
     node: float  # the same for every node a row
+    fork: float = 0.0  # the same for every level on which several tokens are drawn at a node
     look: float = 0.0  # what a level takes more where a shape looks at draft distributions
 
     def of_tree(self, tree: Tree) -> float:
         """A whole step with a fixed tree in every row."""
-        return self.seconds(tree.reads, len(tree) - 1, tree.groups)
+        return self.seconds(tree.reads, len(tree) - 1, tree.groups, tree.forks)
 
-    def seconds(self, reads: Sequence[int], nodes: int, draws: int, looks: bool = False) -> float:
-        """A whole step: the nodes a row that draw on each level, all nodes a row, and how often tokens are drawn."""
+    def seconds(self, reads: Sequence[int], nodes: int, draws: int, forks: int, looks: bool = False) -> float:
+        """A whole step: the nodes a row that draw on each level, all nodes a row, how often tokens are drawn, forks."""
         if not reads:
             return self.target(1) + self.plain
         drafting = sum(map(self.level, reads)) + self.draw * draws + self.look * looks * len(reads)
-        return drafting + self.target(1 + nodes) + self.step + self.node * nodes
+        return drafting + self.target(1 + nodes) + self.step + self.node * nodes + self.fork * forks
 
     def one_more(self, nodes: int, ahead: int = 12) -> float:
         """What a node beyond so many takes in the target's pass and afterwards, on the average of the next few."""
@@ -65,7 +66,7 @@ class Costs:
         return Costs(self.target.mixed(other.target, share), self.level.mixed(other.level, share), *numbers)
 
 
-NUMBERS = ("draw", "plain", "step", "node", "look")
+NUMBERS = ("draw", "plain", "step", "node", "fork", "look")
 NOTHING = Costs(Curve((1,), (0.0,)), Curve((1,), (0.0,)), 0.0, 0.0, 0.0, 0.0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def place(wanted: dict[str, Any]) -> Path:
 def checked(file: Path, wanted: dict[str, Any]) -> PairPlan:
     """The plan of a file that a user has named; raises AdviceError where it is none, or is of something else."""
     try:
-        plan = PairPlan.from_json(file.read_text())
+        plan = read(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise AdviceError(f"cannot read the plan {str(file)!r} ({reason}); make one with `multidraft tune`") from None
@@ -51,6 +52,12 @@ def checked(file: Path, wanted: dict[str, Any]) -> PairPlan:
             f"`multidraft tune --out {file}`, and the same models"
         )
     return plan
+
+
+@lru_cache(maxsize=8)
+def read(text: str) -> PairPlan:
+    """The plan of a text; a file that every call names is understood once."""
+    return PairPlan.from_json(text)
 
 
 def kept(file: Path, wanted: dict[str, Any]) -> PairPlan | None:

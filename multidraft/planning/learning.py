@@ -12,7 +12,7 @@ from multidraft.drafting.optimal import optimum
 from multidraft.numerics.distributions import tempered
 from multidraft.planning.best_trees import menu
 from multidraft.planning.costs import CostsByRows
-from multidraft.planning.pair_plan import AtTemperature
+from multidraft.planning.pair_plan import DRAFT_PROBABILITIES, AtTemperature
 from multidraft.planning.positions import Listening, Positions, rates_of
 from multidraft.planning.rates import Rates
 from multidraft.planning.subject import PROMPT, Subject
@@ -48,7 +48,13 @@ def learnt(subject: Subject, texts: list[list[int]], costs: CostsByRows, tempera
     tempers = best_tempers(subject.scheme, positions) if temperature else [1.0] * (MOST_DRAFTS + 1)
     rates = with_factors(rates_of(subject.scheme, positions, MOST_DRAFTS, tempers), positions)
     trees = dict.fromkeys(tree for rows in costs.rows for tree in menu(rates, costs.at(rows), rows, MOST_LEVELS))
-    return AtTemperature(temperature, rates, [list(tree.drafts) for tree in trees], tempers)
+    return AtTemperature(temperature, rates, [list(tree.drafts) for tree in trees], tempers, covered(positions))
+
+
+def covered(positions: Positions) -> list[float]:
+    """What one draft covers that is made with some probability: sum_x min(p(x), a q(x)), for every a."""
+    target, draft, passing = torch.stack(positions.targets), torch.stack(positions.drafts), positions.passing()
+    return [float(torch.minimum(target, a * draft).sum(-1).double() @ passing) for a in DRAFT_PROBABILITIES]
 
 
 def gathered(subject: Subject, texts: list[list[int]], temperature: float) -> Positions:

@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def hardware() -> dict[str, str | int | None]:
     }
 
 
+@cache
 def cpu() -> str:
     """The processor's name."""
     listing = Path("/proc/cpuinfo")
@@ -31,7 +33,7 @@ def versions(*more: str) -> dict[str, str]:
     """Versions of what decides a result; of `more` packages, those that are installed."""
     packages = ["multidraft", "torch", "transformers", "tokenizers"]
     packages += [name for name in ("numba", *more) if installed(name)]
-    return {"python": platform.python_version()} | {package: version(package) for package in packages}
+    return {"python": platform.python_version()} | {package: version_of(package) for package in packages}
 
 
 def commit() -> str:
@@ -43,9 +45,16 @@ def commit() -> str:
         return "unknown"
 
 
+@cache
 def installed(package: str) -> bool:
     """Whether a package is there."""
     try:
-        return bool(version(package))
+        return bool(version_of(package))
     except PackageNotFoundError:
         return False
+
+
+@cache
+def version_of(package: str) -> str:
+    """The version of an installed package."""
+    return version(package)

@@ -16,8 +16,8 @@ from multidraft.planning.costs import Costs, Curve
 Names = tuple[str, ...]
 CHAINS: Names = ("", "1", "1x1x1", "1x1x1x1x1")
 UNEVEN: Names = ("4/3,2,1,0", "3/2,1,0/3,2,1", "2/2,1/3,2,1/4,3,2,1,0,0")  # with several draws on a level
-ALONE: Names = (*CHAINS, "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3", *UNEVEN)
-TOGETHER: Names = ("", "1", "1x1x1", "2x1", "2x1x1", "4x1x1", "4x2x1", "3/2,1,0/2,1,0")
+ALONE: Names = (*CHAINS, "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3", "2x2x2", *UNEVEN)
+TOGETHER: Names = ("", "1", "1x1x1", "2x1", "2x1x1", "2x2", "4x1x1", "4x2x1", "3/2,1,0/2,1,0")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,12 @@ def fitted(samples: list[Sample]) -> Costs:
     drafting = [sample for sample in samples if sample.nodes]
     shares = [[float(len(one.tree.reads)), float(sum(one.tree.reads)), float(one.tree.groups)] for one in drafting]
     base, wider, draw = explained(shares, [one.draft - plain.draft for one in drafting])
-    step, node = explained([[1.0, float(one.nodes)] for one in drafting], [one.rest for one in drafting])
+    parts = [[1.0, float(one.nodes), float(one.tree.forks)] for one in drafting]
+    step, node, fork = explained(parts, [one.rest for one in drafting])
     target = rising({1 + one.nodes: one.target for one in samples})
-    return Costs(target, Curve((1, 2), (base + wider, base + 2 * wider)), draw, plain.rest + plain.draft, step, node)
+    return Costs(
+        target, Curve((1, 2), (base + wider, base + 2 * wider)), draw, plain.rest + plain.draft, step, node, fork
+    )
 
 
 def explained(shares: list[list[float]], seconds: list[float]) -> list[float]:

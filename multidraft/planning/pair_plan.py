@@ -2,14 +2,17 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.errors import AdviceError
+from multidraft.planning.candidates import Candidates
 from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.rates import Rates
 
-FORM = 1
+FORM = 3
+DRAFT_PROBABILITIES = tuple(tenths / 10 for tenths in range(1, 11))
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class AtTemperature:
     rates: Rates
     drafts: list[list[int]]  # the fixed trees to choose from, each by the drafts of its slots
     tempers: list[float]  # by number of drafts: what the draft temperature is multiplied by
+    covered: list[float]  # acceptance of one draft that is made with each of `DRAFT_PROBABILITIES`
     growing: float = 0.0  # the speed of trees that grow over that of the best fixed one, as measured
 
     @property
@@ -38,9 +42,38 @@ class PairPlan:
     acceptance: tuple[AtTemperature, ...]  # from the lowest temperature to the highest
     day: str = ""
 
+    @cached_property
+    def candidates(self) -> list[Candidates]:
+        """By temperature the trees to choose from, with what is predicted of them."""
+        return [Candidates(own.trees, own.rates, self.costs) for own in self.acceptance]
+
     def at(self, temperature: float | int) -> AtTemperature:
         """What was measured at the nearest temperature."""
-        return min(self.acceptance, key=lambda own: abs(own.temperature - temperature))
+        return self.acceptance[self.nearest(temperature)]
+
+    def choice(self, temperature: float | int) -> Candidates:
+        """The trees to choose from at a temperature."""
+        return self.candidates[self.nearest(temperature)]
+
+    def nearest(self, temperature: float | int) -> int:
+        """The place of the nearest temperature."""
+        return min(range(len(self.acceptance)), key=lambda place: abs(self.acceptance[place].temperature - temperature))
+
+    def best_draft_probability(self, temperature: float | int, rows: int) -> tuple[float, float]:
+        """With which probability to draft one token by row and step, and the tokens a second that it gives.
+
+        In the long run (1 + sum min(p, a q)) tokens take the time of a step with a draft, if any row makes one, else
+        that of a plain one (Randomised Drafting, A.1, as renewal-reward). Drafts must be those of a law whose rule
+        knows a, such as `iid:lorenz,draft_probability=0.8`.
+        """
+        costs = self.costs.at(rows)
+        plain, drafted = costs.of_tree(NO_DRAFTS), costs.of_tree(Tree.levels((1,)))
+        speeds = {0.0: rows / plain}
+        for a, covered in zip(DRAFT_PROBABILITIES, self.at(temperature).covered, strict=True):
+            none = (1 - a) ** rows
+            speeds[a] = rows * (1 + covered) / (none * plain + (1 - none) * drafted)
+        best = max(speeds, key=speeds.__getitem__)
+        return best, speeds[best]
 
     def as_json(self) -> str:
         """The plan as a text."""

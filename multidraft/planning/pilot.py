@@ -105,5 +105,5 @@ class Pilot(Growing):
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
-        seconds = self.costs.at(self.rows).seconds(self.widths, self.nodes, self.draws, looks=True)
+        seconds = self.costs.at(self.rows).seconds(self.widths, self.nodes, self.draws, 0, looks=True)
         return Outlook(self.rows + sum(self.passing.values()), seconds)

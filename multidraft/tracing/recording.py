@@ -145,7 +145,7 @@ def describe_nodes(tree: ScoredTree, row: int, drawn: list[Tensor], scheme: Sche
     """Every node: its token, the node above, and what was drafted at it."""
     line = tree.rows[row]
     above = {child: node for node, children in line.children.items() for child in children.values()}
-    numbers = numbers_by_slot(line, drawn)
+    numbers = numbers_by_slot(line, drawn, scheme)
     described = []
     for node in (0, *sorted(above)):
         drafts = describe_drafts(tree, row, node, numbers, scheme) if line.has_drafts(node) else {}
@@ -153,11 +153,13 @@ def describe_nodes(tree: ScoredTree, row: int, drawn: list[Tensor], scheme: Sche
     return described
 
 
-def numbers_by_slot(row: Row, drawn: list[Tensor]) -> dict[int, list[float]]:
-    """The numbers that every slot drew with: the latest tables, as an interrupted step may have left others."""
-    slots = [slot for groups in row.tree.draws for _, group in groups for slot in group]
-    lines = [line for table in drawn for line in table.tolist()]
-    return dict(zip(slots, lines[len(lines) - len(slots) :], strict=True))
+def numbers_by_slot(row: Row, drawn: list[Tensor], scheme: Scheme) -> dict[int, list[float]]:
+    """The numbers that every slot drew with: the latest ones, as an interrupted step may have left others."""
+    numbers, by_slot = [number for level in drawn for number in level.tolist()], dict[int, list[float]]()
+    for slot in reversed([slot for drawing in row.tree.draws for slot in drawing.slots]):
+        left = len(numbers) - scheme.with_drafts(row.tree.drafts[slot]).law.numbers
+        numbers, by_slot[slot] = numbers[:left], numbers[left:]
+    return by_slot
 
 
 def describe_drafts(

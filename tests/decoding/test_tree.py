@@ -32,11 +32,11 @@ def check_order(tree: Tree) -> None:
 
 
 def check_drawing(tree: Tree) -> None:
-    drawn = [slot for groups in tree.draws for _, group in groups for slot in group]
-    assert sorted(drawn) == [slot for slot in range(len(tree)) if tree.drafts[slot]]
-    for depth, groups in enumerate(tree.draws):
-        assert len({count for count, _ in groups}) == len(groups)
-        assert all((tree.depths[s], tree.drafts[s]) == (depth, count) for count, group in groups for s in group)
+    drawn = [slot for drawing in tree.draws for slot in drawing.slots]
+    assert drawn == [slot for slot in range(len(tree)) if tree.drafts[slot]]
+    for depth, drawing in enumerate(tree.draws):
+        assert all(tree.depths[slot] == depth for slot in drawing.slots)
+        assert drawing.children == tree.children(drawing.slots)
 
 
 @given(COUNTS)

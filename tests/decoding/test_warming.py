@@ -8,6 +8,8 @@ from multidraft.catalogue import SCHEMES
 from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import use_once, warm_up
+from multidraft.drafting.levels import draw_level
+from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 
 
@@ -24,7 +26,10 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     target, other = torch.randn(2, 9, generator=generator).softmax(-1)
     draft = torch.stack([target, other]) if scheme.law.several else other
     for _ in range(20):
-        outcome = scheme.verify(target, draft, scheme.draw(draft, generator))
+        uniform = torch.rand(1, scheme.law.numbers, generator=generator, dtype=torch.float64)
+        tokens, drafted = torch.full((1, 3), -1), torch.full((1, 3, scheme.law.width), -1)
+        draw_level(Drawing([0], (2,), [1]), scheme.law, draft[None, None], uniform, tokens, drafted)
+        outcome = scheme.verify(target, draft, drafted[0, 0])
         assert outcome.residual.sum() >= 0
     assert warmed
     assert asked <= warmed

@@ -7,7 +7,7 @@ from multidraft.catalogue import Scheme
 from multidraft.decoding.tree import Tree
 from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.identity import identity
-from multidraft.planning.pair_plan import AtTemperature, PairPlan
+from multidraft.planning.pair_plan import DRAFT_PROBABILITIES, AtTemperature, PairPlan
 from multidraft.planning.predictions import CLASSES, COUNTS, Predictions
 from multidraft.planning.rates import WEIGHTS, Rates
 
@@ -45,7 +45,9 @@ def plan(
 ) -> PairPlan:
     """A plan of what `known` says, the same at every temperature."""
     drafts = [[0], *(list(Tree.parse(name).drafts) for name in trees)]
-    learnt = AtTemperature(1.0, found or rates(0.7), drafts, [1.0] * 9)
+    found = found or rates(0.7)
+    covered = [a * found.acceptance[1][0] for a in DRAFT_PROBABILITIES]
+    learnt = AtTemperature(1.0, found, drafts, [1.0] * 9, covered)
     return PairPlan(known, 1, by_rows or CostsByRows((1,), (costs(),)), (learnt,), "2026-01-01")
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 import multidraft.catalogue  # noqa: F401  # every pair is known once all rules are
 from multidraft.drafting import Anchored, Iid, Law
 from multidraft.drafting.anchored import anchors_of
+from multidraft.drafting.levels import draw_level, numbers_of
+from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification import Outcome
@@ -40,6 +42,16 @@ def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> It
     yield anchors_of(draft, law.drafts, law.anchors)
 
 
+def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    drawing = Drawing([1, 2, 4], (law.drafts, 1, 3), [5, 5 + law.drafts, 6 + law.drafts])
+    numbers, generator = numbers_of(law, drawing.counts), torch.Generator().manual_seed(2)
+    tokens, tuples = torch.zeros(2, 13, dtype=torch.int64), torch.full((2, 13, law.with_drafts(4).width), -1)
+    tokens[1, 1], tokens[:, 5:] = -1, -1
+    uniform = torch.rand(2, numbers, generator=generator, dtype=torch.float64)
+    draw_level(drawing, law, torch.stack([draft, draft.flip(0)]), uniform, tokens, tuples)
+    yield from (tokens, tuples)
+
+
 def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     for p, q, weight in zip(target, draft, (1.0, 0.7, 0.05), strict=True):
         yield residual(p, law.draft_probability * q, weight, 0.25)
@@ -58,6 +70,7 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
+    "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),

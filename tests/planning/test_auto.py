@@ -100,7 +100,7 @@ def test_a_perfect_draft_is_drafted_deep():
 
 def test_limits_hold():
     shape = Auto(plan({}, found=rates(0.99), trees=["1", "1x1x1", "4x2x2x1"]), 1.0, Limits(nodes=3, depth=2))
-    assert [one.tree.name for one in shape.candidates] == ["", "1"]
+    assert [shape.candidates.shapes[i].tree.name for i in shape.allowed.nonzero()[0]] == ["", "1"]
     assert shape.most_slots == 2
 
 

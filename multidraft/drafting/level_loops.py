@@ -1,0 +1,123 @@
+"""Drawing at all nodes of a tree's level in one compiled loop, for CPUs."""
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.drafting.anchored import Anchored
+from multidraft.drafting.anchored_loops import take_anchors
+from multidraft.drafting.iid import Iid
+from multidraft.drafting.law import Law
+from multidraft.drafting.places import Drawing
+from multidraft.numerics.distribution_loops import pick_into
+from multidraft.numerics.loops import compiled, lines, same_shape
+from multidraft.numerics.precision import least
+
+NUMBERS = 4  # the column of a layout with the uniform numbers that a node takes
+
+
+def draw_level(
+    drawing: Drawing,
+    law: Anchored | Iid,
+    draft: Float[Tensor, "rows nodes vocabulary"],
+    uniform: Float[Tensor, "rows numbers"],
+    tokens: Int[Tensor, "rows slots"],
+    drafted: Int[Tensor, "rows slots width"],
+) -> None:
+    """As `levels.draw_level`."""
+    layout = layout_of(law, drawing)
+    same_shape("draft and the nodes that draw", draft.shape[:2], (len(uniform), len(layout)))
+    same_shape("uniform numbers and those that are needed", uniform.shape[1:], (int(layout[:, NUMBERS].sum()),))
+    same_shape("tokens and tuples", tokens.shape, drafted.shape[:2], (len(draft), tokens.shape[1]))
+    level = (tokens.numpy(), drafted.numpy(), lines(draft), uniform.numpy(), layout, law.draft_probability)
+    if isinstance(law, Anchored):
+        anchored_tuples(*level, -1 if law.anchors is None else law.anchors, law.top_up, least(draft.dtype))
+    else:
+        independent_tuples(*level)
+
+
+def layout_of(law: Law, drawing: Drawing) -> np.ndarray:
+    """By node its slot, the slot of its first child, its drafts, its tuple's positions, the numbers that it takes."""
+    laws = [law.with_drafts(count) for count in drawing.counts]
+    sizes = ([own.drafts for own in laws], [own.width for own in laws], [own.numbers for own in laws])
+    return np.array([drawing.slots, drawing.first, *sizes]).T
+
+
+@compiled
+def independent_tuples(tokens, drafted, draft, uniform, layout, probability):
+    """Tuples by the law `iid`, and their tokens, which are their children."""
+    for row in range(len(tokens)):
+        start = 0
+        for node in range(len(layout)):
+            slot, first, count, width, numbers = layout[node]
+            own = uniform[row, start : start + numbers]
+            if (slot == 0 or tokens[row, slot] >= 0) and (probability == 1 or own[width] < probability):
+                pick_into(drafted[row, slot, :width], draft[row * len(layout) + node], own[:width])
+                tokens[row, first : first + count] = drafted[row, slot, :width]
+            start += numbers
+
+
+@compiled
+def anchored_tuples(tokens, drafted, draft, uniform, layout, probability, wanted, top_up, lowest):
+    """Tuples by the law `anchored`, whose distinct tokens are their children.
+
+    There are as many anchors as the rule says where `wanted` is negative.
+    """
+    for row in range(len(tokens)):
+        start = 0
+        for node in range(len(layout)):
+            slot, first, count, width, numbers = layout[node]
+            own = uniform[row, start : start + numbers]
+            if (slot == 0 or tokens[row, slot] >= 0) and (probability == 1 or own[width] < probability):
+                line, positions = draft[row * len(layout) + node], drafted[row, slot, :width]
+                anchored_tuple(positions, line, own, count, wanted, top_up, lowest)
+                distinct(tokens[row, first : first + count], positions)
+            start += numbers
+
+
+@compiled
+def anchored_tuple(drafted, draft, uniform, count, wanted, top_up, lowest):
+    """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws."""
+    draws, number = drafted[count : 2 * count], uniform[count : 2 * count]
+    if wanted == 0 or (wanted < 0 and count == 1):
+        pick_into(draws, draft, number)
+    else:
+        rest = draft.astype(np.float64)
+        found = take_anchors(rest, wanted, drafted[:count])
+        if found:
+            forget(rest, drafted[:found], lowest)
+        pick_into(draws, rest, number[: count - found])
+    for j in range(2 * count, 2 * count + repeats(draws) if top_up else 0):
+        rest = draft.astype(np.float64)
+        forget(rest, drafted[:j], lowest)
+        pick_into(drafted[j : j + 1], rest, uniform[j : j + 1])
+
+
+@compiled
+def forget(draft, tokens, lowest):
+    """Take out tokens, and all that count as nothing beside them."""
+    for token in tokens:
+        if token >= 0:
+            draft[token] = 0.0
+    for token in range(draft.size):
+        if draft[token] < lowest:
+            draft[token] = 0.0
+
+
+@compiled
+def repeats(tokens):
+    """How many of the tokens were there before."""
+    found = 0
+    for j in range(tokens.size):
+        found += tokens[j] >= 0 and (tokens[:j] == tokens[j]).any()
+    return found
+
+
+@compiled
+def distinct(children, drafted):
+    """The distinct tokens of a tuple in the order in which they first came."""
+    found = 0
+    for token in drafted:
+        if token >= 0 and not (children[:found] == token).any():
+            children[found] = token
+            found += 1
