@@ -11,6 +11,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.errors import AdviceError
 from multidraft.planning.averages import Ease
 from multidraft.planning.pair_plan import PairPlan
+from multidraft.planning.pilot import Pilot
 
 AGAIN = 4  # steps after which the choice is made anew
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
@@ -42,14 +43,20 @@ class Auto:
     """A shape that decides anew every few steps; it learns from this call alone, so that a run repeats itself.
 
     All candidates are compared by predicted tokens a second. How much easier than predicted real drafts are found is
-    one number for all nodes, which fades.
+    one number for all nodes, which fades. Where trees that grow were faster when the plan was made, one of them takes
+    the place of the best fixed tree, as long as there is one row.
     """
 
     def __init__(self, plan: PairPlan, temperature: float | int, limits: Limits, tempers: bool = True):
         measured, self.candidates = plan.at(temperature), plan.choice(temperature)
         self.rates, self.tempers = measured.rates, measured.tempers if tempers else [1.0]
         self.allowed = (self.candidates.nodes <= limits.nodes) & (self.candidates.depths <= limits.depth)
-        shapes = [self.candidates.shapes[index] for index in self.allowed.nonzero()[0]]
+        shapes: list[Fixed | Pilot] = [self.candidates.shapes[index] for index in self.allowed.nonzero()[0]]
+        self.pilot, self.growing = None, False
+        if measured.grows:
+            costs = plan.costs.looking(measured.look)
+            self.pilot = Pilot(costs, measured.predictions, limits.nodes, limits.depth, self.tempers)
+            shapes.append(self.pilot)
         self.most_drafts = max(shape.most_drafts for shape in shapes)
         self.most_slots = max(shape.most_slots for shape in shapes)
         self.counts_drawn = sorted({count for shape in shapes for count in shape.counts_drawn})
@@ -58,9 +65,9 @@ class Auto:
         self.pause, self.probing = PAUSE, False
 
     @property
-    def shape(self) -> Fixed:
-        """The tree that was chosen."""
-        return self.candidates.shapes[self.choice]
+    def shape(self) -> Fixed | Pilot:
+        """The tree that was chosen, or what grows in its place."""
+        return self.pilot if self.pilot and self.growing else self.candidates.shapes[self.choice]
 
     def seed(self, rows: int) -> Tree:
         """The tree of this step, chosen anew every few steps and whenever rows have come or gone."""
@@ -82,14 +89,15 @@ class Auto:
         elif best:
             self.pause = PAUSE
         self.choice, self.rows, self.age = best, rows, 0
+        self.growing = rows == 1 and best > 0 and not self.probing
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots of the tree that was chosen."""
         return self.shape.reads(drafts, depth)
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
-        """Nothing is new."""
-        return drafts.trees
+        """What the shape that was chosen says."""
+        return self.shape.extended(drafts, depth)
 
     def temper(self, drafts: int) -> float:
         """As it was best when the plan was made."""
@@ -101,9 +109,12 @@ class Auto:
         depth = here.tree.depths[node]
         predicted = self.rates.accepted(min(here.count(node), self.rates.most), weight, depth)
         self.ease.add(verdict.acceptance, weight * predicted, weight)
+        self.shape.hear(tree, row, node, weight, verdict)
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
+        if expected := self.shape.outlook():
+            return expected
         tokens = self.candidates.tokens(self.ease.exponent)[self.choice]
         seconds = self.candidates.seconds(self.rows)[self.choice]
         return Outlook(self.rows * float(tokens), float(seconds))

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from multidraft.decoding.tree import Tree
@@ -76,6 +76,10 @@ class CostsByRows:
 
     rows: tuple[int, ...]
     costs: tuple[Costs, ...]
+
+    def looking(self, look: float) -> "CostsByRows":
+        """The same, with what a level takes more where a shape looks at draft distributions."""
+        return replace(self, costs=tuple(replace(own, look=look) for own in self.costs))
 
     @cache  # noqa: B019  # plans are few, and every step asks
     def at(self, rows: int) -> Costs:

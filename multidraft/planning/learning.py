@@ -12,6 +12,7 @@ from multidraft.drafting.optimal import optimum
 from multidraft.numerics.distributions import tempered
 from multidraft.planning.best_trees import menu
 from multidraft.planning.costs import CostsByRows
+from multidraft.planning.fitting import confidence_of
 from multidraft.planning.pair_plan import DRAFT_PROBABILITIES, AtTemperature
 from multidraft.planning.positions import Listening, Positions, rates_of
 from multidraft.planning.rates import Rates
@@ -48,7 +49,9 @@ def learnt(subject: Subject, texts: list[list[int]], costs: CostsByRows, tempera
     tempers = best_tempers(subject.scheme, positions) if temperature else [1.0] * (MOST_DRAFTS + 1)
     rates = with_factors(rates_of(subject.scheme, positions, MOST_DRAFTS, tempers), positions)
     trees = dict.fromkeys(tree for rows in costs.rows for tree in menu(rates, costs.at(rows), rows, MOST_LEVELS))
-    return AtTemperature(temperature, rates, [list(tree.drafts) for tree in trees], tempers, covered(positions))
+    confidence = confidence_of(subject.scheme, positions, tempers)
+    drafts = [list(tree.drafts) for tree in trees]
+    return AtTemperature(temperature, rates, drafts, tempers, covered(positions), confidence)
 
 
 def covered(positions: Positions) -> list[float]:

@@ -7,6 +7,7 @@ from statistics import median
 
 import torch
 
+from multidraft.planning.comparing import with_growth
 from multidraft.planning.costs import Costs, CostsByRows
 from multidraft.planning.learning import contexts, learnt
 from multidraft.planning.measuring import ALONE, TOGETHER, fitted, sample, timed, tree_named, turns
@@ -35,7 +36,7 @@ def make(subject: Subject, tick: Tick = lambda units: None) -> PairPlan:
         texts, acceptance = contexts(subject), []
         tick(CONTEXTS)
         for temperature in TEMPERATURES:
-            acceptance.append(learnt(subject, texts, costs, temperature))
+            acceptance.append(with_growth(subject, texts, learnt(subject, texts, costs, temperature), costs))
             tick(LEARNING)
     return PairPlan(known, threads, costs, tuple(acceptance), datetime.now(UTC).date().isoformat())
 

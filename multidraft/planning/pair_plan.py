@@ -9,9 +9,10 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.errors import AdviceError
 from multidraft.planning.candidates import Candidates
 from multidraft.planning.costs import Costs, CostsByRows, Curve
+from multidraft.planning.predictions import Confidence, Predictions
 from multidraft.planning.rates import Rates
 
-FORM = 3
+FORM = 4
 DRAFT_PROBABILITIES = tuple(tenths / 10 for tenths in range(1, 11))
 
 
@@ -24,7 +25,20 @@ class AtTemperature:
     drafts: list[list[int]]  # the fixed trees to choose from, each by the drafts of its slots
     tempers: list[float]  # by number of drafts: what the draft temperature is multiplied by
     covered: list[float]  # acceptance of one draft that is made with each of `DRAFT_PROBABILITIES`
-    growing: float = 0.0  # the speed of trees that grow over that of the best fixed one, as measured
+    confidence: Confidence
+    look: float = 0.0  # seconds that a level takes more where a shape looks at draft distributions, for one row
+    growing: float = 0.0  # the speed of trees that grow over that of the best fixed one for one row, as measured
+    noise: float = 0.0  # the standard error of that
+
+    @property
+    def grows(self) -> bool:
+        """Whether trees that grow are better by more than their noise."""
+        return self.growing > 1 + self.noise
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """What trees that grow go by."""
+        return Predictions(self.rates, self.confidence)
 
     @property
     def trees(self) -> list[Tree]:
@@ -93,7 +107,7 @@ def made(found: dict[str, Any]) -> PairPlan:
     if found["multidraft plan"] != FORM:
         raise ValueError(f"of form {found['multidraft plan']!r}")
     costs = CostsByRows(tuple(found["costs"]["rows"]), tuple(map(costs_from, found["costs"]["costs"])))
-    acceptance = tuple(AtTemperature(**own | {"rates": Rates(**own["rates"])}) for own in found["acceptance"])
+    acceptance = tuple(map(learnt_from, found["acceptance"]))
     if not (acceptance and costs.rows[:1] == (1,) and len(costs.rows) == len(costs.costs)):
         raise ValueError("something is missing")
     return PairPlan(dict(found["identity"]), int(found["threads"]), costs, acceptance, str(found["day"]))
@@ -103,3 +117,12 @@ def costs_from(found: dict[str, Any]) -> Costs:
     """Costs with their curves."""
     curves = {name: Curve(tuple(found[name]["counts"]), tuple(found[name]["seconds"])) for name in ("target", "level")}
     return Costs(**found | curves)
+
+
+def learnt_from(found: dict[str, Any]) -> AtTemperature:
+    """What was learnt at a temperature."""
+    told = found["confidence"]
+    accepted, claimed = (tuple(map(tuple, told[name])) for name in ("accepted", "claimed"))
+    made: dict[str, Any] = {"rates": Rates(**found["rates"])}
+    made["confidence"] = Confidence(accepted, claimed, tuple(told["frequency"]))
+    return AtTemperature(**found | made)

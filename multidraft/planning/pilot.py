@@ -1,22 +1,28 @@
 """Trees that grow where it pays: node by node, by what the draft model says there and by what was measured."""
 
 from bisect import bisect_right
-
-import numpy as np
-from jaxtyping import Float
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Growing, Outlook
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Verdict
-from multidraft.planning.averages import Average
+from multidraft.planning.averages import Ease
 from multidraft.planning.costs import CostsByRows
-from multidraft.planning.predictions import COUNTS, Predictions
+from multidraft.planning.predictions import COUNTS, Predictions, nearest
 from multidraft.planning.sight import Node, Sight
 from multidraft.planning.worth import settled
 
 PRIOR = 12.0  # nodes' worth of the plan's word against what a call sees
+
+
+class Coming(NamedTuple):
+    """How a walk comes to a node."""
+
+    reach: float  # how likely it is to come by
+    weight: int  # with which it enters there, by its place in `WEIGHTS`
 
 
 class Pilot(Growing):
@@ -24,25 +30,34 @@ class Pilot(Growing):
 
     Level by level it knows how likely the walk is to come by each node, and asks the tables of worth how many levels
     should follow, which nodes the draft model is to read, and how many drafts each of them gets. The root always gets
-    one: from it the shape learns how its predictions do, as one factor for each depth, which fades.
+    one: from it the shape learns how much easier than predicted drafts are found.
     """
 
-    def __init__(self, costs: CostsByRows, predictions: Predictions, nodes: int = 32, depth: int = 8):
+    def __init__(
+        self,
+        costs: CostsByRows,
+        predictions: Predictions,
+        nodes: int = 32,
+        depth: int = 8,
+        tempers: Sequence[float] = (),
+    ):
         super().__init__(max(COUNTS), nodes + 1)
         self.counts_drawn = list(COUNTS)
-        self.costs, self.predictions, self.depth = costs, predictions, depth
-        self.factors = [Average(1.0, PRIOR) for _ in range(depth)]
+        self.costs, self.predictions, self.depth, self.tempers = costs, predictions, depth, tempers
+        self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
+        self.ease = Ease(PRIOR)
 
-    def speed(self, rows: int) -> float:
-        """The tokens a second that the plan predicts, over all rows."""
-        return settled(self.predictions, self.costs.at(rows), rows, self.depth)[1]
+    def temper(self, drafts: int) -> float:
+        """As it was best when the plan was made."""
+        return self.tempers[drafts] if drafts < len(self.tempers) else 1.0
 
     def seed(self, rows: int) -> Tree:
         """The root alone."""
         self.rows, self.worth = rows, settled(self.predictions, self.costs.at(rows), rows, self.depth)[0]
-        self.reach: dict[Node, float] = {(row, 0): 1.0 for row in range(rows)}
-        self.rates: dict[Node, float] = {}  # how likely a draft of a node is accepted, as the plan has it
-        self.passing: dict[Node, float] = {}  # how likely the walk goes on to one of them, with what a call has learnt
+        self.exponent = self.ease.exponent
+        self.coming: dict[Node, Coming] = {(row, 0): Coming(1.0, 0) for row in range(rows)}
+        self.kinds: dict[Node, tuple[int, int]] = {}  # the class of a node, and its place in `COUNTS` after none
+        self.passing: dict[Node, float] = {}  # how likely the walk goes on to one of its drafts
         self.widths: list[int] = []
         self.nodes = self.draws = 0
         return super().seed(rows)
@@ -63,13 +78,18 @@ class Pilot(Growing):
         nodes = [(row, slot) for row in range(self.rows) for slot in drafts.nodes_at(row, depth)]
         if not depth or not nodes:
             return nodes
-        self.reach |= self.sight.shared_out(drafts, nodes, self.passing)
-        gains = self.worth.ahead(self.reaches(nodes, depth), self.depth - depth).tolist()
+        for node, share in zip(nodes, self.sight.shares(self.predictions, drafts, nodes), strict=True):
+            self.come(drafts.trees[node[0]], node, share)
+        coming = [(self.coming[node].weight, self.coming[node].reach) for node in nodes]
+        gains = self.worth.ahead(coming, self.depth - depth)
         return [node for node, gain in zip(nodes, gains, strict=True) if gain > 0]
 
-    def reaches(self, nodes: list[Node], depth: int) -> Float[np.ndarray, " nodes"]:
-        """How likely the walk is to come by nodes, times the factor of what it finds there."""
-        return np.array([self.reach[node] for node in nodes]) * self.factors[depth].value
+    def come(self, tree: Tree, node: Node, share: float) -> None:
+        """Note how a walk comes to a child that has a share of what its parent's drafts claim."""
+        row, slot = node
+        parent = tree.parents[slot]
+        entered = self.predictions.rates.weights[tree.drafts[parent]][slot - tree.first_child[parent]]
+        self.coming[node] = Coming(self.passing[row, parent] * share, nearest(entered))
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Every row's tree with the drafts that pay, as far as there is room."""
@@ -81,29 +101,29 @@ class Pilot(Growing):
 
     def decided(self, drafts: DraftTree, depth: int) -> list[dict[int, int]]:
         """By row and slot how many drafts there should be, and what is expected of them."""
-        self.sight = Sight(self.predictions, drafts, depth)
-        nodes, classes = self.sight.nodes, self.sight.classes
-        wanted = self.worth.drafts(classes, self.reaches(nodes, depth), self.depth - depth).tolist()
+        self.sight = Sight(drafts, depth)
+        coming = [self.coming[node] for node in self.sight.place]
+        seen = [(own.weight, kind, own.reach) for own, kind in zip(coming, self.sight.classes, strict=True)]
+        wanted = self.worth.drafts(seen, self.depth - depth)
         counts: list[dict[int, int]] = [{} for _ in range(self.rows)]
         room = [self.most_slots - len(drafts.trees[0])] * self.rows
-        for node, kind, place in zip(nodes, classes.tolist(), wanted, strict=True):
+        for node, (weight, kind, reach), place in zip(self.sight.place, seen, wanted, strict=True):
             row, slot = node
-            place = min(max(place, depth == 0), bisect_right(COUNTS, room[row]))
-            counts[row][slot] = place and COUNTS[place - 1]
+            place = min(max(place, int(depth == 0)), bisect_right(COUNTS, room[row]))
+            counts[row][slot] = COUNTS[place - 1] if place else 0
             room[row] -= counts[row][slot]
-            self.expect(node, float(self.predictions.acceptance[kind, place]), depth)
+            self.kinds[node] = kind, place
+            self.passing[node] = reach * (1 - (1 - self.rates[weight][kind][place]) ** self.exponent)
         return counts
-
-    def expect(self, node: Node, rate: float, depth: int) -> None:
-        """Note how likely one of a node's drafts is accepted, and so how likely the walk is to go on below it."""
-        self.rates[node] = rate
-        self.passing[node] = self.reach[node] * min(rate * self.factors[depth].value, 1.0)
 
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """Learn from what the rule accepts, which is exact: no coin is in it."""
-        self.factors[tree.rows[row].tree.depths[node]].add(verdict.acceptance, weight * self.rates[row, node])
+        kind, place = self.kinds[row, node]
+        self.ease.add(verdict.acceptance, weight * self.rates[nearest(weight)][kind][place], weight)
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
-        seconds = self.costs.at(self.rows).seconds(self.widths, self.nodes, self.draws, 0, looks=True)
+        forks = sum(place > 1 for _, place in self.kinds.values()) > 0
+        costs = self.costs.at(self.rows)
+        seconds = costs.seconds(self.widths, self.nodes, self.draws, forks * len(self.widths), looks=True)
         return Outlook(self.rows + sum(self.passing.values()), seconds)

@@ -18,10 +18,11 @@ class Trial(NamedTuple):
     reads: tuple[int, ...]  # nodes at which the draft model has read, level by level
     nodes: int
     draws: int
+    forks: int
 
     def seconds(self, costs: Costs, looks: bool) -> float:
         """What the step takes."""
-        return costs.seconds(self.reads, self.nodes, self.draws, looks)
+        return costs.seconds(self.reads, self.nodes, self.draws, self.forks, looks)
 
 
 @torch.inference_mode()
@@ -35,4 +36,4 @@ def tried(state: State, plan: Plan) -> Trial:
     finally:
         release(state)
     reads = tuple(level.shape[1] for level in drafts.logits)
-    return Trial(tokens, reads, len(tree.rows[0].slots) - 1, drafts.trees[0].groups)
+    return Trial(tokens, reads, len(tree.rows[0].slots) - 1, drafts.trees[0].groups, drafts.trees[0].forks)

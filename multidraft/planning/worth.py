@@ -5,18 +5,21 @@ made, each node can be decided on its own: its worth depends on nothing but how 
 the draft model says there.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from multidraft.planning.costs import Costs
 from multidraft.planning.predictions import COUNTS, Predictions
+from multidraft.planning.rates import WEIGHTS
 
-SMALLEST, POINTS = 3e-3, 64
+SMALLEST, POINTS = 3e-3, 48
 REACHES = np.concatenate([[0.0], np.geomspace(SMALLEST, 1.0, POINTS - 1)])  # of the walk, at which worth is tabulated
-BETWEEN = (REACHES[1:] + REACHES[:-1]) / 2
+BETWEEN = ((REACHES[1:] + REACHES[:-1]) / 2).tolist()
 ROUNDS, CLOSE = 12, 1e-3
 
 
@@ -32,65 +35,92 @@ class Prices:
     def of(cls, costs: Costs, rows: int, speed: float, looks: bool = True) -> "Prices":
         """The prices where so many tokens a second are made over all rows."""
         read = speed * max(costs.level(2) - costs.level(1), 0.0)
-        level = speed * (costs.level(1) + costs.draw + costs.look * looks) - read
+        level = speed * (costs.level(1) + costs.draw + costs.fork + costs.look * looks) - read
         return cls(speed * costs.one_more(0) / rows, read / rows, max(level, 0.0))
 
 
 class Worth:
     """Tables of worth by the number of levels that may still follow.
 
-    With l levels below a node of class c that the walk comes by with probability r,
+    With l levels below a node of class c that the walk comes by with probability r and enters with weight w,
 
-        values[l, c](r) = max_n  a - n * node + sum_i max(0, average[l](a * share_i) - read)
+        values[l, w, c](r) = max_n  a - n * node + sum_i max(0, average[l](w_i, a * share_i) - read)
 
-    where a = r * acceptance[c, n], and `counts[l, c](r)` is the place of the n that reaches it. `average[l + 1]` is the
-    average over classes: what a node is worth before the draft model has read there. `average[0]` is zero.
+    where a = r * acceptance[w, c, n], and `counts[l, w, c](r)` is the place of the n that reaches it; w_i is the weight
+    of child i. `average[l + 1]` is the average over classes: what a node is worth before the draft model has read
+    there. `average[0]` is zero.
     """
 
     def __init__(self, predictions: Predictions, prices: Prices, depth: int):
-        frequency, average = np.array(predictions.frequency), np.zeros(len(REACHES))
+        frequency, average = np.array(predictions.confidence.frequency), np.zeros((len(WEIGHTS), len(REACHES)))
         averages, values, counts = [average], [], []
         for _ in range(depth):
             value, count = best(predictions, prices, average)
-            average = frequency @ value
+            average = np.einsum("c,wcr->wr", frequency, value)
             averages.append(average)
             values.append(value)
             counts.append(count)
         self.average, self.values, self.counts = np.stack(averages), np.stack(values), np.stack(counts)
-        self.prices, self.price_of_levels = prices, prices.level * np.arange(depth + 1)
+        self.prices, self.price_of_levels = prices, (prices.level * np.arange(depth + 1)).tolist()
 
-    def ahead(self, reaches: Float[np.ndarray, " nodes"], levels: int) -> Float[np.ndarray, " nodes"]:
-        """What each node gains if as many levels follow as pay best, at most so many; nothing where none does."""
-        gains = np.maximum(self.average[: levels + 1, BETWEEN.searchsorted(reaches)] - self.prices.read, 0.0)
-        return gains[(gains.sum(1) - self.price_of_levels[: levels + 1]).argmax()]
+    @cached_property
+    def below(self) -> list[list[list[float]]]:
+        """By weight and reach what reading a node gains, for every number of levels; as lists, which are quicker."""
+        return np.maximum(self.average - self.prices.read, 0.0).transpose(1, 2, 0).tolist()
 
-    def drafts(
-        self, classes: Int[np.ndarray, " nodes"], reaches: Float[np.ndarray, " nodes"], levels: int
-    ) -> Int[np.ndarray, " nodes"]:
-        """How many drafts each of the nodes should get, by their place in `COUNTS` after none.
+    @cached_property
+    def gains(self) -> list[list[list[list[float]]]]:
+        """The values by weight, class and reach, for every number of levels."""
+        return self.values.transpose(1, 2, 3, 0).tolist()
+
+    def ahead(self, nodes: Sequence[tuple[int, float]], levels: int) -> list[float]:
+        """What each node gains, by weight and reach, if as many levels follow as pay best, at most so many."""
+        gains = [self.below[weight][place_of(reach)][: levels + 1] for weight, reach in nodes]
+        best = self.most(gains)
+        return [own[best] for own in gains]
+
+    def drafts(self, nodes: Sequence[tuple[int, int, float]], levels: int) -> list[int]:
+        """How many drafts nodes of some weight, class and reach should get, by their place in `COUNTS` after none.
 
         Fewer than so many levels may follow below.
         """
-        places = BETWEEN.searchsorted(reaches)
-        totals = self.values[:levels, classes, places].sum(1) - self.price_of_levels[:levels]
-        return self.counts[totals.argmax(), classes, places]
+        places = [(weight, kind, place_of(reach)) for weight, kind, reach in nodes]
+        best = self.most([self.gains[weight][kind][place][:levels] for weight, kind, place in places])
+        return [int(self.counts[best, weight, kind, place]) for weight, kind, place in places]
+
+    def most(self, gains: list[list[float]]) -> int:
+        """The number of levels that pays best."""
+        totals = [sum(own) - price for own, price in zip(zip(*gains, strict=True), self.price_of_levels, strict=False)]
+        return totals.index(max(totals))
 
     def whole(self, rows: int) -> float:
         """What drafting from the roots of so many rows on is worth, beyond its time."""
-        gains = rows * np.maximum(self.average[:, -1] - self.prices.read, 0.0) - self.price_of_levels
-        return float(gains.max())
+        return max(rows * gain - price for gain, price in zip(self.below[0][-1], self.price_of_levels, strict=True))
+
+
+def place_of(reach: float) -> int:
+    """Where a reach stands in the tables."""
+    return bisect_left(BETWEEN, reach)
 
 
 def best(
-    predictions: Predictions, prices: Prices, below: Float[np.ndarray, " reaches"]
-) -> tuple[Float[np.ndarray, "classes reaches"], Int[np.ndarray, "classes reaches"]]:
+    predictions: Predictions, prices: Prices, below: Float[np.ndarray, "weights reaches"]
+) -> tuple[Float[np.ndarray, "weights classes reaches"], Int[np.ndarray, "weights classes reaches"]]:
     """The most that nodes of every class can be worth whose children are worth `below`, and the drafts it takes."""
-    net, values = np.maximum(below - prices.read, 0.0), []
-    for drafts, rates, shares in zip((0, *COUNTS), predictions.acceptance.T, ((), *predictions.shares), strict=True):
-        passing = rates[:, None] * REACHES
-        children = sum(np.interp(passing * share, REACHES, net) for share in shares)
-        values.append(passing + children - drafts * prices.node)
+    net, values, rates = np.maximum(below - prices.read, 0.0), [], predictions.rates
+    for place, drafts in enumerate((0, *COUNTS)):
+        passing = predictions.acceptance[:, :, place, None] * REACHES
+        children = zip(rates.shares[drafts], rates.weights[drafts], strict=True)
+        worth = sum(np.interp(passing * share, REACHES, at_weight(net, weight)) for share, weight in children if share)
+        values.append(passing + worth - drafts * prices.node)
     return np.max(values, 0), np.argmax(values, 0)
+
+
+def at_weight(values: Float[np.ndarray, "weights reaches"], weight: float) -> Float[np.ndarray, " reaches"]:
+    """The values at a weight, between those at `WEIGHTS`."""
+    place = min(max((1 - weight) * len(WEIGHTS), 0.0), len(WEIGHTS) - 1.0)
+    before = min(int(place), len(WEIGHTS) - 2)
+    return values[before] + (values[before + 1] - values[before]) * (place - before)
 
 
 @cache

@@ -1,6 +1,5 @@
 """Plans with costs and acceptance that are made up, so that no test measures seconds."""
 
-import math
 from typing import Any
 
 from multidraft.catalogue import Scheme
@@ -8,7 +7,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.identity import identity
 from multidraft.planning.pair_plan import DRAFT_PROBABILITIES, AtTemperature, PairPlan
-from multidraft.planning.predictions import CLASSES, COUNTS, Predictions
+from multidraft.planning.predictions import CLASSES, COUNTS, Confidence, Predictions, odds
 from multidraft.planning.rates import WEIGHTS, Rates
 
 TREES = ["1", "1x1x1", "2x1x1x1", "3x1x1", "3/2,1,0"]
@@ -47,7 +46,7 @@ def plan(
     drafts = [[0], *(list(Tree.parse(name).drafts) for name in trees)]
     found = found or rates(0.7)
     covered = [a * found.acceptance[1][0] for a in DRAFT_PROBABILITIES]
-    learnt = AtTemperature(1.0, found, drafts, [1.0] * 9, covered)
+    learnt = AtTemperature(1.0, found, drafts, [1.0] * 9, covered, predictions(found).confidence)
     return PairPlan(known, 1, by_rows or CostsByRows((1,), (costs(),)), (learnt,), "2026-01-01")
 
 
@@ -59,13 +58,13 @@ def made_up(subject: Any, tick: Any = None) -> PairPlan:
 
 def predictions(found: Rates, slope: float = 0.0) -> Predictions:
     """The same acceptance; with confidence its log odds rise by `slope`. Drafts beyond the known ones add nothing."""
-    known = [min(count, found.most) for count in COUNTS]
-    odds = [
-        math.log(rate / (1 - rate))
-        for count in known
-        for rate in [min(max(found.acceptance[count][0], 1e-9), 1 - 1e-9)]
-    ]
-    shares = [(*found.shares[count], *[0.0] * (drafts - count)) for count, drafts in zip(known, COUNTS, strict=True)]
+    known = [min(count, found.most) for count in range(max(COUNTS) + 1)]
+    none = [[0.0] * (count - last) for count, last in enumerate(known)]
+    filled = Rates(
+        [found.acceptance[last] for last in known],
+        [[*found.shares[last], *more] for last, more in zip(known, none, strict=True)],
+        [[*found.weights[last], *more] for last, more in zip(known, none, strict=True)],
+    )
+    accepted = tuple((odds(filled.acceptance[count][0]), slope, 0.0) for count in COUNTS)
     claimed = ((0.0, 1.0, -1.0),) * len(COUNTS)
-    accepted = tuple((constant, slope, 0.0) for constant in odds)
-    return Predictions(accepted, claimed, tuple(shares), (1 / CLASSES,) * CLASSES)
+    return Predictions(filled, Confidence(accepted, claimed, (1 / CLASSES,) * CLASSES))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from plans import TREES, costs, made_up, plan, rates
+from plans import TREES, costs, made_up, plan, predictions, rates
 
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
@@ -20,7 +20,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.numerics.distributions import tempered
-from multidraft.planning import keeping, learning, making
+from multidraft.planning import comparing, keeping, learning, making
 from multidraft.planning.auto import Auto, Limits
 from multidraft.planning.costs import CostsByRows
 from multidraft.planning.making import make
@@ -52,6 +52,27 @@ def error(tree: object, walk: str = "deferred") -> float:
 @pytest.mark.parametrize("tree", ["2x1", "2/2,1"])
 def test_auto_has_the_target_law_also_from_flatter_drafts(tree: str, walk: str):
     assert error(Auto(plan_of([tree], [1.0, 1.2, 1.5, 1.0]), 1.0, Limits()), walk) <= EXACT
+
+
+def growing(made: PairPlan) -> PairPlan:
+    """A plan by which trees that grow are faster."""
+    [own] = made.acceptance
+    filled = predictions(own.rates, slope=1.0)
+    learnt = replace(own, rates=filled.rates, confidence=filled.confidence, growing=1.1)
+    return replace(made, acceptance=(learnt,))
+
+
+def test_trees_grow_for_one_row_where_that_was_faster_by_more_than_its_noise():
+    made = growing(plan({}, by_rows=CostsByRows((1,), (costs(node=0.4),))))
+    shape = Auto(made, 1.0, Limits())
+    info = run(shape, *tables(), 20)
+    assert len(info.shapes) > 1
+    assert 1 < info.predicted_tokens / info.row_passes
+    assert run(Auto(made, 1.0, Limits()), *tables(), 20).shapes == info.shapes
+    assert len(shape.seed(1)) == 1  # the root alone is known beforehand
+    assert len(shape.seed(4)) > 1
+    noisy = replace(made, acceptance=(replace(made.acceptance[0], noise=0.2),))
+    assert Auto(noisy, 1.0, Limits()).pilot is None
 
 
 def test_a_rule_that_is_not_told_of_a_temper_is_caught(monkeypatch: pytest.MonkeyPatch):
@@ -130,6 +151,7 @@ def subject() -> Subject:
 def test_a_plan_is_measured_and_comes_back_from_its_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(making, "ROWS", {1: (("", "1", "2x1"), 2), 2: (("", "1"), 2)})
     monkeypatch.setattr(learning, "MOST", 12)
+    monkeypatch.setattr(comparing, "TEXTS", 1)
     done: list[int] = []
     made = make(subject(), done.append)
     assert sum(done) == making.work()

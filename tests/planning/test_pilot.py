@@ -107,7 +107,7 @@ def test_it_learns_that_a_plan_was_too_hopeful() -> None:
     target, draft = (TableModel(random_table(4, 2, seed, 0.1), 4) for seed in (1, 2))
     hopeful = Pilot(COSTS, predictions(rates(0.99)), depth=DEPTH)
     md.generate(target, draft, [[0]], tree=hopeful, max_new_tokens=40, generator=torch.Generator().manual_seed(0))
-    assert hopeful.factors[0].value < 0.8
+    assert hopeful.ease.exponent < 0.8
 
 
 def test_a_seed_repeats_a_run() -> None:
@@ -124,3 +124,10 @@ def test_a_seed_repeats_a_run() -> None:
         for _ in range(2)
     ]
     assert runs[0][0].tolist() == runs[1][0].tolist()
+
+
+def test_where_nothing_pays_the_root_still_drafts_one() -> None:
+    target, draft = (TableModel(random_table(4, 2, seed, 0.5), 4) for seed in (1, 2))
+    dear = CostsByRows((1,), (costs(1.0, 100.0, 100.0),))
+    _, info = md.generate(target, draft, [[0]], tree=Pilot(dear, UNSURE), max_new_tokens=8)
+    assert info.drafts == info.row_passes

@@ -22,10 +22,11 @@ from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.causal_lm import Model
 from multidraft.planning.best_trees import menu, speed
 from multidraft.planning.costs import Costs, CostsByRows, Curve
-from multidraft.planning.fitting import predictions_of
+from multidraft.planning.fitting import confidence_of
 from multidraft.planning.learning import MOST_DRAFTS, contexts, gathered, with_factors
 from multidraft.planning.pilot import Pilot
 from multidraft.planning.positions import rates_of
+from multidraft.planning.predictions import Predictions
 from multidraft.planning.subject import Subject
 from multidraft.planning.trials import Trial, tried
 from multidraft.studies.on_models.gains import ALL, gains
@@ -84,7 +85,7 @@ def shapes_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Shape]
     subject = subjects(pair)[drafter]
     positions = gathered(subject, places(pair, drafter), temperature)
     rates = with_factors(rates_of(subject.scheme, positions, MOST_DRAFTS, UNTEMPERED), positions)
-    predictions = predictions_of(subject.scheme, positions, UNTEMPERED)
+    predictions = Predictions(rates, confidence_of(subject.scheme, positions, UNTEMPERED))
     shapes: dict[str, Shape] = {}
     for level, node in COSTS:
         costs = costs_of(level, node)
