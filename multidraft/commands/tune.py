@@ -109,12 +109,13 @@ def show(plan: "PairPlan", lines: "list[Line]") -> None:
         ],
     )
     terminal.print_table(
-        ["acceptance at T", *(f"{n} drafts" for n in (1, 2, 3, 4, 8)), "by depth beyond that"],
+        ["acceptance at T", *(f"{n} drafts" for n in (1, 2, 3, 4, 8)), "by depth beyond that", "growing over fixed"],
         [
             [
                 f"{own.temperature:g}",
                 *(f"{own.rates.acceptance[n][0]:.3f}" for n in (1, 2, 3, 4, 8)),
                 " ".join(f"{factor:.2f}" for factor in own.rates.factors),
+                f"{own.growing:.3f} ± {own.noise:.3f}",
             ]
             for own in plan.acceptance
         ],

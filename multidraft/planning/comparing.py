@@ -13,7 +13,7 @@ from multidraft.planning.pilot import Pilot
 from multidraft.planning.subject import PROMPT, Subject
 from multidraft.planning.trials import Trial, tried
 
-TEXTS, STEPS = 5, 3  # of each text so many places
+TEXTS, STEPS = 5, 4  # of each text so many places
 Both = tuple[
     Trial, Trial, float
 ]  # a fixed tree, one that has grown, and what a level of its real step took more than predicted
