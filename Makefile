@@ -13,8 +13,7 @@ PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 setup: .venv/.checked
 
 demo: .venv/.runtime
-	@echo "One thread: models as small as the embedded ones are fastest so, with drafts and without."
-	OMP_NUM_THREADS=1 $(BIN)/multidraft generate --compare --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	$(BIN)/multidraft generate --compare --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
 
 test: setup
 	$(PYTEST)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from multidraft.tracing.file import TraceFile
     from multidraft.zoo import Pair
 
+MEASURED = 32  # prompts after which a pair is measured
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 SEEDS_APART = 1_000_003
 
@@ -168,15 +169,19 @@ def run(
     pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool, journal: "Journal | None" = None
 ) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
-    batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
+    from multidraft.planning.making import using
+
+    batches, threads = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)], None
     screen = Bar(len(prompts)) if as_json else Live()
     try:
         if batches:
+            threads = threads_of(pair, job, prompts)
             warm_up(pair, job, batches[0])
         for rows in batches:
             drafted = decode(pair, job, rows, screen=screen)
-            plain = decode(pair, job, rows, drafts=False) if job.compare else None
-            report.add(rows, drafted, plain, assisted(pair, job, rows))
+            with using(threads):
+                plain = decode(pair, job, rows, drafts=False) if job.compare else None
+                report.add(rows, drafted, plain, assisted(pair, job, rows))
             write(journal, report.records[-len(rows) :])
             screen.forget()
     except KeyboardInterrupt:
@@ -184,6 +189,21 @@ def run(
         write(journal, report.records[report.complete :])
     finally:
         screen.close()
+
+
+def threads_of(pair: Models, job: Job, prompts: list[Prompt]) -> int | None:
+    """The threads with which drafts are chosen, so that all sides decode with as many; measured after all prompts."""
+    from multidraft.catalogue import scheme as scheme_named
+    from multidraft.generation.inputs import as_drafter, limits_of, plan_file
+    from multidraft.planning.keeping import plan_for
+    from multidraft.planning.subject import Subject
+
+    limits, draft = limits_of(job.settings["tree"], job.settings["scheme"]), as_drafter(pair.draft)
+    if limits is None or draft is None:
+        return None
+    scheme, texts = scheme_named(job.settings["scheme"]), [prompt.tokens for prompt in prompts[:MEASURED]]
+    subject = Subject(pair.target, draft, texts, scheme, job.settings["walk"])
+    return plan_for(subject, plan_file(job.settings["plan"], limits)).threads
 
 
 def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multidraft.planning.pair_plan import PairPlan
     from multidraft.studies.tuning import Line
 
-STEPS, QUICK = 96, 24  # steps of every line that is measured, from prompts by turns
+STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
 DEFAULT = [0.0, 0.7, 1.0]
 
 

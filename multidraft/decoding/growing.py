@@ -17,12 +17,12 @@ from multidraft.sampling.settings import settings_of_rows
 
 def grow(state: State, plan: Plan) -> DraftTree:
     """Draft the tree: let the shape decide on each level, then draw there."""
-    drafts, law, depth = bare_root(state, plan), plan.scheme.law, 0
+    drafts, depth, law, device = bare_root(state, plan), 0, plan.scheme.law, state.root.device
     while read_level(state, plan, drafts, depth):
         for rows, drawing in drafts.draws_at(depth):
             numbers = numbers_of(law, drawing.counts)
-            uniform = torch.stack([random.uniform(numbers) for random in state.random[rows]])
-            drafts.draw(law, rows, drawing, uniform.to(state.root.device))
+            uniform = [random.uniform(1, numbers) for random in state.random[rows]]
+            drafts.draw(law, rows, drawing, (torch.cat(uniform) if len(uniform) > 1 else uniform[0]).to(device))
         depth += 1
     return drafts
 
@@ -56,9 +56,9 @@ def forward(state: State, drafts: DraftTree, slots: Slots, depth: int) -> Float[
     assert state.draft is not None  # a tree that draws comes with a draft model
     tokens, visible = drafts.take(drafts.tokens, slots).clamp(min=0), sight(drafts, slots)
     position = (state.position + depth)[:, None].expand(-1, tokens.shape[1])
-    chain = padded(state.unread, left=True).to(tokens.device)
-    if not chain.shape[1]:
+    if not any(state.unread):
         return state.draft.forward(tokens, position, visible)
+    chain = padded(state.unread, left=True).to(tokens.device)
     known, length = chain >= 0, chain.shape[1]
     visible = torch.cat([known[:, None].expand(-1, tokens.shape[1], -1), visible], -1)
     if depth > 0:

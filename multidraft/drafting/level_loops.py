@@ -1,5 +1,7 @@
 """Drawing at all nodes of a tree's level in one compiled loop, for CPUs."""
 
+from functools import lru_cache
+
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,8 +15,6 @@ from multidraft.numerics.distribution_loops import pick_into
 from multidraft.numerics.loops import compiled, lines, same_shape
 from multidraft.numerics.precision import least
 
-NUMBERS = 4  # the column of a layout with the uniform numbers that a node takes
-
 
 def draw_level(
     drawing: Drawing,
@@ -25,9 +25,9 @@ def draw_level(
     drafted: Int[Tensor, "rows slots width"],
 ) -> None:
     """As `levels.draw_level`."""
-    layout = layout_of(law, drawing)
+    layout, numbers = layout_of(law, drawing)
     same_shape("draft and the nodes that draw", draft.shape[:2], (len(uniform), len(layout)))
-    same_shape("uniform numbers and those that are needed", uniform.shape[1:], (int(layout[:, NUMBERS].sum()),))
+    same_shape("uniform numbers and those that are needed", uniform.shape[1:], (numbers,))
     same_shape("tokens and tuples", tokens.shape, drafted.shape[:2], (len(draft), tokens.shape[1]))
     level = (tokens.numpy(), drafted.numpy(), lines(draft), uniform.numpy(), layout, law.draft_probability)
     if isinstance(law, Anchored):
@@ -36,11 +36,15 @@ def draw_level(
         independent_tuples(*level)
 
 
-def layout_of(law: Law, drawing: Drawing) -> np.ndarray:
-    """By node its slot, the slot of its first child, its drafts, its tuple's positions, the numbers that it takes."""
+@lru_cache(256)  # the same for every step of a fixed tree; trees that grow have new ones
+def layout_of(law: Law, drawing: Drawing) -> tuple[np.ndarray, int]:
+    """By node its slot, the slot of its first child, its drafts, its tuple's positions, the numbers that it takes.
+
+    Beside it all nodes' numbers together.
+    """
     laws = [law.with_drafts(count) for count in drawing.counts]
     sizes = ([own.drafts for own in laws], [own.width for own in laws], [own.numbers for own in laws])
-    return np.array([drawing.slots, drawing.first, *sizes]).T
+    return np.column_stack([drawing.slots, drawing.first, *sizes]), sum(sizes[-1])
 
 
 @compiled

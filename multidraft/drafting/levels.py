@@ -13,7 +13,7 @@ from multidraft.drafting.places import Drawing
 from multidraft.numerics.loops import paired
 
 
-@paired("multidraft.drafting.level_loops", lambda drawing, law, *_: type(law) in (Anchored, Iid))
+@paired("multidraft.drafting.level_loops", lambda _, law, draft, *__: type(law) in (Anchored, Iid) and draft.ndim == 3)
 def draw_level(
     drawing: Drawing,
     law: Law,

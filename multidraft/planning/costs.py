@@ -67,7 +67,7 @@ class Costs:
 
 
 NUMBERS = ("draw", "plain", "step", "node", "fork", "look")
-NOTHING = Costs(Curve((1,), (0.0,)), Curve((1,), (0.0,)), 0.0, 0.0, 0.0, 0.0)
+NOTHING = Costs(Curve((1,), (0.0,)), Curve((1,), (0.0,)), *[0.0] * len(NUMBERS))
 
 
 @dataclass(frozen=True)

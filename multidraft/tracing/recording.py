@@ -155,7 +155,7 @@ def describe_nodes(tree: ScoredTree, row: int, drawn: list[Tensor], scheme: Sche
 
 def numbers_by_slot(row: Row, drawn: list[Tensor], scheme: Scheme) -> dict[int, list[float]]:
     """The numbers that every slot drew with: the latest ones, as an interrupted step may have left others."""
-    numbers, by_slot = [number for level in drawn for number in level.tolist()], dict[int, list[float]]()
+    numbers, by_slot = [number for level in drawn for number in level[0].tolist()], dict[int, list[float]]()
     for slot in reversed([slot for drawing in row.tree.draws for slot in drawing.slots]):
         left = len(numbers) - scheme.with_drafts(row.tree.drafts[slot]).law.numbers
         numbers, by_slot[slot] = numbers[:left], numbers[left:]

@@ -82,13 +82,15 @@ def anchored_lorenz(
     law: Anchored,
 ) -> Outcome:
     """As `anchored_lorenz.anchored_lorenz`, row by row."""
-    known = law.parts(drafted)[0] if law.draft_probability == 1 else law.anchor_tokens(draft)
     same_shape("target and draft", target.shape, draft.shape)
     same_shape("drafted and the law's width", drafted.shape[-1:], (law.width,))
-    if int(max(drafted.max(), known.max())) >= target.shape[-1]:
-        raise AdviceError(f"drafted has token id {int(drafted.max())}; ids are below {target.shape[-1]}")
-    tuples, anchors = (tokens.reshape(-1, tokens.shape[-1]).tolist() for tokens in (drafted, known))
-    rows = [Verified(*row, law) for row in zip(lines(target), lines(draft), tuples, anchors, strict=True)]
+    tuples = drafted.reshape(-1, law.width).tolist()
+    known = [tokens[: law.drafts] for tokens in tuples]
+    if law.draft_probability < 1:
+        known = law.anchor_tokens(draft).reshape(-1, law.drafts).tolist()
+    if (largest := max(max(tokens) for tokens in tuples)) >= target.shape[-1]:
+        raise AdviceError(f"drafted has token id {largest}; ids are below {target.shape[-1]}")
+    rows = [Verified(*row, law) for row in zip(lines(target), lines(draft), tuples, known, strict=True)]
     made = lambda parts, like: torch.from_numpy(np.array(parts)).to(target.dtype).view(like.shape)  # noqa: E731
     accept = made([row.accept for row in rows], drafted)
     residual = lambda: made([row.residual() for row in rows], target)  # noqa: E731
@@ -118,6 +120,4 @@ def without(draft, tokens, lowest):
         if kept[token] < lowest:
             kept[token] = 0.0
     total = sum_of(kept)
-    for token in range(kept.size):
-        kept[token] /= total if total > 0 else 1.0
-    return kept
+    return kept / total if total > 0 else kept

@@ -1,6 +1,7 @@
 """Single-draft coupling as compiled loops, for CPUs."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ def remainder(target, law, weight):
     return remains
 
 
-@compiled
+@partial(compiled, any_order=True)
 def next_target(target, law, weight):
     """(w t - law)_+ / (1 - sum min(w t, law)), with all sums in the same pass."""
     remains, whole, total = np.empty(target.size), 0.0, 0.0

@@ -71,8 +71,8 @@ def test_a_small_weight_is_accepted_more_often():
 
 
 def test_costs_lie_on_lines():
-    line = Costs(Curve((1, 3), (1.0, 2.0)), Curve((1,), (0.5,)), 0.1, 0.0, 0.2, 0.01)
-    assert line.seconds((1, 2), 4, 2) == pytest.approx(2 * 0.5 + 2 * 0.1 + 3.0 + 0.2 + 0.04)
+    line = Costs(Curve((1, 3), (1.0, 2.0)), Curve((1,), (0.5,)), 0.1, 0.0, 0.2, 0.01, 0.03)
+    assert line.seconds((1, 2), 4, 2, 1) == pytest.approx(2 * 0.5 + 2 * 0.1 + 3.0 + 0.2 + 0.04 + 0.03)
     both = CostsByRows((1, 3), (costs(target=10.0), costs(target=30.0)))
     assert both.at(2).target(1) == pytest.approx(20.0)
     assert both.at(6).target(1) == pytest.approx(60.0)
