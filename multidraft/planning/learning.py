@@ -21,7 +21,7 @@ from multidraft.planning.subject import PROMPT, Subject
 ROWS = 8  # texts read side by side
 CONTEXTS, LEAD = 4 * ROWS, 10  # places from which is learnt, and the steps that lead to them
 LEARNT_WITH = "3x2x1x1"
-NUMBERS, FEWEST, MOST = 1_600_000, 48, 400  # positions times vocabulary, and the limits of the former
+NUMBERS, FEWEST, MOST = 3_200_000, 48, 800  # positions times vocabulary, and the limits of the former
 MOST_DRAFTS, MOST_LEVELS = 8, 8
 TEMPERS = (1.0, 1.15, 1.3)
 WORTH_IT = 0.003  # acceptance that another temper must gain: less is noise, and it costs a pass over the vocabulary

@@ -15,7 +15,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.numerics.distributions import tempered
 from multidraft.planning.rates import WEIGHTS, Rates
 
-DRAWS = 4  # of a single draft at a position; more of them are drawn less often, because there is less noise in them
+FEW, EVERY = 2, 2  # with more drafts there is less noise in what is accepted, so every second position will do
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Positions:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def passing(self, again: int = 1) -> Float[Tensor, " positions"]:
-        """How likely walks pass each node, of all nodes that they try; several times over, with a sum of one."""
-        weights = torch.tensor([weight for _, _, weight, _ in self.seen], dtype=torch.float64).repeat(again)
+    def passing(self) -> Float[Tensor, " positions"]:
+        """How likely walks pass each node, of all nodes that they try, with a sum of one."""
+        weights = torch.tensor([weight for _, _, weight, _ in self.seen], dtype=torch.float64)
         return weights / weights.sum()
 
 
@@ -75,11 +75,12 @@ def rates_of(scheme: Scheme, positions: Positions, most: int, tempers: list[floa
     """Averages over positions, for every number of drafts up to `most`."""
     acceptance, shares, weights = [[0.0] * len(WEIGHTS)], [list[float]()], [list[float]()]
     generator = torch.Generator().manual_seed(seed)
-    target, draft = torch.stack(positions.targets), torch.stack(positions.drafts)
+    target, draft, likely = torch.stack(positions.targets), torch.stack(positions.drafts), positions.passing()
     for n in range(1, most + 1):
-        again = max(DRAWS // n, 1)
-        q = tempered(draft, tempers[n]).repeat(again, 1)
-        found, passing = judged(scheme.with_drafts(n), target.repeat(again, 1), q, generator), positions.passing(again)
+        every = EVERY if n > FEW else 1
+        passing = likely[::every] / likely[::every].sum()
+        q = tempered(draft[::every], tempers[n])
+        found = judged(scheme.with_drafts(n), target[::every], q, generator)
         acceptance.append([float(rate @ passing) for rate in found.acceptance])
         total = passing @ found.claims
         shares.append((total / total.sum().clamp(min=1e-9)).tolist())
