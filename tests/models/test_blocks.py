@@ -56,7 +56,8 @@ class Fake:
         self.rows, self.pending = [self.rows[row] for row in rows], self.pending[rows]
 
     def join(self, other: "Fake") -> None:
-        self.cache.join(other.cache)
+        pieces = [(fake.cache, list(range(len(fake.rows)))) for fake in (self, other)]
+        self.cache = TreeCache.gathered(pieces, max(cache.capacity for cache, _ in pieces))
         self.rows, self.pending = self.rows + other.rows, torch.cat([self.pending, other.pending])
 
     def holds(self) -> bool:
