@@ -185,7 +185,7 @@ class TreeCache:
             [self.base + path[i] if i < len(path) else length + i for i in columns]
             for path, length in zip(paths, self.lengths, strict=True)
         ]
-        source, destination = torch.tensor([here, there], device=self.positions.device)
+        source, destination = torch.tensor([here, there])
         for block in self.storage.blocks:
             block.move(source, destination)
 

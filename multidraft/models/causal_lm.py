@@ -16,6 +16,7 @@ from multidraft.models import LanguageModel
 from multidraft.models.cache import TreeCache
 from multidraft.models.lane_attention import by_lanes, together
 from multidraft.models.lanes import Lanes
+from multidraft.models.prefix import PrefixModel
 from multidraft.models.support import check_supported
 
 Model = PreTrainedModel | LanguageModel
@@ -133,6 +134,11 @@ def takes_lanes(model: PreTrainedModel) -> bool:
     return TRIED[model]
 
 
+def is_ragged(model: Model) -> bool:
+    """Whether a batch takes memory by the sum of its lengths, and not by rows times the longest."""
+    return takes_lanes(model) if isinstance(model, PreTrainedModel) else isinstance(model, PrefixModel)
+
+
 def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabulary"]:
     """The logits of a second token in two rows, of which one came later."""
     first, second = (CausalLM(model, 2, lambda: may_split) for _ in range(2))
@@ -143,6 +149,11 @@ def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabul
         reader.keep(torch.zeros(1, 1, dtype=torch.int64))
     first.join(second)
     return first.forward(tokens[1], torch.ones_like(tokens[1]), seen)
+
+
+def place_of(model: Model) -> torch.device:
+    """Where tokens go in."""
+    return home(model) if isinstance(model, PreTrainedModel) else model.device
 
 
 def home(model: PreTrainedModel) -> torch.device:

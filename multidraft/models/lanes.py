@@ -22,7 +22,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.cache import BufferLayer, TreeCache
 from multidraft.models.lane_attention import in_parts
 
-COSTS = {"cpu": 64}  # of a lane: as much as attention to so many slots
+COSTS = {"cpu": 128}  # of a lane: as much as attention to so many slots
 COST = 1024  # the same on other devices, where a call waits longer and slots are read faster
 ROOM = 4  # a lane of copies has room for a fourth more
 GAIN = 1.1  # rows are put into other lanes where that saves a tenth, because it copies them
@@ -123,8 +123,7 @@ class Lanes:
 
     def _regroup(self) -> None:
         """Put rows into other lanes where that pays."""
-        device, lengths = self.caches[0].positions.device.type, self.lengths
-        cost = COSTS.get(device, COST)
+        cost, lengths = cost_on(self.caches[0].positions.device), self.lengths
         now = sum(cost + len(cache.lengths) * cache.base for cache in self.caches)
         if now <= GAIN * (cost + sum(lengths)) or not self.may_split():  # as good as one lane without padding
             return
@@ -139,6 +138,11 @@ class Lanes:
         return kept or copied(self.lanes, longest + longest // ROOM + 1, rows)
 
 
+def cost_on(device: torch.device) -> int:
+    """What a lane costs."""
+    return COSTS.get(device.type, COST)
+
+
 def copied(lanes: list[Lane], capacity: int, rows: Container[int] | None = None) -> Lane:
     """One lane of copies of these rows, or of all of them."""
     places = [[i for i, row in enumerate(held) if rows is None or row in rows] for _, held in lanes]
@@ -147,13 +151,13 @@ def copied(lanes: list[Lane], capacity: int, rows: Container[int] | None = None)
     return TreeCache.gathered([(cache, chosen) for cache, _, chosen in parts], capacity), together
 
 
-def grouped(lengths: Sequence[int], cost: float | int) -> list[list[int]]:
+def grouped(lengths: Sequence[int], cost: int) -> list[list[int]]:
     """Rows in lanes of which each costs so much and as many slots as its padded rows have: those that cost least.
 
     The rows of a lane follow each other by length, so the best lanes of the shortest rows are found one row after another.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best: list[tuple[float, int]] = [(0, 0)]  # for so many rows: the least cost, and where its last lane begins
+    best: list[tuple[int, int]] = [(0, 0)]  # for so many rows: the least cost, and where its last lane begins
     for end, row in enumerate(order, 1):
         best.append(min((best[first][0] + cost + (end - first) * lengths[row], first) for first in range(end)))
     groups, end = [], len(order)
