@@ -49,7 +49,7 @@ class Block:
         self._hold(*larger)  # last, so that an interruption loses nothing
 
     def move(self, source: Int[Tensor, "batch moved"], destination: Int[Tensor, "batch moved"]) -> None:
-        """Copy these slots of each row to those, which follow each other, in all layers; all are read before any is written."""
+        """Copy these slots of each row to those, which follow each other, in all layers; first all are read."""
         for tensor in self.contents.tensors:
             if tensor.device.type == "cpu" or len(source) == 1:  # the same as below, several times faster
                 for buffers, here, there in zip(tensor.unbind(1), source, destination.tolist(), strict=True):

@@ -32,7 +32,7 @@ def in_parts(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return whole
 
 
-def together(masks: list[Float[Tensor, "rows 1 new slots"]]) -> Float[Tensor, "batch 1 new widest"]:
+def together(masks: list[Float[Tensor, "_ 1 new _"]]) -> Float[Tensor, "batch 1 new widest"]:
     """What stands for the lanes' masks; whoever would use it as a mask gets no numbers."""
     if len(masks) == 1:
         return masks[0]

@@ -22,7 +22,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.cache import BufferLayer, TreeCache
 from multidraft.models.lane_attention import in_parts
 
-COSTS = {"cpu": 128}  # of a lane: as much as attention to so many slots
+COSTS = {"cpu": 256}  # of a lane: as much as attention to so many slots
 COST = 1024  # the same on other devices, where a call waits longer and slots are read faster
 ROOM = 4  # a lane of copies has room for a fourth more
 GAIN = 1.1  # rows are put into other lanes where that saves a tenth, because it copies them
@@ -61,8 +61,10 @@ class Lanes:
         self.lanes = lanes
         self.caches, self.sizes = [cache for cache, _ in lanes], [len(rows) for _, rows in lanes]
         self.order = [row for _, rows in lanes for row in rows]
-        self.index = torch.tensor(self.order, dtype=torch.int64)
         self.in_order = self.order == sorted(self.order)
+        device = self.caches[0].positions.device
+        self.arranging = torch.tensor(self.order, dtype=torch.int64, device=device)
+        self.restoring = self.arranging.argsort()
         layers = [LanesLayer(each, self.sizes) for each in zip(*(cache.layers for cache in self.caches), strict=True)]
         self.cache = Cache(layers=layers) if len(lanes) > 1 else self.caches[0].cache
 
@@ -74,11 +76,11 @@ class Lanes:
 
     def arranged(self, rows: Tensor) -> Tensor:
         """The rows of the batch, lane by lane."""
-        return rows if self.in_order else rows[self.index.to(rows.device)]
+        return rows if self.in_order else rows[self.arranging.to(rows.device)]
 
     def restored(self, rows: Tensor) -> Tensor:
         """The rows as they were before they were arranged."""
-        return rows if self.in_order else rows[self.index.argsort().to(rows.device)]
+        return rows if self.in_order else rows[self.restoring.to(rows.device)]
 
     def append(self, positions: Int[Tensor, "batch new"]) -> None:
         """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
@@ -95,7 +97,9 @@ class Lanes:
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         """Append the chosen pending slots to each row (-1 at the end where a row keeps fewer) and drop the others."""
         if len(chosen) != len(self.order):
-            raise AdviceError(f"chosen has {len(chosen)} rows, the cache {len(self.order)}; pass all -1 to keep nothing")
+            raise AdviceError(
+                f"chosen has {len(chosen)} rows, the cache {len(self.order)}; pass all -1 to keep nothing"
+            )
         for cache, part in zip(self.caches, self.arranged(chosen).split(self.sizes), strict=True):
             cache.keep(part)
         self._regroup()
