@@ -66,10 +66,11 @@ def read_all(target: LanguageModel, draft: LanguageModel | None, prompts: list[l
 def joined(readers: Sequence[LanguageModel | None], order: Int[Tensor, " batch"]) -> LanguageModel | None:
     """One reader of all rows, in this order."""
     whole, *others = readers
-    for other in others if whole is not None else ():
+    if whole is None or not others:
+        return whole
+    for other in others:
         whole.join(other)
-    if whole is not None and others:
-        whole.select(order.to(whole.device))
+    whole.select(order.to(whole.device))
     return whole
 
 

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from multidraft.models.versions import ATTENTION
 
-SUFFIX = "_by_lanes"
+SUFFIX = "_by_lanes"  # for the length of a pass; another thread may see it
 OWN = AttentionInterface()
 CONFIGURATIONS: WeakKeyDictionary[PreTrainedModel, list[PretrainedConfig]] = WeakKeyDictionary()
 SWITCHING = RLock()  # a model may be shared by threads
@@ -64,7 +64,7 @@ def by_lanes(model: PreTrainedModel) -> Iterator[None]:
         before = [(vars(config), vars(config)[ATTENTION]) for config in configurations(model)]
         try:
             for config, name in before:
-                config[ATTENTION] = name + SUFFIX
+                config[ATTENTION] = name.removesuffix(SUFFIX) + SUFFIX
             yield
         finally:
             for config, name in before:

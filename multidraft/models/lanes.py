@@ -1,4 +1,4 @@
-"""A batch in lanes: rows of similar lengths share a padded cache, so that time and memory go with the sum of all lengths.
+"""A batch in lanes: rows of similar lengths share a padded cache, so time and memory go with the sum of all lengths.
 
     lane 0   k k k k k k k k k k | p p        rows 2 and 0
              k k k k k k k k k . | p p
@@ -12,6 +12,7 @@ leave theirs; the other lanes stay where they are.
 """
 
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -50,7 +51,7 @@ Lane = tuple[TreeCache, list[int]]  # and which rows of the batch it holds, in i
 class Lanes:
     """The caches of a batch.
 
-    `may_split` says whether there may be several; it is asked when they would be of use. `capacity` is that of the first.
+    `may_split` says whether there may be several; it is asked when they would be of use. The first has this `capacity`.
     """
 
     def __init__(self, layers: int, capacity: int, may_split: Callable[[], bool]):
@@ -65,7 +66,9 @@ class Lanes:
         device = self.caches[0].positions.device
         self.arranging = torch.tensor(self.order, dtype=torch.int64, device=device)
         self.restoring = self.arranging.argsort()
-        layers = [LanesLayer(each, self.sizes) for each in zip(*(cache.layers for cache in self.caches), strict=True)]
+        layers: list[Any] = [
+            LanesLayer(each, self.sizes) for each in zip(*(cache.layers for cache in self.caches), strict=True)
+        ]
         self.cache = Cache(layers=layers) if len(lanes) > 1 else self.caches[0].cache
 
     @property
@@ -158,7 +161,7 @@ def copied(lanes: list[Lane], capacity: int, rows: Container[int] | None = None)
 def grouped(lengths: Sequence[int], cost: int) -> list[list[int]]:
     """Rows in lanes of which each costs so much and as many slots as its padded rows have: those that cost least.
 
-    The rows of a lane follow each other by length, so the best lanes of the shortest rows are found one row after another.
+    The rows of a lane follow each other by length, so the best lanes of the shortest rows are found row after row.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     best: list[tuple[int, int]] = [(0, 0)]  # for so many rows: the least cost, and where its last lane begins

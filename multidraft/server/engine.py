@@ -65,7 +65,7 @@ class Engine:
     @property
     def tokens_in_cache(self) -> int:
         """Slots that are taken."""
-        return self.slots(self.running + [self.reading.job] if self.reading else self.running)
+        return self.slots([*self.running, self.reading.job] if self.reading else self.running)
 
     def submit(self, jobs: list[Job]) -> None:
         """Queue the jobs of one request, all or none: a queue with any room takes them."""

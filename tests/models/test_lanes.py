@@ -1,6 +1,6 @@
 """Rows in lanes read what they read padded, in every family, and take memory by the sum of their lengths."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -33,9 +33,9 @@ def cheap(monkeypatch) -> None:
 
 
 class Life:
-    """A batch from prompts to the end: chunks, trees in levels, a step given up, rows that come and leave, lanes that change.
+    """A batch from prompts to the end: chunks, trees in levels, a step given up, rows that come and leave.
 
-    The same every time but for who reads.
+    It is the same every time but for who reads.
     """
 
     def __init__(self, model: PreTrainedModel, may_split: bool):
