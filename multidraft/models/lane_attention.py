@@ -61,10 +61,11 @@ for name in ("sdpa", "eager"):
 def by_lanes(model: PreTrainedModel) -> Iterator[None]:
     """In here the model's attention understands lanes; then its configuration is as it was."""
     with SWITCHING:
-        before = [(vars(config), vars(config)[ATTENTION]) for config in configurations(model)]
+        fields = [vars(config) for config in configurations(model)]
+        before = [(config, config[ATTENTION].removesuffix(SUFFIX)) for config in fields]
         try:
             for config, name in before:
-                config[ATTENTION] = name.removesuffix(SUFFIX) + SUFFIX
+                config[ATTENTION] = name + SUFFIX
             yield
         finally:
             for config, name in before:
