@@ -23,7 +23,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.cache import BufferLayer, TreeCache
 from multidraft.models.lane_attention import in_parts
 
-COSTS = {"cpu": 512}  # of a lane: as much as attention to so many slots
+COSTS = {"cpu": 256}  # of a lane: as much as attention to so many slots
 COST = 1024  # the same on other devices, where a call waits longer and slots are read faster
 ROOM = 4  # a lane of copies has room for a fourth more
 GAIN = 1.1  # rows are put into other lanes where that saves a tenth, because it copies them
