@@ -36,7 +36,7 @@ def serve(
     ] = None,
     chat_template: Annotated[Path | None, Option(help="Jinja file, in place of the tokenizer's template.")] = None,
     max_tokens_in_cache: Annotated[
-        int, Option(min=1, help="Bounds the memory of keys and values: rows times the longest.")
+        int, Option(min=1, help="Bounds the memory of keys and values.")
     ] = USUAL.tokens_in_cache,
     max_rows: Annotated[int, Option(min=1, help="Answers decoded side by side.")] = USUAL.rows,
     max_queue: Annotated[int, Option(min=1, help="Answers that wait; more get a 429.")] = USUAL.queue,

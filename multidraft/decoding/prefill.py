@@ -1,4 +1,9 @@
-"""Prompts are read: both models keep all of each but its last token, the root of the first tree."""
+"""Prompts are read: both models keep all of each but its last token, the root of the first tree.
+
+Those of similar lengths are read together, which pads little.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -10,8 +15,9 @@ from multidraft.decoding.randomness import for_rows
 from multidraft.decoding.state import Plan, State, padded
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import CausalLM, Model
+from multidraft.models.causal_lm import CausalLM, Model, place_of
 from multidraft.models.compiled import CompiledCausalLM
+from multidraft.models.lanes import cost_on, grouped
 from multidraft.models.resized import fitted
 from multidraft.sampling.prefixes import Prefix, Prefixes
 from multidraft.sampling.settings import Sampling
@@ -35,14 +41,37 @@ def start(
     Processors, where they look back, see `seen` in place of the prompts. `sampling` gives every row settings of its
     own, in place of the plan's.
     """
-    target, draft = readers(target_model, draft_model, plan, longest)
+    groups = grouped([len(prompt) for prompt in prompts], cost_on(place_of(target_model)))
+    growth, pairs = longest - max(map(len, prompts)), []
+    for rows in groups:
+        own = [prompts[row] for row in rows]
+        pairs.append(readers(target_model, draft_model, plan, max(map(len, own)) + growth))
+        read_all(*pairs[-1], own, info)
+    order = torch.tensor([row for rows in groups for row in rows]).argsort()
+    target, draft = (joined(parts, order) for parts in zip(*pairs, strict=True))
+    assert target is not None
+    return at_roots(target, draft, prompts, plan, generator, seen, sampling)
+
+
+def read_all(target: LanguageModel, draft: LanguageModel | None, prompts: list[list[int]], info: Info) -> None:
+    """Both readers keep all of each prompt but its last token."""
     tokens = padded([prompt[:-1] for prompt in prompts])
     for name, reader in ("target", target), ("draft", draft):
         with info.watch.part(name):
             for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
                 if reader is not None:
                     read(reader, tokens[:, first : first + CHUNK], first)
-    return at_roots(target, draft, prompts, plan, generator, seen, sampling)
+
+
+def joined(readers: Sequence[LanguageModel | None], order: Int[Tensor, " batch"]) -> LanguageModel | None:
+    """One reader of all rows, in this order."""
+    whole, *others = readers
+    if whole is None or not others:
+        return whole
+    for other in others:
+        whole.join(other)
+    whole.select(order.to(whole.device))
+    return whole
 
 
 def readers(

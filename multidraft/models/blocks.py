@@ -41,23 +41,23 @@ class Block:
 
     def grow(self, end: int) -> None:
         """Make room for so many slots, in all layers."""
-        old, capacity = self.contents, self.contents.capacity
-        while capacity < end:
-            capacity *= 2
+        old = self.contents
+        capacity = max(end, old.capacity + old.capacity // 4)
         larger = [allocate(len(tensor), tensor[0], capacity) for tensor in old.tensors]
         for new, tensor in zip(larger, old.tensors, strict=True):
             new[..., : old.capacity, :] = tensor
         self._hold(*larger)  # last, so that an interruption loses nothing
 
     def move(self, source: Int[Tensor, "batch moved"], destination: Int[Tensor, "batch moved"]) -> None:
-        """Copy these slots of each row to those, in all layers; all are read before any is written."""
+        """Copy these slots of each row to those, which follow each other, in all layers; first all are read."""
         for tensor in self.contents.tensors:
-            if source.device != tensor.device:
-                source, destination = source.to(tensor.device), destination.to(tensor.device)
-            if len(source) == 1:  # the same as below, several times faster
-                tensor.index_copy_(3, destination[0], tensor.index_select(3, source[0]))
+            if tensor.device.type == "cpu" or len(source) == 1:  # the same as below, several times faster
+                for buffers, here, there in zip(tensor.unbind(1), source, destination.tolist(), strict=True):
+                    if here.tolist() != there:
+                        buffers[:, :, there[0] : there[-1] + 1] = buffers.index_select(2, here.to(tensor.device))
             else:
                 rows = arange(len(source), device=tensor.device)[:, None]
+                source, destination = source.to(tensor.device), destination.to(tensor.device)
                 tensor[:, rows, :, destination] = tensor[:, rows, :, source]
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:

@@ -8,6 +8,8 @@ A row's kept tokens fill its first slots, so a kept token's slot is its position
                         base = the longest row's length
 """
 
+from itertools import accumulate
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -59,17 +61,17 @@ class BufferLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.end
 
-    def join(self, other: "BufferLayer", storage: Storage, rows: int, others: int) -> None:
-        """Move to this storage, with the other layer's rows below; either may have been written nothing yet."""
-        written = [(first, layer.end, layer.buffers) for first, layer in ((0, self), (rows, other)) if layer.block]
-        self.storage, self.block, self.keys, self.values = storage, None, None, None
+    def gather(self, pieces: "list[tuple[BufferLayer, list[int], int]]") -> None:
+        """Copy the first slots of these rows of other layers, of which any may have been written nothing yet."""
+        ends = [0, *accumulate(len(rows) for _, rows, _ in pieces)]
+        written = [(first, *piece) for first, piece in zip(ends, pieces, strict=False) if piece[0].block]
         if not written:
             return
-        _, _, like = written[0]
-        self.lazy_initialization(*(b.new_empty(rows + others, b.shape[1], 0, b.shape[3]) for b in like))
-        for first, end, buffers in written:
-            for new, buffer in zip(self.buffers, buffers, strict=True):
-                new[first : first + len(buffer), :, :end] = buffer[:, :, :end]
+        _, like, _, _ = written[0]
+        self.lazy_initialization(*(b.new_empty(ends[-1], b.shape[1], 0, b.shape[3]) for b in like.buffers))
+        for first, layer, rows, end in written:
+            for new, buffer in zip(self.buffers, layer.buffers, strict=True):
+                new[first : first + len(rows), :, :end] = buffer[rows, :, :end]
 
 
 class TreeCache:
@@ -96,6 +98,11 @@ class TreeCache:
         return self.positions.shape[1]
 
     @property
+    def is_new(self) -> bool:
+        """Whether it has no rows yet."""
+        return not self.lengths and not self.layers[0].is_initialized
+
+    @property
     def is_filled(self) -> bool:
         """Whether every layer has buffers of its own, as after a first forward pass."""
         return all(layer.buffers for layer in self.layers)
@@ -117,13 +124,8 @@ class TreeCache:
 
     def append(self, positions: Int[Tensor, "batch new"]) -> None:
         """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
-        if not self.lengths and not self.layers[0].is_initialized:
+        if self.is_new:
             self.lengths, self.positions = [0] * len(positions), positions[:, :0]
-        if len(positions) != len(self.lengths):
-            raise AdviceError(
-                f"{len(positions)} rows for a cache of {len(self.lengths)}; rows leave by select(rows) and come by "
-                "join(other)"
-            )
         self.positions = torch.cat([self.positions, positions], 1)
 
     def mask(
@@ -159,11 +161,7 @@ class TreeCache:
 
         Only slots that change place are copied; in a chain, none.
         """
-        if len(chosen) != len(self.lengths):
-            raise AdviceError(
-                f"chosen has {len(chosen)} rows, the cache {len(self.lengths)}; pass all -1 to keep nothing"
-            )
-        paths = [self._path(row, slots) for row, slots in enumerate(chosen.tolist())]
+        paths = [self._path(slots) for slots in chosen.tolist()]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
@@ -171,13 +169,13 @@ class TreeCache:
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
         self._settle(self.positions.device)
 
-    def _path(self, row: int, slots: list[int]) -> list[int]:
+    def _path(self, slots: list[int]) -> list[int]:
         """A row of `chosen` without its padding."""
         path = slots[: slots.index(-1)] if -1 in slots else slots
         distinct = len(set(path)) == len(path) and all(0 <= slot < self.pending for slot in path)
         if not distinct or set(slots[len(path) :]) > {-1}:
             raise AdviceError(
-                f"chosen row {row} is {slots}; pass distinct pending slots (0 to {self.pending - 1}), then only -1"
+                f"chosen has a row {slots}; pass distinct pending slots (0 to {self.pending - 1}), then only -1"
             )
         return path
 
@@ -187,7 +185,7 @@ class TreeCache:
             [self.base + path[i] if i < len(path) else length + i for i in columns]
             for path, length in zip(paths, self.lengths, strict=True)
         ]
-        source, destination = torch.tensor([here, there], device=self.positions.device)
+        source, destination = torch.tensor([here, there])
         for block in self.storage.blocks:
             block.move(source, destination)
 
@@ -217,13 +215,15 @@ class TreeCache:
         else:
             self._settle(rows.device)
 
-    def join(self, other: "TreeCache") -> None:
-        """Put the other cache's rows below this one's; nothing may be pending in either."""
-        if self.pending or other.pending:
-            raise AdviceError("tokens are pending; keep some, or none, before rows join")
-        rows, others = len(self.lengths), len(other.lengths)
-        self.storage = Storage(len(self.layers), max(self.capacity, other.capacity))
-        for layer, joining in zip(self.layers, other.layers, strict=True):
-            layer.join(joining, self.storage, rows, others)
-        self.lengths, self.positions = self.lengths + other.lengths, torch.cat([self.positions, other.positions])
-        self._settle(self.positions.device)
+    @classmethod
+    def gathered(cls, pieces: "list[tuple[TreeCache, list[int]]]", capacity: int) -> "TreeCache":
+        """A cache of copies of these rows of others; nothing may be pending in them."""
+        made = cls(len(pieces[0][0].layers), capacity)
+        lengths = [[cache.lengths[row] for row in rows] for cache, rows in pieces]
+        for number, layer in enumerate(made.layers):
+            parts = zip(pieces, lengths, strict=True)
+            layer.gather([(cache.layers[number], rows, max(own, default=0)) for (cache, rows), own in parts])
+        made.lengths = [length for own in lengths for length in own]
+        made.positions = torch.cat([cache.positions[rows] for cache, rows in pieces])
+        made._settle(made.positions.device)
+        return made

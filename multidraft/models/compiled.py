@@ -46,7 +46,8 @@ class CompiledCausalLM(CausalLM):
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256):
-        super().__init__(model, BUCKET * 2 ** math.ceil(math.log2(max(capacity / BUCKET, 1))))
+        bucket = BUCKET * 2 ** math.ceil(math.log2(max(capacity / BUCKET, 1)))
+        super().__init__(model, bucket, may_split=lambda: False)  # lanes come in any size
         self.step: Step | None = step_of(model)
 
     def read(

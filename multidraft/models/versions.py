@@ -23,6 +23,8 @@ from multidraft.errors import AdviceError
 
 BEFORE_5 = Version(__version__) < Version("5")
 
+ATTENTION = "_attn_implementation_internal"  # a configuration's own field; its property writes into others as well
+
 # Model types that are fit for trees now and were not before 5, where nothing in the model says so.
 UNFIT = (
     {

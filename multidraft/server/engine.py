@@ -6,7 +6,6 @@ from dataclasses import replace
 from threading import Condition, Thread
 
 import torch
-from transformers import PreTrainedModel
 
 from multidraft.decoding.batch import join, select
 from multidraft.decoding.metrics import Info
@@ -14,7 +13,7 @@ from multidraft.decoding.state import Emitted, Plan, State
 from multidraft.decoding.stepping import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
-from multidraft.models.causal_lm import Model, home
+from multidraft.models.causal_lm import Model, is_ragged, place_of
 from multidraft.server.guarded import fault_of
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
@@ -45,7 +44,8 @@ class Engine:
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
-        self.width = 0  # slots of a row
+        self.ragged = not plan.compile_draft and all(is_ragged(model) for model in (target, draft) if model is not None)
+        self.width = 0  # slots of a row, where batches are padded
         self.info = Info()
         self.prompt_tokens = 0
         self.changed = Condition()
@@ -54,8 +54,7 @@ class Engine:
 
     def start(self) -> None:
         """Compile what is compiled, and begin to take jobs."""
-        device = home(self.target) if isinstance(self.target, PreTrainedModel) else self.target.device
-        warm_up(self.plan.scheme, self.plan.shape, device)
+        warm_up(self.plan.scheme, self.plan.shape, place_of(self.target))
         self.thread.start()
 
     @property
@@ -65,8 +64,8 @@ class Engine:
 
     @property
     def tokens_in_cache(self) -> int:
-        """Slots that are taken: rows times the longest."""
-        return self.width * (len(self.running) + (self.reading is not None))
+        """Slots that are taken."""
+        return self.slots([*self.running, self.reading.job] if self.reading else self.running)
 
     def submit(self, jobs: list[Job]) -> None:
         """Queue the jobs of one request, all or none: a queue with any room takes them."""
@@ -140,18 +139,21 @@ class Engine:
             if not self.waiting or not self.fits(self.waiting[0]):
                 return None
             job = self.waiting.popleft()
-        self.width = self.width_with(job)
+        self.width = max(self.width, job.longest + self.slack)
         self.reading = Reading(job, self.target, self.draft, self.plan)
         return self.reading
 
     def fits(self, job: Job) -> bool:
         """Whether the cache has room for one more row."""
-        rows = len(self.running) + 1
-        return rows <= self.limits.rows and rows * self.width_with(job) <= self.limits.tokens_in_cache
+        if not self.running:
+            self.width = 0  # with rows in it, a padded batch does not become narrower
+        rows = [*self.running, job]
+        return len(rows) <= self.limits.rows and self.slots(rows) <= self.limits.tokens_in_cache
 
-    def width_with(self, job: Job) -> int:
-        """The cache's width when a job has come; with rows in it, it does not become narrower."""
-        return max(self.width if self.running else 0, job.longest + self.slack)
+    def slots(self, jobs: list[Job]) -> int:
+        """What so many rows may take: the sum of their lengths, or as many times the longest where they are padded."""
+        lengths = [job.longest + self.slack for job in jobs]
+        return sum(lengths) if self.ragged else len(lengths) * max(self.width, *lengths, 0)
 
     def read(self, reading: Reading, budget: int) -> int:
         """Read on, and let the row join when its prompt ends; returns what that costs of the budget."""

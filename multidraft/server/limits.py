@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Limits:
     """Bounds of memory, of patience, and of what one request may ask for."""
 
-    tokens_in_cache: int = 16384  # rows times the longest of them
+    tokens_in_cache: int = 16384  # of all rows; where batches are padded, rows times the longest
     rows: int = 32  # decoded side by side
     queue: int = 64  # rows that wait
     prefill: int = 256  # prompt tokens read between two steps

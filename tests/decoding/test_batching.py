@@ -33,6 +33,7 @@ from multidraft.models import blocks
 from multidraft.models.blocks import Block
 from multidraft.models.cache import BufferLayer, TreeCache
 from multidraft.models.causal_lm import CausalLM
+from multidraft.models.lanes import Lanes
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.prefixes import Prefix
@@ -135,14 +136,14 @@ def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme
 
 
 def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
-    joined = TreeCache.join
+    joined = Lanes.join
 
-    def swapped(self: TreeCache, other: TreeCache) -> None:
+    def swapped(self: Lanes, other: Lanes) -> None:
         joined(self, other)
-        for block in self.storage.blocks:
-            block.select(torch.arange(len(self.lengths)).flip(0))
+        last = len(self.order) - 1
+        self._hold([(cache, [last - row for row in rows]) for cache, rows in self.lanes])
 
-    monkeypatch.setattr(TreeCache, "join", swapped)
+    monkeypatch.setattr(Lanes, "join", swapped)
     plan = plan_of(tiny, "anchored:lorenz", "deferred")
     assert serve(tiny, plan) != [alone(tiny, plan, row) for row in range(len(PROMPTS))]
 
@@ -160,10 +161,10 @@ def test_misuse_gets_advice():
         join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
         begin(tiny, PROMPTS[:2], plan, [0, 1], [Sampling()])
-    cache = TreeCache(1, 4)
-    cache.append(torch.zeros(1, 1, dtype=torch.int64))
+    batch = Lanes(1, 4, lambda: True)
+    batch.append(torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(md.AdviceError, match="tokens are pending; keep some, or none, before rows join"):
-        cache.join(TreeCache(1, 4))
+        batch.join(Lanes(1, 4, lambda: True))
 
 
 # Settings of each row's own
@@ -253,6 +254,8 @@ PLACES = [
     (CausalLM, "forward"),
     (CausalLM, "keep"),
     (CausalLM, "select"),
+    (Lanes, "append"),
+    (Lanes, "_hold"),
     (TreeCache, "append"),
     (TreeCache, "mask"),
     (TreeCache, "_settle"),

@@ -341,7 +341,7 @@ def test_misuse_gets_advice():
 def test_keep_refuses_what_is_no_path(path):
     run = session("llama", prompts=(WINDOW,))
     run.read(forest(1, 3, run.generator))
-    with pytest.raises(AdviceError, match=r"chosen row 0 is .*distinct pending slots \(0 to 2\)"):
+    with pytest.raises(AdviceError, match=r"chosen has a row .*distinct pending slots \(0 to 2\)"):
         run.model.keep(torch.tensor([path]))
     with pytest.raises(AdviceError, match="chosen has 2 rows, the cache 1"):
         run.model.keep(torch.tensor([path, path]))

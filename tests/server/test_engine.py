@@ -210,6 +210,18 @@ def test_what_is_too_much_is_refused(engine):
     held.end()
 
 
+@pytest.mark.parametrize(("name", "rows", "taken"), [("llama", 3, 69 + 42 + 42), ("gptj", 2, 2 * 69)])
+def test_rows_take_room_by_their_own_lengths_unless_they_are_padded(name, rows, taken):
+    model = tiny_model(name, "eager" if name == "gptj" else "sdpa")
+    server = Engine(model, None, plan_for(), Limits(tokens_in_cache=160))  # with the tree, a row needs 34 more
+    server.waiting.extend(Heard([1] * prompt, 5).job for prompt in (30, 3, 3))
+    while reading := server.admit():
+        server.running.append(reading.job)
+        server.reading = None
+    assert len(server.running) == rows
+    assert server.tokens_in_cache == taken
+
+
 def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine):
     server, patient = engine(), Heard([1], 30)
     server.submit([patient.job])
