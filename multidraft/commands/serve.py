@@ -41,6 +41,9 @@ def serve(
     max_rows: Annotated[int, Option(min=1, help="Answers decoded side by side.")] = USUAL.rows,
     max_queue: Annotated[int, Option(min=1, help="Answers that wait; more get a 429.")] = USUAL.queue,
     prefill_tokens: Annotated[int, Option(min=1, help="Prompt tokens read between two steps.")] = USUAL.prefill,
+    request_timeout: Annotated[
+        int, Option(min=1, help="Seconds that a request may take, waiting included; then a 504.")
+    ] = USUAL.request,
     drain: Annotated[int, Option(min=0, help="Seconds for what is under way when stopped.")] = USUAL.drain,
 ) -> None:
     """Serve the OpenAI API: completions and chats, streamed or whole, with the target's distribution."""
@@ -48,7 +51,7 @@ def serve(
         optional(module, package, "serve")
     if api_key == "":
         raise AdviceError("--api-key is empty, so nobody could be told from anybody; give some text, or leave it out")
-    limits = Limits(max_tokens_in_cache, max_rows, max_queue, prefill_tokens, drain)
+    limits = Limits(max_tokens_in_cache, max_rows, max_queue, prefill_tokens, drain, request_timeout)
     plan, template = plan_of(scheme, tree, walk, draft), template_of(chat_template)
     from multidraft.server.running import bound, run
 
