@@ -1,7 +1,9 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -55,6 +57,11 @@ class Together:
     def join(self, other: "Together") -> None:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
+
+    def part(self, row: int, length: int, capacity: int) -> Self:
+        part = copy.copy(self)
+        part.drafters = [drafter.part(row, length, capacity) for drafter in self.drafters]
+        return part
 
 
 class Several(Together):

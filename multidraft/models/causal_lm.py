@@ -100,6 +100,12 @@ class CausalLM:
             raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
         self.cache.join(other.cache)
 
+    @torch.inference_mode()
+    def part(self, row: int, length: int, capacity: int) -> "CausalLM":
+        part = self.fresh(capacity)
+        part.cache.take(self.cache, row, length)
+        return part
+
 
 def home(model: PreTrainedModel) -> torch.device:
     """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
