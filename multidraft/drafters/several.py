@@ -1,9 +1,7 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,10 +56,9 @@ class Together:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
 
-    def part(self, row: int, length: int, capacity: int) -> Self:
-        part = copy.copy(self)
-        part.drafters = [drafter.part(row, length, capacity) for drafter in self.drafters]
-        return part
+    def parts(self, row: int, length: int, capacity: int) -> list[LanguageModel]:
+        """The same part of a row in all."""
+        return [drafter.part(row, length, capacity) for drafter in self.drafters]
 
 
 class Several(Together):
@@ -69,6 +66,9 @@ class Several(Together):
 
     def fresh(self, capacity: int) -> "Several":
         return Several([drafter.fresh(capacity) for drafter in self.drafters])
+
+    def part(self, row: int, length: int, capacity: int) -> "Several":
+        return Several(self.parts(row, length, capacity))
 
     def forward(
         self,
@@ -102,6 +102,9 @@ class Mixture(Together):
 
     def fresh(self, capacity: int) -> "Mixture":
         return Mixture([drafter.fresh(capacity) for drafter in self.drafters], self.weights)
+
+    def part(self, row: int, length: int, capacity: int) -> "Mixture":
+        return Mixture(self.parts(row, length, capacity), self.weights)
 
     def forward(
         self,
