@@ -117,7 +117,7 @@ def test_actors_on_several_machines_decode_the_same(prompts, alone, monkeypatch,
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr(workers, "SHARD", 2)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)

@@ -53,7 +53,7 @@ def toy() -> Iterator[httpx2.Client]:
     for module in (sys.modules[__name__], test_api):
         ray.cloudpickle.register_pickle_by_value(module)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level="ERROR")
