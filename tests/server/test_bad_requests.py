@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import json
-import random
 import socket
 import threading
 import time
