@@ -82,4 +82,4 @@ def run(serving: Serving, host: str, port: int, least: int, most: int, ready: Re
             ready(port)
             signal.pause()
         finally:
-            serve.shutdown()
+            serve.delete(NAME)  # and nothing of others on the same cluster

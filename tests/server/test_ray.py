@@ -14,9 +14,11 @@ import httpx2
 import psutil
 import pytest
 import test_api
+import yaml
 from serving import PATIENCE, letters, service
 
 from multidraft.commands.serving import Serving
+from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.limits import Limits
 from multidraft.server.running import bound
@@ -24,7 +26,8 @@ from multidraft.server.service import Service
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
-HELPERS = Path(__file__).parents[1] / "helpers"
+ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "helpers"
 OF_ONE_REPLICA = ("test_metrics_count_what_was_done",)
 SIZE = test_api.SIZE
 
@@ -67,6 +70,17 @@ def toy() -> Iterator[httpx2.Client]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_the_file_for_serve_deploy_names_what_there_is():
+    from multidraft.commands.replicas import application
+
+    (settings,) = yaml.safe_load((ROOT / "examples" / "serve.yaml").read_text())["applications"]
+    assert settings["import_path"] == f"{application.__module__}:application"
+    assert application(settings["args"])
+    for wrong in ({"magic": 1}, {"limits": {"magic": 1}}, {"scheme": "magic"}):
+        with pytest.raises(AdviceError):
+            application(wrong)
 
 
 def replicas() -> list[psutil.Process]:
