@@ -84,9 +84,9 @@ def test_the_file_for_serve_deploy_names_what_there_is():
 
 
 def replicas() -> list[psutil.Process]:
-    """The processes of the engines."""
-    names = ((process, " ".join(process.info["cmdline"] or [])) for process in psutil.process_iter(["cmdline"]))
-    return [process for process, name in names if name.startswith("ray::ServeReplica")]
+    """The processes of the engines, of this test's own cluster."""
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if "ray::ServeReplica" in " ".join(process.cmdline())]
 
 
 def ask(client: httpx2.Client, **body) -> httpx2.Response:
