@@ -17,7 +17,6 @@ from multidraft.server.answering import Answering
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from multidraft.server.formats import Chat, Completion
 from multidraft.server.limited import Limited
-from multidraft.server.named import Named
 from multidraft.server.replies import reply
 from multidraft.server.service import Service
 
@@ -42,7 +41,6 @@ def build(service: Service) -> FastAPI:
         redoc_url=None,
     )
     app.add_middleware(Limited, most=service.limits.body)
-    app.add_middleware(Named)
     faults.add_to(app)
     add_models(app, service)
     add_answers(app, service)
