@@ -41,7 +41,7 @@ class Toy(Serving):
     """The pair of tables of the API's tests."""
 
     def service(self) -> Service:
-        models = TableModel(test_api.TARGET, SIZE), TableModel(random_table(SIZE, 2, 2), SIZE)
+        models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
         return service(*models, letters(SIZE), prefill=4, rows=self.limits.rows, queue=self.limits.queue)
 
 
@@ -53,8 +53,7 @@ def toy() -> Iterator[httpx2.Client]:
 
     from multidraft.commands.replicas import NAME, deployment
 
-    for module in (sys.modules[__name__], test_api):
-        ray.cloudpickle.register_pickle_by_value(module)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
