@@ -47,7 +47,7 @@ class Source:
 
     def read(self) -> "tuple[Pair, list[Prompt]]":
         """The models, and the prompts in tokens; the prompts are read first, because they are sooner found wrong."""
-        from multidraft.commands.generate import context
+        from multidraft.commands.decode import context
         from multidraft.studies.captures.work import loaded
 
         chosen = read_prompts(None, self.prompts, self.limit)

@@ -1,9 +1,6 @@
 """`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
 
-import json
-import time
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,51 +9,21 @@ from typer import Option
 from multidraft.commands import compare as comparison
 from multidraft.commands import terminal
 from multidraft.commands.chat import Session, check_session, check_template, encode_chats
+from multidraft.commands.decode import SEEDS_APART, Job, context, decode
 from multidraft.commands.drafters import HELP, Models, load, parse
-from multidraft.commands.prompts import Prompt, encode, read_prompts
+from multidraft.commands.prompts import Prompt, digest, encode, read_prompts
 from multidraft.commands.report import Report
-from multidraft.commands.screens import Bar, Live, Screen
+from multidraft.commands.screens import Bar, Live
+from multidraft.commands.workers import Shards, spread
 from multidraft.errors import AdviceError, outputs
 from multidraft.generation.defaults import SCHEME, TREE
-from multidraft.generation.pieces import Pieces
 
 if TYPE_CHECKING:
-    from multidraft.decoding.metrics import Info
-    from multidraft.decoding.state import Emitted
     from multidraft.studies.journal import Journal
     from multidraft.tracing.file import TraceFile
-    from multidraft.zoo import Pair
 
 MEASURED = 32  # prompts after which a pair is measured
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
-SEEDS_APART = 1_000_003
-
-
-@dataclass(frozen=True)
-class Job:
-    """How to decode, and the part of it that `multidraft.generate` takes as it is."""
-
-    batch: int
-    seed: int
-    compare: bool
-    settings: dict[str, Any]
-    trace: "TraceFile | None" = None
-
-    def check(self, drafters: int) -> None:
-        """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.generation_config import check_settings
-        from multidraft.sampling.settings import Sampling
-
-        s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        draft = s["draft_temperature"]
-        if "" in (s["stop"] or ()):
-            raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
-        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]))
-        tree = tree_or_fixed(s["tree"])
-        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
-        check_drafters(plan.scheme, drafters > 1)
-        check_settings({name: s[name] for name in names})
 
 
 def generate(
@@ -85,6 +52,10 @@ def generate(
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
+    workers: Annotated[int, Option(min=1, help="Processes; with several, --jsonl names a folder of shards.")] = 1,
+    ray: Annotated[
+        bool, Option("--ray", help="Workers on Ray: the cluster at RAY_ADDRESS, or one here; as --workers.")
+    ] = False,
     chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
     trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly, and by assisted generation.")] = False,
@@ -100,8 +71,11 @@ def generate(
     if talks:
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
-    check_outputs(trace, jsonl, [prompts, target, draft, plan])
     job.check(len(parse(draft)))
+    if workers > 1 or ray:
+        folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
+        return spread(Shards(target, draft, chat, job, chosen), folder, workers, ray, as_json)
+    check_outputs(trace, jsonl, [prompts, target, draft, plan])
     names = {"target": target or "embedded", "draft": draft or "embedded"}
     report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
     journal = None if jsonl is None else begun(jsonl, report.settings | {"chat": chat, "compare": compare}, chosen)
@@ -132,13 +106,20 @@ def check_outputs(trace: Path | None, jsonl: Path | None, inputs: list[Path | st
         raise AdviceError("--trace and --jsonl are one file; choose two")
 
 
+def shared_folder(jsonl: Path | None, others: dict[str, object]) -> Path:
+    """Where several workers' shards go; raises on what they cannot do together."""
+    if jsonl is None:
+        raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
+    if wrong := [name for name, value in others.items() if value]:
+        raise AdviceError(f"{wrong[0]} is of one process; leave it out, or --workers and --ray")
+    return jsonl
+
+
 def begun(path: Path, settings: dict[str, object], prompts: list[Prompt]) -> "Journal":
     """The results so far, and where to write the others; raises where they are of another run."""
     from multidraft.studies.journal import Journal
 
-    asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
-    digest = sha256(asked.encode()).hexdigest()[:16]
-    journal = Journal(path, {"results": "multidraft generate"} | settings | {"prompts": digest})
+    journal = Journal(path, {"results": "multidraft generate"} | settings | {"prompts": digest(prompts)})
     if journal.records:
         terminal.note(f"{path} has {len(journal.records)} of {len(prompts)} prompts; going on with the others")
     return journal
@@ -156,13 +137,6 @@ def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
 
     settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
     return TraceFile(path, pair.tokenizer, settings)
-
-
-def context(pair: "Models | Pair") -> int | None:
-    """The longest sequence that both models can read."""
-    from multidraft.generation.inputs import context_of
-
-    return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
 
 
 def run(
@@ -227,58 +201,3 @@ def assisted(pair: Models, job: Job, rows: list[Prompt]) -> tuple[int, float] | 
     if not job.compare or not comparison.can_assist(pair, job.settings):
         return None
     return comparison.assisted(pair, rows, job.settings, job.seed * SEEDS_APART)
-
-
-def decode(
-    pair: Models, job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
-) -> tuple[list[str], "Info"]:
-    """One batch's texts and its report; the time that showing text takes is not counted as decoding."""
-    import torch
-
-    import multidraft as md
-
-    screen = screen or Screen()
-    texts = Texts(pair, rows, screen)
-    generators = [torch.Generator().manual_seed(job.seed * SEEDS_APART + prompt.index) for prompt in rows]
-    screen.begin(rows)
-    _, info = md.generate(
-        pair.target,
-        pair.draft if drafts else None,
-        [prompt.tokens for prompt in rows],
-        generator=generators,
-        stream=texts,
-        stop_tokenizer=pair.tokenizer,
-        trace=job.trace if drafts else None,
-        synchronise=pair.target.device.type == "cuda",
-        **job.settings | {"compile_draft": drafts and job.settings["compile_draft"]},
-    )
-    info.watch.move(texts.seconds, "rest", "measuring")
-    texts.close()
-    screen.end(rows)
-    return ["".join(pieces) for pieces in texts.texts], info
-
-
-class Texts:
-    """The text of every row of a batch, passed on to a screen as it grows."""
-
-    def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
-        self.readers = [Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
-        self.texts: list[list[str]] = [[] for _ in rows]
-        self.screen, self.seconds = screen, 0.0
-
-    def __call__(self, row: int, emitted: "Emitted") -> None:
-        start = time.perf_counter()
-        for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
-            self.put(row, self.readers[row].add(token), kind)
-        self.seconds += time.perf_counter() - start
-
-    def put(self, row: int, piece: str, kind: str) -> None:
-        """Keep a piece and show it."""
-        self.texts[row].append(piece)
-        if piece:
-            self.screen.show(row, piece, kind)
-
-    def close(self) -> None:
-        """Pass on what was held back."""
-        for row, reader in enumerate(self.readers):
-            self.put(row, reader.close(), "corrected")

@@ -1,7 +1,9 @@
 """Prompts as they come from the command line or a file, checked before anything is decoded."""
 
+import json
 import re
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +58,12 @@ def parse_line(index: int, line: str, where: str) -> Prompt:
     if HALF_CHARACTER.search(made.id + made.task + made.text):
         raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); mend or remove it")
     return made
+
+
+def digest(prompts: list[Prompt]) -> str:
+    """A short name that other prompts do not have."""
+    asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
+    return sha256(asked.encode()).hexdigest()[:16]
 
 
 def encode(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:

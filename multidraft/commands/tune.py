@@ -9,8 +9,8 @@ from typer import Option
 
 from multidraft.commands import terminal
 from multidraft.commands.capture import DEMO
+from multidraft.commands.decode import context
 from multidraft.commands.drafters import HELP, Models, load, parse
-from multidraft.commands.generate import context
 from multidraft.commands.prompts import encode, read_prompts
 from multidraft.errors import AdviceError, outputs
 from multidraft.generation.defaults import SCHEME

@@ -78,11 +78,16 @@ def readers(
     target_model: Model, draft_model: Model | None, plan: Plan, longest: int
 ) -> tuple[LanguageModel, LanguageModel | None]:
     """Both models as the loop needs them, over the target's vocabulary, with nothing read."""
-    capacity = longest + 2 * plan.shape.most_slots + 2
+    capacity = capacity_of(plan, longest)
     target = reader_of(target_model, capacity)
     if draft_model is None:
         return target, None
     return target, fitted(reader_of(draft_model, capacity, plan.compile_draft), target.vocabulary)
+
+
+def capacity_of(plan: Plan, longest: int) -> int:
+    """Slots for a sequence of so many tokens, with the trees that are pending beside it."""
+    return longest + 2 * plan.shape.most_slots + 2
 
 
 def reader_of(model: Model, capacity: int, compiled: bool = False) -> LanguageModel:

@@ -74,6 +74,12 @@ class Reader(PrefixModel):
         assert isinstance(other, Reader)
         self.histories = self.histories + other.histories
 
+    def part(self, row: int, length: int, capacity: int) -> PrefixModel:
+        part = super().part(row, length, capacity)
+        assert isinstance(part, Reader)
+        part.histories[0].read(part.kept[0], 0)
+        return part
+
     def runs(self, prefix: Prefix) -> Iterator[Prefix]:
         """The last tokens of a prefix, the longest run first, the empty one last."""
         for start in range(max(len(prefix) - self.longest, 0), len(prefix) + 1):

@@ -56,12 +56,19 @@ class Together:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
 
+    def parts(self, row: int, length: int, capacity: int) -> list[LanguageModel]:
+        """The same part of a row in all."""
+        return [drafter.part(row, length, capacity) for drafter in self.drafters]
+
 
 class Several(Together):
     """Drafters side by side: logits have a dimension for them, and the drafting law `distinct` draws by turns."""
 
     def fresh(self, capacity: int) -> "Several":
         return Several([drafter.fresh(capacity) for drafter in self.drafters])
+
+    def part(self, row: int, length: int, capacity: int) -> "Several":
+        return Several(self.parts(row, length, capacity))
 
     def forward(
         self,
@@ -95,6 +102,9 @@ class Mixture(Together):
 
     def fresh(self, capacity: int) -> "Mixture":
         return Mixture([drafter.fresh(capacity) for drafter in self.drafters], self.weights)
+
+    def part(self, row: int, length: int, capacity: int) -> "Mixture":
+        return Mixture(self.parts(row, length, capacity), self.weights)
 
     def forward(
         self,

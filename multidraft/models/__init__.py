@@ -59,3 +59,7 @@ class LanguageModel(Protocol):
     def join(self, other: Any) -> None:
         """Put the rows of `other`, the same model at other texts, below this one's; nothing is pending in either."""
         ...
+
+    def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
+        """The same model with one row, the first `length` kept tokens of this row here, which stays as it is."""
+        ...

@@ -227,3 +227,15 @@ class TreeCache:
         made.positions = torch.cat([cache.positions[rows] for cache, rows in pieces])
         made._settle(made.positions.device)
         return made
+
+    def take(self, other: "TreeCache", row: int, length: int) -> None:
+        """Hold a copy of the first kept tokens of one of the other cache's rows; nothing may have been read here."""
+        if self.lengths or not 0 < length <= other.lengths[row]:
+            raise AdviceError(
+                f"cannot take {length} tokens of row {row}; take some that it has kept, into an empty cache"
+            )
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            if source.block:
+                layer.update(*(buffer[row : row + 1, :, :length] for buffer in source.buffers))
+        self.lengths, self.positions = [length], other.positions[:1, :0]
+        self._settle(self.positions.device)

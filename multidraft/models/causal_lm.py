@@ -155,6 +155,12 @@ def place_of(model: Model) -> torch.device:
     """Where tokens go in."""
     return home(model) if isinstance(model, PreTrainedModel) else model.device
 
+    @torch.inference_mode()
+    def part(self, row: int, length: int, capacity: int) -> "CausalLM":
+        part = self.fresh(capacity)
+        part.cache.take(self.cache, row, length)
+        return part
+
 
 def home(model: PreTrainedModel) -> torch.device:
     """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""

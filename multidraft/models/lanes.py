@@ -128,6 +128,12 @@ class Lanes:
         several = len(lanes) > 1 and not self.may_split()
         self._hold([copied(lanes, max(cache.capacity for cache, _ in lanes))] if several else lanes)
 
+    def take(self, other: "Lanes", row: int, length: int) -> None:
+        """Hold a copy of the first kept tokens of one of the other batch's rows; nothing may have been read here."""
+        cache, place = next((cache, held.index(row)) for cache, held in other.lanes if row in held)
+        self.caches[0].take(cache, place, length)
+        self._hold([(self.caches[0], [0])])
+
     def _regroup(self) -> None:
         """Put rows into other lanes where that pays."""
         cost, lengths = cost_on(self.caches[0].positions.device), self.lengths

@@ -69,3 +69,9 @@ class PrefixModel(ABC):
 
     def join(self, other: "PrefixModel") -> None:
         self.kept, self.pending = self.kept + other.kept, torch.cat([self.pending, other.pending])
+
+    def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
+        part = self.fresh(capacity)
+        part.begin(1)
+        part.kept, part.pending = [self.kept[row][:length]], torch.empty(1, 0, dtype=torch.int64)
+        return part

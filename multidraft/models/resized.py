@@ -67,6 +67,9 @@ class Resized:
     def join(self, other: "Resized") -> None:
         self.model.join(other.model)
 
+    def part(self, row: int, length: int, capacity: int) -> "Resized":
+        return Resized(self.model.part(row, length, capacity), self.vocabulary)
+
 
 def fitted(model: LanguageModel, vocabulary: int) -> LanguageModel:
     """The model over this vocabulary."""

@@ -13,6 +13,10 @@ from multidraft.server.service import Service
 from multidraft.server.text import Piece, Text
 
 
+class LateError(Exception):
+    """A request takes longer than the server has patience for."""
+
+
 @dataclass(frozen=True)
 class Delta:
     """What one event adds to an answer."""
@@ -57,7 +61,7 @@ class Answering:
         """What comes, until all have ended; raises what the engine raised for one of them."""
         try:
             while any(choice.finish is None for choice in self.choices):
-                index, event = await self.events.get()
+                index, event = await self.next_event()
                 choice = self.choices[index]
                 if isinstance(event, Failed):
                     raise event.error
@@ -65,6 +69,14 @@ class Answering:
                     yield delta
         finally:
             self.cancel()
+
+    async def next_event(self) -> tuple[int, Event]:
+        """Wait for it, within the time that a request may take."""
+        try:
+            async with asyncio.timeout(self.service.limits.request + self.began - time.monotonic()):
+                return await self.events.get()
+        except TimeoutError:
+            raise LateError from None
 
     def cancel(self) -> None:
         """Nobody listens any more."""

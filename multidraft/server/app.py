@@ -16,7 +16,7 @@ from multidraft.server import faults
 from multidraft.server.answering import Answering
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from multidraft.server.formats import Chat, Completion
-from multidraft.server.named import Named
+from multidraft.server.limited import Limited
 from multidraft.server.replies import reply
 from multidraft.server.service import Service
 
@@ -37,11 +37,10 @@ def build(service: Service) -> FastAPI:
         title="multidraft",
         version=version("multidraft"),
         lifespan=life,
-        max_body_size=service.limits.body,
         docs_url=None,  # these pages would fetch their scripts from elsewhere
         redoc_url=None,
     )
-    app.add_middleware(Named)
+    app.add_middleware(Limited, most=service.limits.body)
     faults.add_to(app)
     add_models(app, service)
     add_answers(app, service)

@@ -9,6 +9,7 @@ import torch
 
 from multidraft.decoding.batch import join, select
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import capacity_of
 from multidraft.decoding.state import Emitted, Plan, State
 from multidraft.decoding.stepping import step
 from multidraft.decoding.warming import warm_up
@@ -19,6 +20,7 @@ from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
 from multidraft.server.onlooker import Onlooker
 from multidraft.server.reading import Reading
+from multidraft.server.shelf import Kept, Shelf
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
@@ -39,15 +41,16 @@ class Engine:
         self.target, self.draft, self.limits = target, draft, limits
         self.onlooker = Onlooker()
         self.plan = replace(plan, trace=self.onlooker)
-        self.slack = 2 * plan.shape.most_slots + 2  # what a row may need beyond its tokens
+        self.slack = capacity_of(plan, 0)  # what a row may need beyond its tokens
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
+        self.shelf = Shelf()
         self.ragged = not plan.compile_draft and all(is_ragged(model) for model in (target, draft) if model is not None)
         self.width = 0  # slots of a row, where batches are padded
         self.info = Info()
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.reused_tokens = 0
         self.changed = Condition()
         self.closing = self.stopped = False
         self.thread = Thread(target=self.run, name="engine", daemon=True)
@@ -140,7 +143,8 @@ class Engine:
                 return None
             job = self.waiting.popleft()
         self.width = max(self.width, job.longest + self.slack)
-        self.reading = Reading(job, self.target, self.draft, self.plan)
+        self.reading = Reading(job, self.target, self.draft, self.plan, self.shelf)
+        self.shelf.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
         return self.reading
 
     def fits(self, job: Job) -> bool:
@@ -173,6 +177,7 @@ class Engine:
         """A row whose prompt has been read joins the others, unless it wants no new tokens."""
         job = reading.job
         self.prompt_tokens += len(job.prompt)
+        self.reused_tokens += reading.reused
         tell(job, Read(reading.logprobs))
         if not job.new_tokens:
             return tell(job, Ended("length"))
@@ -213,11 +218,28 @@ class Engine:
         return reason is None
 
     def go_on(self, going: list[int]) -> None:
-        """The other rows leave the batch."""
+        """The other rows leave the batch, and what they have read is kept while there is room."""
         if len(going) == len(self.running):
             return
+        left = set(range(len(self.running))).difference(going)
+        for index in left:
+            self.put_aside(index, self.width * (len(going) + (self.reading is not None)))
         self.running = [self.running[index] for index in going]
         self.state = select(self.state, going) if self.state is not None and going else None
+
+    def put_aside(self, index: int, taken: int) -> None:
+        """Keep what a row has read, if there is room beside the slots that others take."""
+        assert self.state is not None
+        state, job, room = self.state, self.running[index], self.limits.tokens_in_cache - taken
+        both = int(state.position[index]) - len(state.unread[index])  # models have read so many
+        tokens = [*job.prompt, *job.tokens][:both]
+        if not 0 < len(tokens) <= room:
+            return
+        self.shelf.shrink(room - len(tokens))
+        try:
+            self.shelf.put(Kept.of(tokens, state.target, state.draft, index))
+        except Exception as error:  # where memory ends, say: it is read again, then
+            LOG.warning("a conversation has not been kept", exc_info=error)
 
 
 def tell(job: Job, event: Event) -> None:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from multidraft.errors import AdviceError
+from multidraft.server.answering import LateError
 from multidraft.server.engine import ClosedError, FullError
 
 LONGEST = 600  # characters of a message
@@ -27,6 +28,8 @@ def fault_of(error: BaseException) -> tuple[int, str, str | None]:
             return 429, "the queue is full; try again a little later", None
         case ClosedError():
             return 503, "the server is being stopped, or its engine has died; try again later", None
+        case LateError():
+            return 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later", None
         case StarletteHTTPException():
             return error.status_code, str(error.detail), None
     return 500, "something went wrong in the server; this is a bug", None
@@ -52,5 +55,13 @@ async def answer(_: Request, error: Exception) -> JSONResponse:
 
 def add_to(app: FastAPI) -> None:
     """Let the app answer so."""
-    for kind in (RequestValidationError, AdviceError, FullError, ClosedError, StarletteHTTPException, Exception):
+    for kind in (
+        RequestValidationError,
+        AdviceError,
+        FullError,
+        ClosedError,
+        LateError,
+        StarletteHTTPException,
+        Exception,
+    ):
         app.add_exception_handler(kind, answer)

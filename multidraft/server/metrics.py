@@ -83,6 +83,8 @@ class FromEngine(Collector):
         info = self.engine.info
         return {
             "vllm:prompt_tokens": ("Prompt tokens that were read.", self.engine.prompt_tokens),
+            "vllm:prefix_cache_queries": ("Prompt tokens that were looked up.", self.engine.prompt_tokens),
+            "vllm:prefix_cache_hits": ("Those that had been read before.", self.engine.reused_tokens),
             "vllm:generation_tokens": ("Tokens that were emitted.", info.tokens),
             "vllm:spec_decode_num_drafts": ("Rows' steps with drafts.", info.drafts),
             "vllm:spec_decode_num_draft_tokens": ("Drafted nodes.", info.nodes),

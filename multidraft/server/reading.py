@@ -5,23 +5,29 @@ from functools import cached_property
 import torch
 
 from multidraft.decoding.logprobs import Logprob, listed
-from multidraft.decoding.prefill import at_roots, read, readers
+from multidraft.decoding.prefill import at_roots, capacity_of, read, readers
 from multidraft.decoding.state import Plan, State
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import Model
 from multidraft.server.job import Job
+from multidraft.server.shelf import Shelf
 
 
 class Reading:
-    """The readers of both models, and how far they have come."""
+    """The readers of both models, and how far they have come: what `shelf` has need not be read again."""
 
-    def __init__(self, job: Job, target: Model, draft: Model | None, plan: Plan):
-        self.job, self.models, self.plan, self.first = job, (target, draft), plan, 0
+    def __init__(self, job: Job, target: Model, draft: Model | None, plan: Plan, shelf: Shelf):
+        self.job, self.models, self.plan = job, (target, draft), plan
         self.logprobs: list[Logprob] = []
+        self.found = shelf.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
+        self.first = self.reused = self.found[1] if self.found else 0
 
     @cached_property
     def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
         """Target and draft; made when they are first used, where a failure is this row's own."""
+        if self.found:
+            row, length = self.found
+            return row.part(length, capacity_of(self.plan, self.job.longest))
         return readers(*self.models, self.plan, self.job.longest)
 
     @property

@@ -2,29 +2,40 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from multidraft.server.faults import as_json
 from multidraft.server.formats import Format
 
+LOG = logging.getLogger(__name__)
+
 
 class Stream(StreamingResponse):
-    """Events as they come; however it ends, the engine does not go on for nobody."""
+    """Events as they come; however it ends, the engine does not go on for nobody.
+
+    A client that leaves them unread for too long is one, too: what it does not take would be kept for it.
+    """
 
     def __init__(self, form: Format):
         super().__init__(events(form), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.form = form
+        self.answering = form.answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            await asyncio.wait_for(send(message), self.answering.service.limits.unread)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
+        except TimeoutError:
+            LOG.info("a client has left its stream unread")
         finally:
-            self.form.answering.cancel()
+            self.answering.cancel()
 
 
 async def events(form: Format) -> AsyncIterator[str]:

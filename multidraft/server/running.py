@@ -9,6 +9,7 @@ import uvicorn
 
 from multidraft.errors import AdviceError
 from multidraft.server.app import build
+from multidraft.server.named import Named
 from multidraft.server.service import Service
 
 
@@ -30,11 +31,9 @@ class Server(uvicorn.Server):
     """Says when it listens, and refuses new work as soon as it is told to stop."""
 
     def __init__(self, service: Service, ready: Callable[[], None] = lambda: None):
-        super().__init__(
-            uvicorn.Config(
-                build(service), log_level="warning", lifespan="on", timeout_graceful_shutdown=service.limits.drain
-            )
-        )
+        app = Named(build(service))  # which Ray Serve does by itself
+        patience = service.limits.drain
+        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=patience))
         self.service, self.ready = service, ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -60,6 +60,11 @@ class Fake:
         self.cache = TreeCache.gathered(pieces, max(cache.capacity for cache, _ in pieces))
         self.rows, self.pending = self.rows + other.rows, torch.cat([self.pending, other.pending])
 
+    def part(self, row: int, length: int) -> "Fake":
+        part = Fake(self.shapes, [self.rows[row][:length]])
+        part.cache.take(self.cache, row, length)
+        return part
+
     def holds(self) -> bool:
         """Whether every layer holds the rows."""
         return all(
@@ -157,6 +162,8 @@ def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape
     fake.write([[66], [67]])
     fake.keep([[2, 1], [1, 2]])
     assert fake.holds()
+    assert fake.part(0, 5).holds()
+    assert memory(fake.part(1, 2)) == memory(written(shapes))
     late = fresh(shapes)
     for other in (fresh(shapes), fake, fresh(shapes)):  # nothing has been written in the first, nor in the last
         late.join(other)

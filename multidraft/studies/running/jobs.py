@@ -1,7 +1,7 @@
 """Many jobs, one after another or over processes: what comes out does not depend on how many processes there are."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -27,7 +27,7 @@ def run(work: Work, jobs: int, journal: Journal, workers: int, doing: str) -> No
             bar.update()
 
 
-def over_processes(work: Work, jobs: range, workers: int) -> Iterator[Record]:
+def over_processes(work: Work, jobs: Sequence[int], workers: int) -> Iterator[Record]:
     """Records in the order of the jobs; where a worker was killed, others take its place."""
     deaths = 0
     while jobs:

@@ -1,0 +1,95 @@
+"""Who serves in `serve.py`: our server, plainly and with drafts, and others' where their programs are named.
+
+python benchmarks/servers.py PORT [TARGET DRAFT]    # our server without drafts, which is a contestant there
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+
+from multidraft.errors import AdviceError
+
+PATIENCE = 900  # seconds until a server answers: models are loaded, and one of ours measures the pair first
+ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
+HERE = str(Path(__file__))
+
+
+class Contestant(NamedTuple):
+    """A server: how it is begun, with {port} in place of the port, and what else its requests say."""
+
+    name: str
+    command: list[str]
+    fields: dict[str, Any]
+
+
+def contestants(options: argparse.Namespace) -> list[Contestant]:
+    """All that take part."""
+    pair = [options.target, options.draft]
+    own = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "serve", "--port", "{port}"]
+    own += ["--target", pair[0], "--draft", pair[1]]
+    ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    found = [Contestant("plain, ours", [sys.executable, HERE, "{port}", *pair], ends)]
+    found += [Contestant(f"{tree}, ours", [*own, "--tree", tree], ends) for tree in options.tree]
+    if options.transformers:
+        theirs = [options.transformers, "serve", options.target, "--continuous-batching", "--port", "{port}"]
+        found.append(Contestant("transformers serve", theirs, {}))
+    if options.vllm:
+        theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", "512"]
+        drafts = f'{{"model": "{options.draft}", "num_speculative_tokens": 3}}'
+        found += [Contestant("vllm", theirs, ends)]
+        found += [Contestant("vllm, draft model", [*theirs, "--speculative-config", drafts], ends)]
+    return found
+
+
+@contextmanager
+def running(contestant: Contestant, log: Path) -> Iterator[str]:
+    """The address of a contestant's server, which runs until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [part.replace("{port}", str(port)) for part in contestant.command]
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
+        try:
+            wait(f"http://127.0.0.1:{port}/health", process, contestant.name, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
+    """Until it answers."""
+    end = time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            if httpx2.get(address).status_code == 200:
+                return
+        except httpx2.TransportError:
+            time.sleep(0.2)
+    last = (log.read_text(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
+    raise AdviceError(f"the server {name!r} did not begin ({last}); see {log}, or leave it out")
+
+
+def serve_plainly(port: int, target: str, draft: str) -> None:
+    """Our server with no draft model."""
+    from multidraft.commands.serving import Serving
+    from multidraft.server.engine import Engine
+    from multidraft.server.running import bound, run
+
+    made = Serving(target, draft, tree="1").service()
+    made.engine = Engine(made.engine.target, None, made.engine.plan, made.limits)
+    with bound("127.0.0.1", port) as listener:
+        run(made, listener, lambda: None)
+
+
+if __name__ == "__main__":
+    serve_plainly(int(sys.argv[1]), *(sys.argv[2:] or (str(ZOO / "target"), str(ZOO / "draft"))))

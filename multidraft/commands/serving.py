@@ -1,0 +1,98 @@
+"""What is served, and how: small enough to be sent to where the models are loaded."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multidraft.commands import terminal
+from multidraft.commands.capture import DEMO
+from multidraft.commands.decode import context
+from multidraft.commands.drafters import Models, load, parse
+from multidraft.commands.pair import EMBEDDED
+from multidraft.commands.prompts import encode, read_prompts
+from multidraft.errors import AdviceError
+from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.server.limits import Limits
+
+if TYPE_CHECKING:
+    from multidraft.decoding.state import Plan
+    from multidraft.server.service import Service
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The settings of `multidraft serve`, of which the models are only named."""
+
+    target: str | None = None
+    draft: str | None = None
+    scheme: str = SCHEME
+    tree: str = TREE
+    walk: str = "deferred"
+    name: str | None = None
+    api_key: str | None = None
+    template: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def known_as(self) -> str:
+        """The model's name in requests."""
+        return self.name or self.target or EMBEDDED
+
+    def check(self) -> None:
+        """Raise on what cannot work, before anything is loaded."""
+        self.plan()
+
+    def plan(self) -> "Plan":
+        """How to decode, but for trees that are chosen later."""
+        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, tree_or_fixed
+        from multidraft.sampling.settings import Sampling
+
+        plan = make_plan(self.scheme, tree_or_fixed(self.tree), self.walk, Sampling(), False)
+        check_drafters(plan.scheme, len(parse(self.draft)) > 1)
+        limits_of(self.tree, self.scheme)
+        return plan
+
+    def service(self) -> "Service":
+        """The service over the models, which are loaded here and now."""
+        from multidraft.server.engine import Engine
+        from multidraft.server.service import Service
+
+        models = load(self.target, self.draft)
+        if self.template is not None:
+            models.tokenizer.chat_template = self.template
+        if not models.tokenizer.chat_template:
+            terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        engine = Engine(models.target, models.draft, with_choice(self.plan(), models, self.tree), self.limits)
+        return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
+
+
+def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
+    """The plan, with trees that are chosen by the rows under way if that is asked for, and the threads for them."""
+    from multidraft.generation.inputs import limits_of
+
+    choice = limits_of(tree, plan.scheme)
+    if choice is None:
+        return plan
+    import torch
+
+    from multidraft.planning.steering import steered
+
+    prompts = read_prompts(None, DEMO, None)
+    encode(prompts, models.tokenizer, context(models))
+    plan, threads = steered(plan, models.target, models.draft, [prompt.tokens for prompt in prompts], choice, None)
+    torch.set_num_threads(threads)
+    return plan
+
+
+def template_of(path: Path | None) -> str | None:
+    """The text of a file with a chat template."""
+    if path is None:
+        return None
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except (OSError, UnicodeError, TemplateSyntaxError) as error:
+        raise AdviceError(f"cannot read the chat template {str(path)!r}: {error}; check the file") from None
+    return text

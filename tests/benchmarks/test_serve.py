@@ -1,0 +1,65 @@
+"""The load benchmark against servers in this process: all that is asked for is counted, and no clock is judged."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import serve
+import servers
+from serving import letters, served, service
+
+from multidraft.models.table import TableModel, random_table
+
+ENDS = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+WHO = [servers.Contestant("counting", [], ENDS), servers.Contestant("one an event", [], {})]
+SIZE = 6
+
+
+@pytest.fixture
+def own(monkeypatch) -> None:
+    """Two contestants, both a pair of tables."""
+
+    @contextmanager
+    def running(contestant: servers.Contestant, log: Path) -> Iterator[str]:
+        models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+        with served(service(*models, letters(SIZE))) as client:
+            yield str(client.base_url)
+
+    monkeypatch.setattr(serve, "running", running)
+    monkeypatch.setattr(serve, "contestants", lambda options: WHO)
+
+
+def test_all_servers_take_their_turn_at_all_loads(own, capsys):
+    serve.main(["--quick", "--json", "--target", "toy"])
+    found = json.loads(capsys.readouterr().out)["runs"]
+    loads = [("closed", 2), ("open", 2.0)]
+    assert [(run["load"], run["size"], run["server"]) for run in found] == [
+        (*load, who.name) for load in loads for who in WHO
+    ]
+    for run in found:
+        assert (run["requests"], run["failed"]) == (8, 0)
+        assert run["tokens"] <= 8 * 12
+        assert run["first_token_p50"] <= run["first_token_p99"]
+    assert {run["tokens"] for run in found if run["server"] == "counting"} == {8 * 12}
+    serve.main(["--quick", "--target", "toy"])
+    assert "one an event" in capsys.readouterr().out
+
+
+def test_what_fails_is_counted_as_such(own, capsys):
+    serve.main(["--quick", "--json", "--target", "other"])
+    run = json.loads(capsys.readouterr().out)["runs"][0]
+    assert (run["requests"], run["failed"], run["tokens"], run["first_token_p50"]) == (8, 8, 0, None)
+
+
+def test_tokens_of_a_step_share_its_time():
+    answer = serve.Answer(0.0, [(1.0, 2), (1.9, 3), (2.0, 1)])
+    assert answer.tokens == 6
+    assert answer.gaps == pytest.approx([0.3, 0.3, 0.3, 0.1])
+
+
+def test_a_server_that_does_not_begin_says_why(tmp_path):
+    broken = servers.Contestant("broken", ["sh", "-c", "echo no such model; exit 1"], {})
+    with pytest.raises(servers.AdviceError, match="no such model"), servers.running(broken, tmp_path / "log"):
+        pass

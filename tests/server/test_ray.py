@@ -1,0 +1,144 @@
+"""Two replicas on two machines, as Ray's own test cluster has them: they answer as one server does, and one may die."""
+
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+import test_api
+import yaml
+from serving import PATIENCE, letters, service
+
+from multidraft.commands.serving import Serving
+from multidraft.errors import AdviceError
+from multidraft.models.table import TableModel, random_table
+from multidraft.server.limits import Limits
+from multidraft.server.running import bound
+from multidraft.server.service import Service
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "helpers"
+OF_ONE_REPLICA = ("test_metrics_count_what_was_done",)
+SIZE = test_api.SIZE
+
+for name, test in vars(test_api).items():  # the same tests, against the client below
+    if name.startswith("test_") and "toy" in inspect.signature(test).parameters and name not in OF_ONE_REPLICA:
+        globals()[name] = test
+
+
+@dataclass(frozen=True)
+class Toy(Serving):
+    """The pair of tables of the API's tests."""
+
+    def service(self) -> Service:
+        models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+        return service(*models, letters(SIZE), prefill=4, rows=self.limits.rows, queue=self.limits.queue)
+
+
+@pytest.fixture(scope="module")
+def toy() -> Iterator[httpx2.Client]:
+    """A client of two replicas, which only fit on two machines."""
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    from multidraft.commands.replicas import NAME, deployment
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, logging_level="ERROR")
+        with bound("127.0.0.1", 0) as listener:
+            port = listener.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(deployment(Toy(name="toy", limits=Limits(rows=2, queue=4)), 2, 2, 0), name=NAME, route_prefix="/")
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+            yield client
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_the_file_for_serve_deploy_names_what_there_is():
+    from multidraft.commands.replicas import application
+
+    (settings,) = yaml.safe_load((ROOT / "examples" / "serve.yaml").read_text())["applications"]
+    assert settings["import_path"] == f"{application.__module__}:application"
+    assert application(settings["args"])
+    for wrong in ({"magic": 1}, {"limits": {"magic": 1}}, {"scheme": "magic"}):
+        with pytest.raises(AdviceError):
+            application(wrong)
+
+
+def replicas() -> list[psutil.Process]:
+    """The processes of the engines, of this test's own cluster."""
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if "ray::ServeReplica" in " ".join(process.cmdline())]
+
+
+def ask(client: httpx2.Client, **body) -> httpx2.Response:
+    return client.post("/v1/completions", json={"model": "toy", "prompt": "ab", "seed": 1} | body)
+
+
+def test_there_are_two_of_them(toy):
+    assert len(replicas()) == 2
+    assert len({process.environ()["RAY_NODE_ID"] for process in replicas()}) == 2
+
+
+def test_more_than_fits_is_told_to_come_again(toy):
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(ask(toy, max_tokens=100).status_code)) for _ in range(60)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429}
+
+
+def test_a_killed_replica_costs_what_it_was_doing_and_no_more(toy):
+    """Clients see a whole answer or an error that says so; those who ask again get the answer."""
+    expected, outcomes = ask(toy, max_tokens=60).json()["choices"], list[str]()
+
+    def outcome() -> str:
+        try:
+            response = ask(toy, max_tokens=60)
+        except httpx2.HTTPError:
+            return "cut"
+        if response.status_code != 200:
+            return str(response.status_code)
+        return "whole" if response.json()["choices"] == expected else "wrong"
+
+    def load() -> None:
+        for _ in range(10):
+            outcomes.append(outcome())
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while len(outcomes) < 4:
+        time.sleep(0.05)
+    replicas()[0].send_signal(signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert "wrong" not in outcomes
+    assert outcomes.count("whole") > 20
+    assert {"cut", "429", "500", "503"} >= set(outcomes) - {"whole"}
+    end = time.monotonic() + PATIENCE
+    while len(replicas()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert [outcome() for _ in range(5)] == ["whole"] * 5
