@@ -60,6 +60,11 @@ class Capture:
         return self.settings["vocabulary"]
 
     @property
+    def drawn(self) -> bool:
+        """Whether the target drew the text, at temperature 1."""
+        return not self.settings.get("score") and self.settings.get("temperature") == 1
+
+    @property
     def positions(self) -> int:
         """How many positions there are."""
         return sum(entry.positions for entry in self.entries)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from multidraft.studies.captures.recording import Recording
 from multidraft.studies.captures.work import Passage
@@ -13,11 +15,12 @@ from multidraft.zoo import Pair
 
 @dataclass(frozen=True)
 class Captured:
-    """A prompt of a capture, with random numbers of its own."""
+    """A prompt of a capture, with random numbers of its own; `drawn` is text that the target drew at temperature 1."""
 
     recording: Recording
     task: str
     generator: torch.Generator
+    drawn: Int[Tensor, " positions"] | None = None
 
 
 @dataclass(frozen=True)
