@@ -4,6 +4,7 @@ from typing import Any
 
 from multidraft.commands import terminal
 from multidraft.commands.study.measured import Asked, measured
+from multidraft.commands.study.others import OTHERS
 from multidraft.errors import outputs
 from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.listed import LISTED
@@ -18,9 +19,12 @@ def everything(asked: Asked, as_json: bool) -> None:
 
     names = [name for name, listed in LISTED.items() if asked.capture is None or not listed.on_models]
     done = {name: measured(name, asked) for name in names}
-    pictures = {name: (asked.out / f"{name}.svg").read_bytes() for name in names}
     pair = " and ".join(str(done[names[0]].settings[role]) for role in ("target", "draft"))
-    content = page(f"multidraft on {pair}", facts(asked), {name: (done[name], pictures[name]) for name in names})
+    for name, measure in OTHERS.items():
+        if results := measure(name, asked):
+            done[name] = results
+    shown = {name: (results, (asked.out / f"{name}.svg").read_bytes()) for name, results in done.items()}
+    content = page(f"multidraft on {pair}", facts(asked), shown)
     outputs.write(asked.out / REPORT, content.encode())
     if as_json:
         return terminal.print_json({name: results.as_data() for name, results in done.items()})

@@ -17,8 +17,9 @@ from multidraft.studies.listed import LISTED
 
 if TYPE_CHECKING:
     from multidraft.studies.captures.folder import Capture
-    from multidraft.studies.journal import Journal
+    from multidraft.studies.journal import Journal, Record
     from multidraft.studies.running.results import Results
+    from multidraft.studies.running.study import Study
 
 RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
 CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
@@ -36,6 +37,7 @@ class Asked:
     seed: int
     workers: int
     capture: Path | None = None
+    quick: bool = False
 
     def check(self) -> None:
         """Raise on two sources, and where nothing can be written."""
@@ -63,7 +65,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
     ) -> None:
         source = Source(target, draft, prompts, limit)
         tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture, quick)
         asked.check()
         do(asked, as_json)
 
@@ -78,20 +80,32 @@ def one(name: str) -> Callable[..., None]:
 
 def measured(name: str, asked: Asked) -> "Results":
     """Measure what is missing, and write the tables and the picture."""
-    from multidraft.studies.running.jobs import run
-    from multidraft.studies.running.results import Results
-
     study = LISTED[name].study()
     measure = study.on_models or study.on_capture
     work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, asked)
+    finish(name, work, jobs, journal, asked)
+    return written(name, LISTED[name].about, study, journal.records, journal.settings, asked.out)
+
+
+def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
+    """Do the jobs that a journal has not."""
+    from multidraft.studies.running.jobs import run
+
     try:
         run(work, jobs, journal, asked.workers, name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
-    first = {"name": name, "about": LISTED[name].about, "paper": study.paper}
-    results = Results.of(study, journal.records, first | settings(journal.path))
-    terminal.write_json(asked.out / f"{name}.json", results.as_data())
-    results.draw(asked.out, name)
+
+
+def written(
+    name: str, about: str, study: "Study", records: "list[Record]", settings: dict[str, Any], folder: Path
+) -> "Results":
+    """What the records of a study say, as files too: its numbers and its picture."""
+    from multidraft.studies.running.results import Results
+
+    results = Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings)
+    terminal.write_json(folder / f"{name}.json", results.as_data())
+    results.draw(folder, name)
     return results
 
 
@@ -145,14 +159,6 @@ def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal
     journal = Journal(asked.out / f"{name}.jsonl", facts)
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
     return OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed), len(passages), journal
-
-
-def settings(journal: Path) -> dict[str, Any]:
-    """The first line of a journal, which every result depends on."""
-    import json
-
-    with journal.open() as file:
-        return json.loads(file.readline())
 
 
 def show(results: "Results", as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,13 @@ class Capture:
     def recording(self) -> Recording:
         """All positions at once, in memory."""
         return joined(self.shard(index).recording for index in range(len(self.entries)))
+
+    def first(self, positions: int) -> Recording:
+        """So many positions, of the first prompts; fewer where there are no more."""
+        ends = accumulate(entry.positions for entry in self.entries)
+        needed = next((count for count, end in enumerate(ends, 1) if end >= positions), len(self.entries))
+        some = joined(self.shard(index).recording for index in range(needed))
+        return Recording(some.target[:positions], some.draft[:positions])
 
     @property
     def fingerprint(self) -> str:

@@ -41,6 +41,7 @@ class Panel:
     columns: str
     scale: float = 1.0
     digits: int = 2
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Judged:
 
 
 def judged(study: Study, found: dict[Place, Sums]) -> list[Judged]:
-    """Every finding whose entries there are."""
-    known = [finding for finding in study.findings if finding.above in found and finding.below in found]
+    """Every finding whose entries there are, for the same prompts."""
+    keys = {place: own.keys() for place, own in found.items()}
+    known = [f for f in study.findings if f.above in keys and keys[f.above] == keys.get(f.below)]
     gaps = [difference(found[finding.above], found[finding.below]) for finding in known]
     return [Judged(finding, gap, verdict(gap)) for finding, gap in zip(known, gaps, strict=True)]
 
