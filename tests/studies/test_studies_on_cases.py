@@ -95,7 +95,6 @@ def few(monkeypatch) -> None:
     monkeypatch.setattr(others, "SOLVED", {False: (1, 10.0)})
     monkeypatch.setattr(others, "WALKED", {False: (2, 2)})
     monkeypatch.setattr(solve_time, "PAPER_SIZES", [(3, 2)])
-    monkeypatch.setattr(solve_time, "LARGER_SIZES", [])
     monkeypatch.setattr(solve_time, "POSITIONS", 2)
     monkeypatch.setattr(solve_time, "VOCABULARY", 30)
 

@@ -9,7 +9,8 @@ import typer
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, WORKERS, Source, captured, digest
+from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft.commands.crews import RAY, WORKERS, crew_of
 from multidraft.errors import AdviceError, outputs
 from multidraft.planning.machine import hardware, versions
 from multidraft.studies import pictures
@@ -18,6 +19,7 @@ from multidraft.studies.listed import LISTED
 if TYPE_CHECKING:
     from multidraft.studies.captures.folder import Capture
     from multidraft.studies.journal import Journal, Record
+    from multidraft.studies.running.jobs import Crew
     from multidraft.studies.running.results import Results
     from multidraft.studies.running.study import Study
 
@@ -35,7 +37,7 @@ class Asked:
     source: Source
     new_tokens: int
     seed: int
-    workers: int
+    crew: "Crew"
     capture: Path | None = None
     quick: bool = False
 
@@ -60,12 +62,13 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
         workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+        ray: Annotated[str | None, Option(help=RAY)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
     ) -> None:
         source = Source(target, draft, prompts, limit)
         tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture, quick)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick)
         asked.check()
         do(asked, as_json)
 
@@ -92,7 +95,7 @@ def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) ->
     from multidraft.studies.running.jobs import run
 
     try:
-        run(work, jobs, journal, asked.workers, name)
+        run(work, jobs, journal, asked.crew, name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
 
@@ -120,7 +123,7 @@ def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journa
     facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
     facts |= {"seed": asked.seed} | versions("scipy", "ortools")
     journal = Journal(asked.out / f"{name}.jsonl", facts)
-    return OverCapture(measure, capture.folder, asked.seed), len(capture.entries), journal
+    return OverCapture(measure, capture.folder.absolute(), asked.seed), len(capture.entries), journal
 
 
 def check_drafts(name: str, capture: "Capture") -> None:
@@ -141,7 +144,7 @@ def captured_for(asked: Asked) -> "Capture":
     if asked.capture is not None:
         return Capture.open(asked.capture)
     manner = Manner(asked.new_tokens, seed=asked.seed)
-    return captured(asked.source, manner, asked.out / "capture", asked.workers)
+    return captured(asked.source, manner, asked.out / "capture", asked.crew)
 
 
 def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":

@@ -19,21 +19,20 @@ ABOUT = {
     "curves": "The two curves that set the optimum, and the schedule of the rule lorenz, at a captured position.",
 }
 WALKED = {True: (2, 3), False: (3, 6)}  # tokens and random cases, by whether it is to be quick
-SOLVED = {True: (2, 1.0), False: (10, 10.0)}  # tokens of each size, and seconds after which a method stops
+SOLVED = {True: (2, 1.0), False: (4, 10.0)}  # tokens of each size, and seconds after which a method stops
 
 
 def solve_time(name: str, asked: Asked) -> "Results":
-    """Over captured tokens one after another, whatever the number of workers, because seconds are what counts."""
+    """At the paper's sizes, one after another whoever else could help, because seconds are what counts."""
     from multidraft.studies.journal import Journal
     from multidraft.studies.on_cases.solve_time import STUDY, records
-    from multidraft.studies.solve_time import LARGER_SIZES, PAPER_SIZES
+    from multidraft.studies.solve_time import PAPER_SIZES
 
     tokens, limit = SOLVED[asked.quick]
-    sizes = PAPER_SIZES if asked.quick else PAPER_SIZES + LARGER_SIZES
     sources = solve_time_command.sources(captured_for(asked), asked.seed)
     tokens = min(tokens, *(len(recording) for recording in sources.values()))
     journal = Journal(asked.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, asked.seed))
-    if not solve_time_command.measured(journal, sources, sizes, tokens, limit, asked.seed, None):
+    if not solve_time_command.measured(journal, sources, PAPER_SIZES, tokens, limit, asked.seed, None):
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
     found = list(records(solve_time_command.results(journal)))
     return written(name, ABOUT[name], STUDY, found, journal.settings, asked.out)
