@@ -61,3 +61,4 @@ def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None
     made = (tmp_path / "run" / "report.html").read_text()
     assert re.findall(r'<h2 id="([a-z-]+)"', made) == ["randomised", "top-k"]
     assert made.count("data:image/svg+xml") == 2
+    assert "<td>prompts</td><td>3</td></tr><tr><td>positions</td><td>6</td>" in made

@@ -16,7 +16,6 @@ from multidraft.studies.journal import Record
 from multidraft.studies.running.jobs import PATIENCE, Work, given_up
 
 LOCAL = "local"
-QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
 STORE = 100_000_000  # bytes of shared memory, where what is sent is small
 SECONDS = 5.0  # for a cluster to answer; Ray itself waits for minutes
 SETTINGS = {
@@ -51,11 +50,9 @@ class Cluster:
         ray = optional("ray", "Ray", "ray")
         if not ray.is_initialized():
             os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
-            if self.address == LOCAL:
-                ray.init(LOCAL, num_cpus=self.workers, object_store_memory=STORE, **QUIET)
-            else:
-                check_address(self.address)
-                ray.init(self.address, log_to_driver=False, logging_level="error")
+            local = {"num_cpus": self.workers, "object_store_memory": STORE, "include_dashboard": False}
+            more = local if self.address == LOCAL else {}
+            ray.init(self.address, log_to_driver=False, logging_level="error", **more)
         return ray
 
 
