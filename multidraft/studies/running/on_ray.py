@@ -20,6 +20,7 @@ STORE = 100_000_000  # bytes of shared memory, where what is sent is small
 SECONDS = 5.0  # for a cluster to answer; Ray itself waits for minutes
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
+    "RAY_worker_niceness": "0",  # jobs have the priority that processes would have
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # jobs see the devices that processes would
 }
 
