@@ -13,7 +13,7 @@ from multidraft.commands.cli import app
 from multidraft.errors import AdviceError
 from multidraft.studies.acceptance import random_pairs
 from multidraft.studies.journal import Journal
-from multidraft.studies.on_captures.candidates import measure
+from multidraft.studies.on_captures.by_task import measure
 from multidraft.studies.running.jobs import alone, run
 from multidraft.studies.running.work import OverCapture
 

@@ -53,7 +53,11 @@ class Cluster:
             os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
             local = {"num_cpus": self.workers, "object_store_memory": STORE, "include_dashboard": False}
             more = local if self.address == LOCAL else {}
-            ray.init(self.address, log_to_driver=False, logging_level="error", **more)
+            try:
+                ray.init(self.address, log_to_driver=False, logging_level="error", **more)
+            except Exception as error:  # of no kind of its own where a busy machine takes too long
+                reason = str(error).splitlines()[0]
+                raise AdviceError(f"Ray did not start ({reason}); try again when less is running here") from None
         return ray
 
 
