@@ -32,7 +32,8 @@ READING = (
     "by the 95 % interval of the paired difference. Tables in brown are what the papers print, for other models and "
     "other hardware."
 )
-PLACES, DECIMALS = re.compile(rb' (?:d|x|y)="[^"]*"'), re.compile(rb"(\.\d\d)\d+")
+PLACES = re.compile(rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
+DECIMALS, INDENT = re.compile(rb"(\.\d\d)\d+"), re.compile(rb"\n\s+")
 VERDICTS = ("shown", "contradicted", "undecided", "equal")
 
 
@@ -65,7 +66,7 @@ def shorter(picture: bytes) -> bytes:
     >>> shorter(b'<path d="M 0.123456 1" transform="scale(0.015625)"/>')
     b'<path d="M 0.12 1" transform="scale(0.015625)"/>'
     """
-    return PLACES.sub(lambda place: DECIMALS.sub(rb"\1", place[0]), picture)
+    return INDENT.sub(b"\n", PLACES.sub(lambda place: DECIMALS.sub(rb"\1", place[0]), picture))
 
 
 def table(title: str, head: list[str], rows: list[list[str]]) -> str:
