@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from multidraft.commands import terminal
+from multidraft.commands.crews import RAY, WORKERS, crew_of
 from multidraft.commands.pair import EMBEDDED, load
 from multidraft.commands.prompts import Prompt, encode, read_prompts
 from multidraft.errors import AdviceError, outputs
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from multidraft.studies.captures.folder import Capture
     from multidraft.studies.captures.recording import Recording
     from multidraft.studies.captures.work import Load
+    from multidraft.studies.running.jobs import Crew
     from multidraft.zoo import Pair
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
-WORKERS = "Processes that share the work; the results are the same."
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def capture(
     score: Annotated[bool, Option("--score", help="Take the prompts' own text after the first token.")] = False,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+    ray: Annotated[str | None, Option(help=RAY)] = None,
     show: Annotated[Path | None, Option(help="Say what is in a capture, and check it, instead.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
@@ -81,9 +83,10 @@ def capture(
     if (out is None) == (show is None):
         raise AdviceError("give either --out DIR, to capture, or --show DIR, to see what was captured")
     check_sampling(temperature, None, None)
+    crew = crew_of(workers, ray)
     if out is not None:
         manner = Manner(new_tokens, temperature, seed, score, top_k)
-        made = captured(Source(target, draft, prompts, limit), manner, out, workers)
+        made = captured(Source(target, draft, prompts, limit), manner, out, crew)
     else:
         assert show is not None  # as of the check above
         made = Capture.open(show)
@@ -92,12 +95,12 @@ def capture(
     report(made, as_json)
 
 
-def captured(source: Source, manner: "Manner", folder: Path, workers: int = 1) -> "Capture":
-    """The capture in a folder, made or gone on with."""
+def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None) -> "Capture":
+    """The capture in a folder, made or gone on with, in this process unless there is a crew."""
     from multidraft.studies.captures.folder import FORMAT, MANIFEST, Capture
     from multidraft.studies.captures.work import Capturing, Passage, check_room, check_scored
     from multidraft.studies.journal import Journal
-    from multidraft.studies.running.jobs import run
+    from multidraft.studies.running.jobs import alone, run
 
     outputs.make_folder(folder, "--out")
     pair, chosen = source.read()
@@ -111,7 +114,13 @@ def captured(source: Source, manner: "Manner", folder: Path, workers: int = 1) -
         outputs.clear(folder)
         terminal.note(f"up to {check_room(pair, len(passages), manner, vocabulary, folder) / 1e6:,.0f} MB")
     try:
-        run(Capturing(source.load, passages, manner, folder), len(passages), journal, workers, "capturing")
+        run(
+            Capturing(source.load, passages, manner, folder.absolute()),
+            len(passages),
+            journal,
+            crew or alone,
+            "capturing",
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {folder} keeps what is done, and the same command goes on") from None
     return Capture.open(folder)

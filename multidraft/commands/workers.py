@@ -101,7 +101,7 @@ def over_processes(shards: Shards, left: list[int], workers: int) -> Iterator[tu
     """Shards and their records, of processes of this machine."""
     from multidraft.studies.running import jobs
 
-    for shard, record in zip(left, jobs.over_processes(shards, left, workers), strict=True):
+    for shard, record in zip(left, jobs.Processes(workers)(shards, left), strict=True):
         yield shard, record["records"]
 
 

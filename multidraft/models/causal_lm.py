@@ -121,6 +121,12 @@ class CausalLM:
             raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
         self.lanes.join(other.lanes)
 
+    @torch.inference_mode()
+    def part(self, row: int, length: int, capacity: int) -> "CausalLM":
+        part = self.fresh(capacity)
+        part.lanes.take(self.lanes, row, length)
+        return part
+
 
 def takes_lanes(model: PreTrainedModel) -> bool:
     """Whether the model reads rows in lanes as it reads them padded; tried on a few tokens when it is first asked."""
@@ -154,12 +160,6 @@ def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabul
 def place_of(model: Model) -> torch.device:
     """Where tokens go in."""
     return home(model) if isinstance(model, PreTrainedModel) else model.device
-
-    @torch.inference_mode()
-    def part(self, row: int, length: int, capacity: int) -> "CausalLM":
-        part = self.fresh(capacity)
-        part.cache.take(self.cache, row, length)
-        return part
 
 
 def home(model: PreTrainedModel) -> torch.device:

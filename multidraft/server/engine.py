@@ -221,9 +221,9 @@ class Engine:
         """The other rows leave the batch, and what they have read is kept while there is room."""
         if len(going) == len(self.running):
             return
-        left = set(range(len(self.running))).difference(going)
-        for index in left:
-            self.put_aside(index, self.width * (len(going) + (self.reading is not None)))
+        others = [self.running[index] for index in going] + ([self.reading.job] if self.reading else [])
+        for index in set(range(len(self.running))).difference(going):
+            self.put_aside(index, self.slots(others))
         self.running = [self.running[index] for index in going]
         self.state = select(self.state, going) if self.state is not None and going else None
 

@@ -12,7 +12,7 @@ ADVICE = "it is no journal of a run: write to another place, or remove it"
 
 
 class Journal:
-    """`records` holds what the file at `path` does, which begins with the settings that the results depend on.
+    """`records` holds what the file at `path` does, which begins with the `settings` that the results depend on.
 
     A last line that a kill has torn is cut off, and so is what was marked as interrupted. Raises AdviceError for a file
     of a run with other settings, and for one that is no journal.
@@ -20,7 +20,7 @@ class Journal:
 
     def __init__(self, path: Path, settings: Record):
         self.path = path
-        settings = json.loads(json.dumps(settings))
+        self.settings = settings = json.loads(json.dumps(settings))
         lines, size = read(path, settings)
         if lines and lines[0] != settings:
             raise AdviceError(f"{str(path)!r} {difference(lines[0], settings)}; write to another place, or remove it")

@@ -33,6 +33,9 @@ LISTED = {
     "target-temperature": Listed(
         "target_temperature", "The optimum, and Global Resolution's failures and time, where only the target is cooler."
     ),
+    "multi-step-error": Listed(
+        "multi_step_error", "How far several steps of Global Resolution are from the target's law, beside the bound."
+    ),
     "trees": Listed(
         "trees", "Whole trees at three temperatures: acceptance, block efficiency, speed, both walks.", True
     ),

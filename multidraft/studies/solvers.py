@@ -132,12 +132,19 @@ def resolution_facts(
     assert node is not None  # a tuple was drafted
     if edges_of(len(draft), drafts) > MOST_NUMBERS:
         return Facts(node.found.split.optimum - node.found.loss, node.deviation / 2, "bound")
-    received = np.zeros(len(target))
+    received, emitted = enumerated(node, draft, drafts)
+    return Facts(float(received.sum()), variation(emitted, target), "enumeration")
+
+
+def enumerated(
+    node: Node, draft: Float[np.ndarray, " vocabulary"], drafts: int
+) -> tuple[Float[np.ndarray, " vocabulary"], Float[np.ndarray, " vocabulary"]]:
+    """What Global Resolution accepts of every token, and the law of what it emits, over every drafted set."""
+    received = np.zeros(len(draft))
     for tokens, probability in sets(iid_network(draft, drafts)):
         mass = probability[:, None] * node.found.accept(tokens)
-        received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(target))
-    emitted = received + (1 - received.sum()) * node.next_target
-    return Facts(float(received.sum()), variation(emitted, target), "enumeration")
+        received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(draft))
+    return received, received + (1 - received.sum()) * node.next_target
 
 
 def sets(

@@ -47,13 +47,13 @@ def small(monkeypatch) -> list[int]:
     """Shards of two prompts, decoded in this process; returns those that are."""
     done: list[int] = []
 
-    def here(work, left, count):
+    def here(crew, work, left):
         for shard in left:
             done.append(shard)
             yield work(shard)
 
     monkeypatch.setattr(workers, "SHARD", 2)
-    monkeypatch.setattr(jobs, "over_processes", here)
+    monkeypatch.setattr(jobs.Processes, "__call__", here)
     return done
 
 

@@ -26,7 +26,7 @@ from multidraft.studies.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft.studies.captures.recording import Recording, joined
 from multidraft.studies.captures.work import Capturing, Passage, check_room
 from multidraft.studies.journal import Journal
-from multidraft.studies.running.jobs import run
+from multidraft.studies.running.jobs import Processes, alone, run
 from multidraft.zoo import Pair
 
 PASSAGES = [Passage(f"p{i}", "task", tokens) for i, tokens in enumerate([[1, 2, 3], [4, 5], [6, 7, 8, 9]])]
@@ -41,7 +41,7 @@ def pair() -> Pair:
 def captured(folder: Path, manner: Manner, load=pair) -> Capture:
     """A capture of the tiny models in a folder."""
     journal = Journal(folder / MANIFEST, SETTINGS)
-    run(Capturing(load, PASSAGES, manner, folder), len(PASSAGES), journal, 1, "capturing")
+    run(Capturing(load, PASSAGES, manner, folder), len(PASSAGES), journal, alone, "capturing")
     return Capture.open(folder)
 
 
@@ -162,16 +162,16 @@ def test_what_was_captured_is_shown(tmp_path) -> None:
     assert "positions" in CliRunner().invoke(app, ["capture", "--show", str(folder)]).stdout
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_records_come_in_order_whoever_does_the_jobs(tmp_path, workers) -> None:
+@pytest.mark.parametrize("crew", [alone, Processes(2)])
+def test_records_come_in_order_whoever_does_the_jobs(tmp_path, crew) -> None:
     journal = Journal(tmp_path / "journal", {})
-    run(Deadly(tmp_path, 0, 0), 5, journal, workers, "squaring")
+    run(Deadly(tmp_path, 0, 0), 5, journal, crew, "squaring")
     assert Journal(tmp_path / "journal", {}).records == [{"square": i**2} for i in range(5)]
 
 
 def test_a_worker_that_is_killed_is_survived(tmp_path) -> None:
     journal = Journal(tmp_path / "journal", {})
-    run(Deadly(tmp_path, 2, 1), 4, journal, 2, "squaring")
+    run(Deadly(tmp_path, 2, 1), 4, journal, Processes(2), "squaring")
     assert journal.records == [{"square": i**2} for i in range(4)]
     assert (tmp_path / "died-0").exists()
 
@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_is_survived(tmp_path) -> None:
 def test_a_job_that_kills_every_worker_ends_with_advice(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("multidraft.studies.running.jobs.PATIENCE", 1)
     with pytest.raises(AdviceError, match="job 0"):
-        run(Deadly(tmp_path, 0, 9), 2, Journal(tmp_path / "journal", {}), 2, "squaring")
+        run(Deadly(tmp_path, 0, 9), 2, Journal(tmp_path / "journal", {}), Processes(2), "squaring")
 
 
 @pytest.mark.slow

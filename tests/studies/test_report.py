@@ -53,6 +53,7 @@ def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None
     """Those that need models are left out where a capture was given."""
     few = {name: LISTED[name] for name in ("randomised", "top-k", "trees")}
     monkeypatch.setattr(everything, "LISTED", few)
+    monkeypatch.setattr(everything, "OTHERS", {})
     folder = keep(tmp_path / "capture", *(random_pairs(2, 20, seed) for seed in range(3)))
     result = CliRunner().invoke(app, ["study", "all", "--capture", str(folder), "--out", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
@@ -60,3 +61,4 @@ def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None
     made = (tmp_path / "run" / "report.html").read_text()
     assert re.findall(r'<h2 id="([a-z-]+)"', made) == ["randomised", "top-k"]
     assert made.count("data:image/svg+xml") == 2
+    assert "<td>prompts</td><td>3</td></tr><tr><td>positions</td><td>6</td>" in made

@@ -1,6 +1,11 @@
 """Studies over captures: what they report is what the schemes say, and a run that was stopped goes on."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import product
 
@@ -207,6 +212,24 @@ def dying(measure):
 
     plainly = OverCapture.__call__
     return lambda self, job: plainly(replace(self, measure=measure), job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_9_in_the_middle_of_a_study(tmp_path, workers) -> None:
+    folder = keep(tmp_path / "capture", *(random_pairs(3, 400, seed) for seed in range(6)))
+    command = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "study", "candidates"]
+    command += ["--capture", str(folder), "--workers", str(workers), "--out"]
+    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    journal = tmp_path / "torn" / "candidates.jsonl"
+    with subprocess.Popen([*command, str(tmp_path / "torn")], stderr=-1, stdout=-1, start_new_session=True) as process:
+        while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 2):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert journal.read_bytes().count(b"\n") < 7
+    subprocess.run([*command, str(tmp_path / "torn")], check=True, capture_output=True)
+    for name in ("candidates.jsonl", "candidates.json"):
+        assert (tmp_path / "torn" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_another_capture_is_refused(tmp_path) -> None:

@@ -80,7 +80,7 @@ def test_json_names_what_is_ours_and_what_is_printed_in_the_paper(recording) -> 
     }
     printed = report["printed_in_the_paper"]
     assert printed["solve_times"]["Llama-3 70B/8B"]["10,5"]["Max-Flow"] == "10000+"
-    assert printed["best_acceptance"]["Gemma-2 27B/2B"]["100 ms"]["G.R., larger tolerance"] == 86.60
+    assert printed["best_acceptance"]["Gemma-2 27B/2B"]["100 ms"]["G.R., larger tolerance"] == "86.60"
     assert not report["interrupted"]
     assert [(b["limit"], b["k"]) for b in report["best"]] == [(10, 3), (100, 3)] * 2
 

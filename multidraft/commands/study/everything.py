@@ -1,27 +1,31 @@
 """`multidraft study all`: every study on one pair, and all of it as one page to read and to mail."""
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from multidraft.commands import terminal
 from multidraft.commands.study.measured import Asked, measured
+from multidraft.commands.study.others import OTHERS
 from multidraft.errors import outputs
+from multidraft.errors.missing import solver
 from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.listed import LISTED
 
+if TYPE_CHECKING:
+    from multidraft.studies.running.results import Results
+
 ABOUT = "All of the studies that follow the papers, on one pair, and a report of them in HTML."
 REPORT = "report.html"
+SOLVERS = {"scipy.optimize": "SciPy", "ortools": "OR-Tools"}
 
 
 def everything(asked: Asked, as_json: bool) -> None:
-    """Measure what is missing of every study; over a capture that was given, of those that need no models."""
-    from multidraft.studies.running.report import page
-
-    names = [name for name, listed in LISTED.items() if asked.capture is None or not listed.on_models]
-    done = {name: measured(name, asked) for name in names}
-    pictures = {name: (asked.out / f"{name}.svg").read_bytes() for name in names}
-    pair = " and ".join(str(done[names[0]].settings[role]) for role in ("target", "draft"))
-    content = page(f"multidraft on {pair}", facts(asked), {name: (done[name], pictures[name]) for name in names})
-    outputs.write(asked.out / REPORT, content.encode())
+    """Measure what is missing, and write the report."""
+    for module, package in SOLVERS.items():
+        solver(module, package)  # rather than after hours
+    done = dict(all_measured(asked))
+    outputs.write(asked.out / REPORT, report(done, asked).encode())
     if as_json:
         return terminal.print_json({name: results.as_data() for name, results in done.items()})
     rows = [[name, one.finding.text, one.verdict] for name, results in done.items() for one in results.judged]
@@ -29,9 +33,40 @@ def everything(asked: Asked, as_json: bool) -> None:
     terminal.note(f"wrote {asked.out / REPORT}")
 
 
+def all_measured(asked: Asked) -> "Iterator[tuple[str, Results]]":
+    """Every study; over a capture that was given, those that need no models."""
+    for name, listed in LISTED.items():
+        if asked.capture is None or not listed.on_models:
+            yield name, measured(name, asked)
+    for name, measure in OTHERS.items():
+        if results := measure(name, asked):
+            yield name, results
+
+
+def report(done: "dict[str, Results]", asked: Asked) -> str:
+    """The page."""
+    from multidraft.studies.running.report import page
+
+    first = next(iter(done.values())).settings
+    shown = {name: (results, (asked.out / f"{name}.svg").read_bytes()) for name, results in done.items()}
+    return page(f"multidraft on {first['target']} and {first['draft']}", facts(asked), shown)
+
+
 def facts(asked: Asked) -> dict[str, Any]:
     """What the numbers depend on."""
-    given: dict[str, Any] = dict(asked.source.names) if asked.capture is None else {"capture": str(asked.capture)}
-    given |= {"prompts": asked.source.prompts.name, "limit": asked.source.limit or "all of them"}
-    given |= {"new tokens": asked.new_tokens, "seed": asked.seed, "commit": commit()}
-    return given | hardware() | versions("scipy", "ortools")
+    given = of_capture(asked.capture) if asked.capture is not None else of_source(asked)
+    return given | {"seed": asked.seed, "commit": commit()} | hardware() | versions("scipy", "ortools")
+
+
+def of_capture(folder: Path) -> dict[str, Any]:
+    """What was captured."""
+    from multidraft.studies.captures.folder import Capture
+
+    capture = Capture.open(folder)
+    return {"capture": str(folder), "prompts": len(capture.entries), "positions": capture.positions}
+
+
+def of_source(asked: Asked) -> dict[str, Any]:
+    """Models and prompts."""
+    limit = asked.source.limit or "all of them"
+    return asked.source.names | {"prompts": asked.source.prompts.name, "limit": limit, "new tokens": asked.new_tokens}

@@ -9,7 +9,8 @@ import typer
 from typer import Option
 
 from multidraft.commands import terminal
-from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, WORKERS, Source, captured, digest
+from multidraft.commands.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft.commands.crews import RAY, WORKERS, crew_of
 from multidraft.errors import AdviceError, outputs
 from multidraft.planning.machine import hardware, versions
 from multidraft.studies import pictures
@@ -17,8 +18,10 @@ from multidraft.studies.listed import LISTED
 
 if TYPE_CHECKING:
     from multidraft.studies.captures.folder import Capture
-    from multidraft.studies.journal import Journal
+    from multidraft.studies.journal import Journal, Record
+    from multidraft.studies.running.jobs import Crew
     from multidraft.studies.running.results import Results
+    from multidraft.studies.running.study import Study
 
 RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
 CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
@@ -34,8 +37,9 @@ class Asked:
     source: Source
     new_tokens: int
     seed: int
-    workers: int
+    crew: "Crew"
     capture: Path | None = None
+    quick: bool = False
 
     def check(self) -> None:
         """Raise on two sources, and where nothing can be written."""
@@ -58,12 +62,13 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
         workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+        ray: Annotated[str | None, Option(help=RAY)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
     ) -> None:
         source = Source(target, draft, prompts, limit)
         tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, workers, capture)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick)
         asked.check()
         do(asked, as_json)
 
@@ -78,20 +83,32 @@ def one(name: str) -> Callable[..., None]:
 
 def measured(name: str, asked: Asked) -> "Results":
     """Measure what is missing, and write the tables and the picture."""
-    from multidraft.studies.running.jobs import run
-    from multidraft.studies.running.results import Results
-
     study = LISTED[name].study()
     measure = study.on_models or study.on_capture
     work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, asked)
+    finish(name, work, jobs, journal, asked)
+    return written(name, LISTED[name].about, study, journal.records, journal.settings, asked.out)
+
+
+def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
+    """Do the jobs that a journal has not."""
+    from multidraft.studies.running.jobs import run
+
     try:
-        run(work, jobs, journal, asked.workers, name)
+        run(work, jobs, journal, asked.crew, name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
-    first = {"name": name, "about": LISTED[name].about, "paper": study.paper}
-    results = Results.of(study, journal.records, first | settings(journal.path))
-    terminal.write_json(asked.out / f"{name}.json", results.as_data())
-    results.draw(asked.out, name)
+
+
+def written(
+    name: str, about: str, study: "Study", records: "list[Record]", settings: dict[str, Any], folder: Path
+) -> "Results":
+    """What the records of a study say, as files too: its numbers and its picture."""
+    from multidraft.studies.running.results import Results
+
+    results = Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings)
+    terminal.write_json(folder / f"{name}.json", results.as_data())
+    results.draw(folder, name)
     return results
 
 
@@ -106,7 +123,7 @@ def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journa
     facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
     facts |= {"seed": asked.seed} | versions("scipy", "ortools")
     journal = Journal(asked.out / f"{name}.jsonl", facts)
-    return OverCapture(measure, capture.folder, asked.seed), len(capture.entries), journal
+    return OverCapture(measure, capture.folder.absolute(), asked.seed), len(capture.entries), journal
 
 
 def check_drafts(name: str, capture: "Capture") -> None:
@@ -127,7 +144,7 @@ def captured_for(asked: Asked) -> "Capture":
     if asked.capture is not None:
         return Capture.open(asked.capture)
     manner = Manner(asked.new_tokens, seed=asked.seed)
-    return captured(asked.source, manner, asked.out / "capture", asked.workers)
+    return captured(asked.source, manner, asked.out / "capture", asked.crew)
 
 
 def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
@@ -145,14 +162,6 @@ def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal
     journal = Journal(asked.out / f"{name}.jsonl", facts)
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
     return OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed), len(passages), journal
-
-
-def settings(journal: Path) -> dict[str, Any]:
-    """The first line of a journal, which every result depends on."""
-    import json
-
-    with journal.open() as file:
-        return json.loads(file.readline())
 
 
 def show(results: "Results", as_json: bool) -> None:

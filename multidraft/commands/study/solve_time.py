@@ -16,6 +16,7 @@ from multidraft.planning.machine import hardware, versions
 from multidraft.studies import pictures
 
 if TYPE_CHECKING:
+    from multidraft.studies.captures.folder import Capture
     from multidraft.studies.captures.recording import Recording
     from multidraft.studies.journal import Journal
     from multidraft.studies.solve_time import Result
@@ -50,9 +51,9 @@ def solve_time(
     if plot is not None:
         pictures.check(plot)
     outputs.make_folder(out, "--out")
-    sources = pairs(out, capture, seed)
-    journal = Journal(out / "results.jsonl", settings(sources, limit_seconds, seed))
-    interrupted = not measured(journal, sources, sizes, tokens, limit_seconds, seed, method)
+    known = pairs(out, capture, seed)
+    journal = Journal(out / "results.jsonl", settings(known, limit_seconds, seed))
+    interrupted = not measured(journal, known, sizes, tokens, limit_seconds, seed, method)
     report(results(journal), journal.path, plot, as_json, interrupted)
     if interrupted:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
@@ -79,13 +80,19 @@ def pairs(out: Path, capture: Path | None, seed: int) -> "dict[str, Recording]":
     """The recorded pair, which a run keeps in its folder, and the synthetic one."""
     from multidraft.studies.captures.capturing import Manner
     from multidraft.studies.captures.folder import Capture
-    from multidraft.studies.solve_time import POSITIONS, VOCABULARY, power_law_pairs
 
     if capture is None:
         known = captured(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture")
     else:
         known = Capture.open(capture)
-    return {"recorded": known.recording(), "synthetic": power_law_pairs(POSITIONS, VOCABULARY, seed)}
+    return sources(known, seed)
+
+
+def sources(capture: "Capture", seed: int) -> "dict[str, Recording]":
+    """The first positions of a captured pair, and the synthetic one."""
+    from multidraft.studies.solve_time import POSITIONS, VOCABULARY, power_law_pairs
+
+    return {"recorded": capture.first(POSITIONS), "synthetic": power_law_pairs(POSITIONS, VOCABULARY, seed)}
 
 
 def settings(sources: "dict[str, Recording]", limit: float, seed: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ class Capture:
         return self.settings["vocabulary"]
 
     @property
+    def drawn(self) -> bool:
+        """Whether the target drew the text, at temperature 1."""
+        return not self.settings.get("score") and self.settings.get("temperature") == 1
+
+    @property
     def positions(self) -> int:
         """How many positions there are."""
         return sum(entry.positions for entry in self.entries)
@@ -81,6 +87,13 @@ class Capture:
     def recording(self) -> Recording:
         """All positions at once, in memory."""
         return joined(self.shard(index).recording for index in range(len(self.entries)))
+
+    def first(self, positions: int) -> Recording:
+        """So many positions, of the first prompts; fewer where there are no more."""
+        ends = accumulate(entry.positions for entry in self.entries)
+        needed = next((count for count, end in enumerate(ends, 1) if end >= positions), len(self.entries))
+        some = joined(self.shard(index).recording for index in range(needed))
+        return Recording(some.target[:positions], some.draft[:positions])
 
     @property
     def fingerprint(self) -> str:

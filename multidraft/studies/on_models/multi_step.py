@@ -28,6 +28,7 @@ STUDY = Study(
     paper="Global Resolution, Table 4",
     panels=panels(f"paths of {LENGTH} (T = {TEMPERATURE:g}, top {TOP_K} of the draft)"),
     on_models=measure,
+    printed=("global_resolution_table_4",),
     findings=(
         Finding(
             "4 paths emit more than 2", (EFFICIENCY, "Global Resolution", 4.0), (EFFICIENCY, "Global Resolution", 2.0)

@@ -57,4 +57,5 @@ def panel(axis: Any, table: Table, styles: Styles) -> None:
         axis.errorbar(x, y, error, markersize=4, linewidth=1.2, elinewidth=0.8, label=name, **style)
     if not numbers:
         axis.set_xticks(range(len(table.columns)), map(label, table.columns), rotation=30, ha="right", fontsize="small")
-    axis.set(title=table.panel.title, xlabel=table.panel.columns)
+    scale = "log" if table.panel.logarithmic else "linear"
+    axis.set(title=table.panel.title, xlabel=table.panel.columns, yscale=scale)

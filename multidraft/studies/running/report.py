@@ -1,5 +1,6 @@
 """All studies of a pair as one page of HTML that needs nothing else: tables, pictures, settings, versions."""
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from html import escape
@@ -31,6 +32,8 @@ READING = (
     "by the 95 % interval of the paired difference. Tables in brown are what the papers print, for other models and "
     "other hardware."
 )
+PLACES = re.compile(rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)')
+DECIMALS, INDENT = re.compile(rb"(\.\d\d)\d+"), re.compile(rb"\n\s+")
 VERDICTS = ("shown", "contradicted", "undecided", "equal")
 
 
@@ -50,11 +53,20 @@ def page(title: str, facts: dict[str, Any], studies: dict[str, tuple[Results, by
 def section(name: str, results: Results, picture: bytes) -> Iterator[str]:
     """One study."""
     yield f'<h2 id="{name}">{name}</h2><p>{escape(results.settings["about"])} ({escape(results.study.paper)})</p>'
-    image = b64encode(picture).decode()
+    image = b64encode(shorter(picture)).decode()
     yield f'<figure><img alt="{name}" src="data:image/svg+xml;base64,{image}"></figure>'
     for title, head, rows in results.shown():
         kind = "printed" if title.startswith("Printed") else "ours"
         yield f'<div class="wide {kind}">{table(title, head, rows)}</div>'
+
+
+def shorter(picture: bytes) -> bytes:
+    """An SVG whose lines have two decimals of a point, which is all that can be seen.
+
+    >>> shorter(b'<path d="M 0.123456 1" transform="scale(0.015625)"/>')
+    b'<path d="M 0.12 1" transform="scale(0.015625)"/>'
+    """
+    return INDENT.sub(b"\n", PLACES.sub(lambda place: DECIMALS.sub(rb"\1", place[0]), picture))
 
 
 def table(title: str, head: list[str], rows: list[list[str]]) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from multidraft.studies.captures.recording import Recording
 from multidraft.studies.captures.work import Passage
@@ -13,11 +15,12 @@ from multidraft.zoo import Pair
 
 @dataclass(frozen=True)
 class Captured:
-    """A prompt of a capture, with random numbers of its own."""
+    """A prompt of a capture, with random numbers of its own; `drawn` is text that the target drew at temperature 1."""
 
     recording: Recording
     task: str
     generator: torch.Generator
+    drawn: Int[Tensor, " positions"] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Panel:
     columns: str
     scale: float = 1.0
     digits: int = 2
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,9 @@ class Judged:
 
 
 def judged(study: Study, found: dict[Place, Sums]) -> list[Judged]:
-    """Every finding whose entries there are."""
-    known = [finding for finding in study.findings if finding.above in found and finding.below in found]
+    """Every finding whose entries there are, for the same prompts."""
+    keys = {place: own.keys() for place, own in found.items()}
+    known = [f for f in study.findings if f.above in keys and keys[f.above] == keys.get(f.below)]
     gaps = [difference(found[finding.above], found[finding.below]) for finding in known]
     return [Judged(finding, gap, verdict(gap)) for finding, gap in zip(known, gaps, strict=True)]
 

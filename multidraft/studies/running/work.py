@@ -26,8 +26,8 @@ class OverCapture:
     def __call__(self, job: int) -> Record:
         capture = Capture.open(self.folder)
         generator = torch.Generator().manual_seed(self.seed * SEEDS_APART + job)
-        entry = capture.entries[job]
-        part = Captured(capture.shard(job).recording, entry.task, generator)
+        entry, shard = capture.entries[job], capture.shard(job)
+        part = Captured(shard.recording, entry.task, generator, shard.tokens if capture.drawn else None)
         return {"id": entry.id, "cells": list(self.measure(part))}
 
 
