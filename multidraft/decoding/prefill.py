@@ -66,11 +66,12 @@ def read_all(target: LanguageModel, draft: LanguageModel | None, prompts: list[l
 def joined(readers: Sequence[LanguageModel | None], order: Int[Tensor, " batch"]) -> LanguageModel | None:
     """One reader of all rows, in this order."""
     whole, *others = readers
-    if whole is None or not others:
-        return whole
+    if whole is None:
+        return None
     for other in others:
         whole.join(other)
-    whole.select(order.to(whole.device))
+    if order.tolist() != sorted(order.tolist()):
+        whole.select(order.to(whole.device))
     return whole
 
 
