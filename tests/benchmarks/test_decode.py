@@ -13,7 +13,7 @@ from contestants import ASSISTED, DEFAULT, PLAIN, Case
 
 from multidraft.errors import AdviceError
 
-PACE = {PLAIN.who: 1.0, ASSISTED: 0.8, "iid:lorenz": 0.625, DEFAULT.who: 0.5}  # seconds for ten tokens
+PACE = {PLAIN.who: 1.0, ASSISTED: 0.8, DEFAULT.who: 0.5}  # seconds for ten tokens
 QUICK = ["--quick", "--temperature", "0", "1"]
 
 
@@ -37,6 +37,7 @@ def paced(monkeypatch) -> Paced:
     pair = SimpleNamespace(target=None, draft=None, tokenizer=lambda text: {"input_ids": [1]})
     monkeypatch.setattr(decode, "load", lambda target, draft: pair)
     monkeypatch.setattr(decode, "commit", lambda: "0123abc")
+    monkeypatch.setattr(decode, "prepare", lambda pair: None)
     monkeypatch.setattr(decode, "decode", runs := Paced())
     return runs
 

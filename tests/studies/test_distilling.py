@@ -20,7 +20,7 @@ from multidraft.studies.captures.work import Capturing, Passage
 from multidraft.studies.distilling import Lesson, distil, gains, loss_of
 from multidraft.studies.journal import Journal
 from multidraft.studies.running.cells import ratio, sums
-from multidraft.studies.running.jobs import run
+from multidraft.studies.running.jobs import alone, run
 from multidraft.zoo import Pair, load_pair
 
 LESSON = Lesson(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
@@ -40,7 +40,7 @@ def capture(tmp_path_factory) -> Capture:
     with torch.no_grad():
         target.lm_head.weight.mul_(8)  # expects something, so that there is something to learn
     pair = Pair(target, tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
-    run(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, 1, "capturing")
+    run(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, alone, "capturing")
     return Capture.open(folder)
 
 
