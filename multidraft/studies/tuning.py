@@ -9,13 +9,14 @@ from multidraft.decoding.shapes import Shape
 from multidraft.decoding.tree import Tree
 from multidraft.planning.auto import Auto, Limits
 from multidraft.planning.best_trees import speed
+from multidraft.planning.learning import contexts
 from multidraft.planning.making import using
 from multidraft.planning.measuring import timed
 from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.subject import Subject
 
 SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
-RUN = 12  # steps from one prompt
+RUN = 12  # steps after one text
 
 
 @dataclass
@@ -66,21 +67,25 @@ def lines_of(plan: PairPlan, temperature: float) -> list[tuple[Line, Tree | None
 def compare(
     subject: Subject, plan: PairPlan, temperatures: list[float], steps: int, tick: Callable[[], object]
 ) -> list[Line]:
-    """Every line measured in the real loop, by turns on every prompt, so that a noisy machine hits all alike."""
+    """Every line measured in the real loop, by turns after every text, so that a noisy machine hits all alike."""
     lines = [pair for temperature in temperatures for pair in lines_of(plan, temperature)]
+    texts = contexts(subject)  # more places than prompts: greedily, the same text would be counted again and again
     with using(plan.threads):
         for turn in range(max(steps // RUN, 1)):
             for line, tree in lines:
-                for tokens, seconds in run(subject, tree or Auto(plan, line.temperature, Limits()), line, turn):
+                shape = tree or Auto(plan, line.temperature, Limits())
+                for tokens, seconds in run(subject, shape, line.temperature, texts[turn % len(texts)], turn):
                     line.add(tokens, seconds)
                 tick()
     return [line for line, _ in lines]
 
 
-def run(subject: Subject, tree: Tree | Shape, line: Line, turn: int) -> Iterator[tuple[int, float]]:
-    """Tokens and seconds of the steps from one prompt; the first one warms up."""
-    plan = subject.plan(tree, line.temperature)
-    state = subject.begin(plan, subject.texts(1, turn), turn)
+def run(
+    subject: Subject, tree: Tree | Shape, temperature: float, text: list[int], seed: int
+) -> Iterator[tuple[int, float]]:
+    """Tokens and seconds of the steps after a text; the first one warms up."""
+    plan = subject.plan(tree, temperature)
+    state = subject.begin(plan, [text], seed)
     for index in range(RUN + 1):
         before = int(state.position[0])
         state, parts = timed(state, plan)
