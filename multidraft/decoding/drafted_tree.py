@@ -146,10 +146,10 @@ class DraftTree:
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
 
-    def temper(self, rows: slice, slot: int, temper: float) -> None:
-        """Draw at a slot from its distribution at its temperature times `temper`, which the rule will be told."""
+    def temper(self, rows: slice, slots: list[int], temper: float) -> None:
+        """Draw at slots of a level from what is at their temperature times `temper`, which the rule will be told."""
         if temper != 1:
-            level, places = self.level_of(rows.start, [slot])
+            level, places = self.level_of(rows.start, slots)
             self.levels[level][rows, places] = tempered(self.levels[level][rows, places], temper)
 
     def draw(self, law: Law, rows: slice, drawing: Drawing, uniform: Float[Tensor, "rows numbers"]) -> None:

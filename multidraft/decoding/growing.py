@@ -46,8 +46,8 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     drafts.learn(slots, distributions, logits)
     drafts.extend(plan.shape.extended(drafts, depth), depth)
     for rows, drawing in drafts.draws_at(depth):
-        for slot, count in zip(drawing.slots, drawing.counts, strict=True):
-            drafts.temper(rows, slot, plan.shape.temper(count))
+        for count in set(drawing.counts):
+            drafts.temper(rows, drawing.with_count(count), plan.shape.temper(count))
     return True
 
 

@@ -12,6 +12,10 @@ class Drawing:
     counts: tuple[int, ...]
     first: list[int]
 
+    def with_count(self, drafts: int) -> list[int]:
+        """The slots that draw so many tokens."""
+        return [slot for slot, count in zip(self.slots, self.counts, strict=True) if count == drafts]
+
     @cached_property
     def children(self) -> list[int]:
         """The slots of all children."""

@@ -14,9 +14,8 @@ from multidraft.planning.subject import PROMPT, Subject
 from multidraft.planning.trials import Trial, tried
 
 TEXTS, STEPS = 5, 4  # of each text so many places
-Both = tuple[
-    Trial, Trial, float
-]  # a fixed tree, one that has grown, and what a level of its real step took more than predicted
+# A fixed tree, one that has grown, and what a level of its real step took more than predicted.
+Both = tuple[Trial, Trial, float]
 
 
 def with_growth(subject: Subject, texts: list[list[int]], known: AtTemperature, costs: CostsByRows) -> AtTemperature:

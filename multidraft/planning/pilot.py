@@ -123,7 +123,7 @@ class Pilot(Growing):
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
-        forks = sum(place > 1 for _, place in self.kinds.values()) > 0
+        forks = any(place > 1 for _, place in self.kinds.values())
         costs = self.costs.at(self.rows)
         seconds = costs.seconds(self.widths, self.nodes, self.draws, forks * len(self.widths), looks=True)
         return Outlook(self.rows + sum(self.passing.values()), seconds)

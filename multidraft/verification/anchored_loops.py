@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
+from multidraft.drafting.level_loops import forget
 from multidraft.errors import AdviceError
 from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
 from multidraft.numerics.precision import FULL, SPARE, least
@@ -113,11 +114,6 @@ def least_of(dtype: np.dtype) -> float:
 def without(draft, tokens, lowest):
     """As `law.without`, in float64: the distribution renormalised without some tokens and all below `lowest`."""
     kept = draft.astype(np.float64)
-    for token in tokens:
-        if token >= 0:
-            kept[token] = 0.0
-    for token in range(kept.size):
-        if kept[token] < lowest:
-            kept[token] = 0.0
+    forget(kept, tokens, lowest)
     total = sum_of(kept)
     return kept / total if total > 0 else kept
