@@ -170,7 +170,11 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--target", "embedded", "--target-size", "64x2"],
         ["--target", "embedded", "--vocabulary", "300"],
     ],
-    "study acceptance": [["--capture", "@good", "--draft", "x"], ["--target", "x"]],
+    "study acceptance": [
+        ["--capture", "@good", "--draft", "x"],
+        ["--target", "x"],
+        ["--draft", "embedded", "--draft", "x"],
+    ],
     "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
     "study solve-time": [["--plot", "@new.txt"]],
     "study toys": [["--out", "@new.txt"], ["--out", "@new"]],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.commands import terminal
 from multidraft.commands.study.measured import Asked, measured
 from multidraft.commands.study.others import OTHERS
-from multidraft.errors import outputs
+from multidraft.errors import AdviceError, outputs
 from multidraft.errors.missing import solver
 from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.listed import LISTED
@@ -22,6 +22,8 @@ SOLVERS = {"scipy.optimize": "SciPy", "ortools": "OR-Tools"}
 
 def everything(asked: Asked, as_json: bool) -> None:
     """Measure what is missing, and write the report."""
+    if len(asked.drafts) > 1:
+        raise AdviceError("`study all` takes one --draft; several are compared by each study, such as `study blocks`")
     for module, package in SOLVERS.items():
         solver(module, package)  # rather than after hours
     done = dict(all_measured(asked))

@@ -1,7 +1,7 @@
 """One prompt decoded with and without drafts, and what that adds to the tables."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def decoded(asked: Decoding, temperature: float, drafts: bool = True, **how: Any
     return info
 
 
-@cache
+@lru_cache(maxsize=1)
 def warm_up(pair: Pair) -> None:
     """Decode a few tokens that nobody counts, once in a process."""
     generate(pair.target, pair.draft, [[0]], max_new_tokens=WARM_UP, measure=False)
