@@ -73,7 +73,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
         new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-        workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+        workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
         ray: Annotated[str | None, Option(help=RAY)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
