@@ -149,6 +149,7 @@ def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path)
     try:
         cluster.add_node(num_cpus=1)
         result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--ray", cluster.address)
+        assert ray.get_runtime_context().gcs_address == cluster.address
     finally:
         ray.shutdown()
         cluster.shutdown()

@@ -71,6 +71,7 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path, limit) -> None:
     try:
         cluster.add_node(num_cpus=1)
         result = study(tmp_path / "ray", *asked, "--ray", cluster.address, *limit)
+        assert ray.get_runtime_context().gcs_address == cluster.address
     finally:
         ray.shutdown()
         cluster.shutdown()
