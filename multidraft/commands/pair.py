@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from multidraft.commands.hub import settle
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import Pair, load_pair
+from multidraft.zoo.pair import FOLDER, Pair, load_pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,8 +15,7 @@ EMBEDDED = "embedded"
 
 def load(target: str | None, draft: str | None) -> Pair:
     """The named pair, or the embedded one where both names are left out; on the GPU where there is one."""
-    target, draft = (None if name == EMBEDDED else name for name in (target, draft))
-    if (target is None) != (draft is None):
+    if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
         raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
     model, drafts, tokenizer = load_models(target, [draft or EMBEDDED])
@@ -34,11 +33,11 @@ def load_models(
     from multidraft.models.pretrained import check_runs, check_sizes
 
     silence()
-    if target is None or target == EMBEDDED:
+    if {target or EMBEDDED, *drafts} == {EMBEDDED}:
         pair = load_pair()
         models, tokenizer = [pair.target, *[pair.draft] * len(drafts)], pair.tokenizer
     else:
-        models, tokenizer = load_named(target, drafts)
+        models, tokenizer = load_named(placed(target or EMBEDDED, "target"), [placed(name, "draft") for name in drafts])
     for name, model in zip([target or EMBEDDED, *drafts], models, strict=True):
         if torch.cuda.is_available():
             model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
@@ -48,6 +47,11 @@ def load_models(
     for size in sizes[1:]:
         resized.check_sizes(sizes[0], size)
     return models[0], models[1:], tokenizer
+
+
+def placed(name: str, role: str) -> str:
+    """The folder of an embedded model, or the name as it is."""
+    return str(FOLDER / role) if name == EMBEDDED else name
 
 
 def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[PreTrainedModel], PreTrainedTokenizerBase]":
