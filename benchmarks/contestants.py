@@ -72,7 +72,7 @@ def ours(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, s
     """By our loop, past any end of text, so that everyone makes as many tokens."""
     tree, _, walk = case.setting.partition(" ")
     plain = case == PLAIN
-    settings = {} if plain else dict(scheme=case.who, tree=tree, walk=walk, compile_draft=options.compile)
+    settings = {} if plain else dict(scheme=case.who, tree=tree, walk=walk)
     rows, info = md.generate(
         pair.target,
         None if plain else pair.draft,
@@ -82,6 +82,7 @@ def ours(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, s
         eos_token_id=[],
         generator=torch.Generator().manual_seed(seed),
         measure=False,
+        compile=options.compile,
         **settings,
     )
     parts = {name: round(info.watch.seconds[name], 5) for name in ("draft", "target", "measuring")}

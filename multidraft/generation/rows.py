@@ -16,7 +16,7 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
-from multidraft.decoding.warming import warm_up
+from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.generation.inputs import (
     Prompts,
     lengths,
@@ -124,6 +124,8 @@ def run(
     if draft is not None and options.limits is not None:
         plan, threads = steered(plan, target, draft, prompts, options.limits, options.plan_file)
     warm_up(plan.scheme, plan.shape, stopping.device)
+    if plan.compile:
+        compile_steps(plan, [target, draft], prompts, stopping.budgets)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:
