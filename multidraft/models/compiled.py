@@ -61,8 +61,8 @@ class CompiledCausalLM(CausalLM):
         capacity = bucket(max(self.asked, longest + 4 * bucket(new)), SLOTS)
         slot = sum(buffer[0, :, 0].nbytes for layer in self.cache.layers for buffer in layer.buffers)
         try:
-            room = self.steps.room(bucket(len(self.lanes.order)), capacity, slot)
-            self.lanes.unite(FixedStorage(len(self.cache.layers), room))
+            rows, layers = bucket(len(self.lanes.order)), len(self.cache.layers)
+            self.lanes.unite(self.steps.storage(layers, rows, capacity, slot))
         except (AdviceError, torch.OutOfMemoryError) as error:
             self.fits = False
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
@@ -112,7 +112,7 @@ class CompiledCausalLM(CausalLM):
 def first_of(size: Size) -> Size:
     """What is compiled first, and serves all sizes of this kind: a compiler takes sizes that are equal for the same."""
     rows, new, _ = size
-    return min(rows, 2), min(new, 4), SLOTS
+    return 2 if rows > 1 else 1, 4 if new > 1 else 1, SLOTS
 
 
 @torch.inference_mode()

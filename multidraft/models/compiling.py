@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
+from threading import RLock
 from types import FunctionType
 from weakref import WeakKeyDictionary
 
@@ -13,10 +14,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.models.fixed import Room
+from multidraft.models.fixed import FixedStorage, Room
 from multidraft.models.frames import Step
 from multidraft.models.memory import available, readable
 
+LENDING = RLock()  # a model may be shared by threads
 COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several
 
 
@@ -66,11 +68,13 @@ class Steps:
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
             self.give_up(AdviceError("its weights are not all on one device"))
 
-    def room(self, rows: int, capacity: int, slot: int) -> Room:
-        """One that nobody has, for slots of so many bytes; a new one takes the place of those that are too small.
+    def storage(self, layers: int, rows: int, capacity: int, slot: int) -> FixedStorage:
+        """A room that nobody else has, for slots of so many bytes; raises AdviceError where memory lacks."""
+        with LENDING:
+            return FixedStorage(layers, self.room(rows, capacity, slot))
 
-        Raises AdviceError where it would not fit into memory.
-        """
+    def room(self, rows: int, capacity: int, slot: int) -> Room:
+        """One that is free; a new one takes the place of those that are too small."""
         free = [room for room in self.rooms if room.is_free]
         if found := [room for room in free if room.holds(rows, capacity)]:
             return min(found, key=lambda room: room.rows * room.capacity)

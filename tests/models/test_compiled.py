@@ -3,7 +3,8 @@
 import gc
 import shutil
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from copy import deepcopy
+from weakref import WeakKeyDictionary, ref
 
 import jaxtyping
 import pytest
@@ -278,3 +279,45 @@ def test_one_compilation_serves_all_sizes():
         assert error(run.read(trees), run.expected(trees)) < TOLERANCE
         run.accept(trees)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+@pytest.mark.parametrize(
+    ("name", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("gemma3", "sdpa"), ("gpt_oss", "eager")]
+)
+def test_compiled_families_read_what_they_read_without(name: str, attention: str, monkeypatch):
+    model = tiny_model(name, attention)
+    counters.clear()
+    logits, (reader, *_) = life(model, monkeypatch)
+    assert reader.steps.works
+    assert error(logits, Life(model, False).run()) < TOLERANCE
+    assert counters["stats"]["unique_graphs"] <= 2  # several rows, in a step of one token and of several
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+@pytest.mark.parametrize("prompts", BATCHES, ids=len)
+def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_model(prompts: list[list[int]]):
+    counters.clear()
+    for tree in ("2x1", "1x1x1", "4"):
+        settings = dict(tree=tree, temperature=0, max_new_tokens=30)
+        assert tokens(True, prompts, **settings) == tokens(False, prompts, **settings)
+    assert all(compiling.steps_of(model).works for model in compiling.STEPS)
+    assert counters["stats"]["unique_graphs"] <= 2 * 4
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+def test_what_is_compiled_does_not_keep_a_model_alive():
+    model = deepcopy(tiny_model("gpt2", n_layer=1))
+    md.generate(model, None, [[1, 2]], max_new_tokens=3, compile=True)
+    assert len(compiling.STEPS) == 1
+    gone = ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert not compiling.STEPS
