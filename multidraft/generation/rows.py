@@ -16,7 +16,7 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
-from multidraft.decoding.warming import warm_up
+from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.generation.inputs import (
     Prompts,
     lengths,
@@ -127,6 +127,8 @@ def run(
         plan, threads = steered(plan, subject, options.limits, options.plan_file, stopping.budgets)
         draft = draft if plan.shape.most_drafts else None
     warm_up(plan.scheme, plan.shape, stopping.device)
+    if plan.compile:
+        compile_steps(plan, [target, draft], prompts, stopping.budgets)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:
