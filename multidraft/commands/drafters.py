@@ -48,7 +48,7 @@ def layers(target: "PreTrainedModel", count: int) -> "Drafter":
 
 OWN = {"ngram": Own(ngram, 3), "lookup": Own(lookup, 3), "layers": Own(layers)}
 WRITTEN = ", ".join(f"{name}:2" if own.number is None else f"{name}[:{own.number}]" for name, own in OWN.items())
-HELP = f"Folder, hub name, {WRITTEN}; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
+HELP = f"Folder, hub name, GGUF file, {WRITTEN}; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
 NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
 MOST = 1000  # tokens or layers; far more than any drafter looks at
@@ -71,7 +71,7 @@ def parse(text: str | None) -> list[list[Member]]:
     """
     if text is None:
         return [[(EMBEDDED, None)]]
-    if text and Path(text).expanduser().is_dir():
+    if text and Path(text).expanduser().exists():
         return [[(text, None)]]
     mixtures = [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
     return list(map(check_weights, mixtures))
