@@ -25,8 +25,8 @@ def load(target: str | None, draft: str | None) -> Pair:
     if files := [name for name in (target, draft) if name and is_file(name)]:
         raise AdviceError(f"{files[0]!r} is no folder; this command needs the weights of Hugging Face models")
     model, drafts, tokenizer = load_models(target, [draft or EMBEDDED])
-    loaded: Any = model, drafts[0]  # Hugging Face's, without GGUF files
-    return Pair(*loaded, tokenizer)
+    loaded: Any = (model, drafts[0], tokenizer)  # Hugging Face's models, where no GGUF file is named
+    return Pair(*loaded)
 
 
 def load_models(target: str | None, drafts: Sequence[str]) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":

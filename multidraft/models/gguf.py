@@ -41,7 +41,8 @@ class GGUF:
 
     def _hold(self, weights: Weights, memory: Memory, capacity: int = 0) -> None:
         self.weights, self.memory, self.capacity = weights, memory, capacity
-        self.vocabulary, self.context = weights.vocabulary, weights.context
+        self.vocabulary = weights.vocabulary
+        self.context: int | None = weights.context
         self.rows: list[Row] | None = None  # before the first forward there is no telling how many
         self.pending = 0
 

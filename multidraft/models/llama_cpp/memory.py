@@ -95,11 +95,9 @@ class Memory:
     def bytes_of_token(self) -> int:
         """What a token takes in all layers."""
         said, family = self.weights.said, self.weights.family
-        layers, heads = (
-            getattr(self.library, f"llama_model_n_{name}")(self.weights.pointer) for name in ("layer", "head")
-        )
-        groups = self.library.llama_model_n_head_kv(self.weights.pointer) or heads
-        usual = self.library.llama_model_n_embd(self.weights.pointer) // heads
+        names = ("layer", "head", "head_kv", "embd")
+        layers, heads, groups, width = (self.weights.number(name) for name in names)
+        usual = width // max(heads, 1)
         sizes = [int(said(f"{family}.attention.{name}_length") or usual) for name in ("key", "value")]
         return layers * groups * sum(sizes) * {"f32": 4, "f16": 2, "bf16": 2}[self.kind]
 

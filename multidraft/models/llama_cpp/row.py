@@ -67,7 +67,7 @@ class Row:
         return {slot: Token(*parts) for slot, parts in enumerate(found) if parts[2]}
 
     def sequence_after(self, seen: Bool[np.ndarray, " old"]) -> int:
-        """A sequence that goes on behind the last of the old slots that are seen: the one that ends there, or a copy."""
+        """A sequence that goes on behind the last of the old slots that are seen: what ends there, or a copy."""
         before = np.flatnonzero(seen)
         place = int(before[-1]) if len(before) else KEPT
         if place in self.ends:

@@ -1,7 +1,6 @@
 """The tokenizer and the chat template of a GGUF file, in the form that transformers gives to tokenizers."""
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -40,7 +39,7 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
         count = self.library.llama_tokenize(self.weights.vocab, raw, len(raw), tokens, len(tokens), special, True)
         return tokens[:count]
 
-    def _decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         given = (self.library.llama_token * len(tokens))(*tokens)
         text = ctypes.create_string_buffer(16 * len(tokens) + 1)

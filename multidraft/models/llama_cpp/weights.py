@@ -58,6 +58,10 @@ class Weights:
         length = self.library.llama_model_meta_val_str(self.pointer, key.encode(), text, LONGEST)
         return None if length < 0 else text.raw[:length].decode(errors="replace")
 
+    def number(self, name: str) -> int:
+        """One of the sizes that llama.cpp tells."""
+        return getattr(self.library, f"llama_model_n_{name}")(self.pointer)
+
     @cached_property
     def digest(self) -> str:
         """What tells this file from others: its size, and both its ends."""
@@ -69,7 +73,7 @@ class Weights:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The name of every token, as the file has it; what only fills the vocabulary up has none. Empty without a tokenizer."""
+        """The name of every token; what only fills the vocabulary up has none. Empty where there is no tokenizer."""
         if self.library.llama_vocab_type(self.vocab) == self.library.LLAMA_VOCAB_TYPE_NONE:
             return ()
         attributes, unused = self.library.llama_vocab_get_attr, self.library.LLAMA_TOKEN_ATTR_UNUSED
