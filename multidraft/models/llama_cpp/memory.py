@@ -44,6 +44,7 @@ class Memory:
         self.free: list[int] = []
         self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
         self.context: Any = None
+        self.closing: Any = None
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
