@@ -29,7 +29,7 @@ WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a 
 
 
 def generate(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
