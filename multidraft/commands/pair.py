@@ -21,8 +21,7 @@ def load(target: str | None, draft: str | None) -> Pair:
     if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
         raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
-    if files := [name for name in (target, draft) if name and is_file(name)]:
-        raise AdviceError(f"{files[0]!r} is no folder; this command needs the weights of Hugging Face models")
+    check_pretrained_names(target, draft)
     model, drafts, tokenizer = load_models(target, [draft or EMBEDDED])
     loaded: Any = (model, drafts[0], tokenizer)  # Hugging Face's models, where no GGUF file is named
     return Pair(*loaded)
@@ -87,6 +86,13 @@ def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[Model], PreTra
 def is_file(name: str) -> bool:
     """Whether a name is of a GGUF file, and not of a folder or on the hub."""
     return name.lower().endswith(".gguf") or Path(name).expanduser().is_file()
+
+
+def check_pretrained_names(*names: str | None) -> None:
+    """Raise where a model is a GGUF file."""
+    for name in names:
+        if name and is_file(name):
+            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
 
 
 def check_vocabularies(

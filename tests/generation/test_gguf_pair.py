@@ -115,9 +115,7 @@ def distance(temperature: float, scheme: str) -> float:
 BOUND = math.sqrt(61 / SAMPLES) / 2 + math.sqrt(math.log(2 / FALSE_ALARM) / (2 * SAMPLES))
 
 
-@pytest.mark.parametrize(
-    "scheme", ["anchored:lorenz", pytest.param("iid:recursive_rejection", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("scheme", ["anchored:lorenz", pytest.param("iid:recursive_rejection", marks=pytest.mark.slow)])
 def test_samples_have_the_law_of_the_logits(scheme):
     """False alarm with odds of one in a million: the mean distance is at most sqrt(cells / count) / 2 (McDiarmid)."""
     assert distance(0.15, scheme) < BOUND
