@@ -29,7 +29,7 @@ WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a 
 
 
 def generate(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
@@ -48,9 +48,7 @@ def generate(
     repetition_penalty: Annotated[float | None, Option(help="Above 1, tokens seen before become less likely.")] = None,
     draft_temperature: Annotated[float | None, Option(help="Default: the temperature.")] = None,
     stop: Annotated[list[str] | None, Option(help="Text that ends a row; may be repeated.")] = None,
-    compile_draft: Annotated[
-        bool, Option("--compile-draft", help="Compile the draft model's steps first: for long runs.")
-    ] = False,
+    compiles: Annotated[bool, Option("--compile", help="Compile both models' steps first: for long runs.")] = False,
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
@@ -65,7 +63,7 @@ def generate(
     settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, plan=plan, max_new_tokens=max_new_tokens)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
-    settings |= dict(compile_draft=compile_draft)
+    settings |= dict(compile=compiles)
     job = Job(batch, seed, compare, settings)
     talks = chat and prompt is prompts is None
     if talks:

@@ -17,7 +17,7 @@ USUAL = Limits()
 
 
 def serve(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,

@@ -74,11 +74,13 @@ def train(
 
 def teacher(target: str, given: dict[str, Any]) -> "Teacher":
     """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
-    from multidraft.commands.pair import load_models
+    from multidraft.commands.pair import check_pretrained_names, load_models
     from multidraft.zoo.recipe import Teacher
 
     if wrong := given.keys() & OF_TARGETS.keys():
         raise AdviceError(f"{OF_TARGETS[min(wrong)]} is of a target to train, and --target names one; leave one out")
+    check_pretrained_names(target)
+    model: Any
     model, _, tokenizer = load_models(target, [])
     return Teacher(model, tokenizer)
 

@@ -2,11 +2,11 @@
 
 import json
 import logging
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError, outputs
@@ -38,7 +38,16 @@ def adopt(subject: Subject, plan: str) -> None:
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the plan of a certain identity."""
     key = digest(json.dumps(wanted, sort_keys=True))
-    return user_cache_path("multidraft", appauthor=False) / "plans" / f"{key}.json"
+    return cache() / "plans" / f"{key}.json"
+
+
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:  # run from the sources, where nothing could be installed
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multidraft"
+    return user_cache_path("multidraft", appauthor=False)
 
 
 def checked(file: Path, wanted: dict[str, Any]) -> PairPlan:
