@@ -115,9 +115,7 @@ def distance(temperature: float, scheme: str) -> float:
 BOUND = math.sqrt(61 / SAMPLES) / 2 + math.sqrt(math.log(2 / FALSE_ALARM) / (2 * SAMPLES))
 
 
-@pytest.mark.parametrize(
-    "scheme", ["anchored:lorenz", pytest.param("iid:recursive_rejection", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("scheme", ["anchored:lorenz", pytest.param("iid:recursive_rejection", marks=pytest.mark.slow)])
 def test_samples_have_the_law_of_the_logits(scheme):
     """False alarm with odds of one in a million: the mean distance is at most sqrt(cells / count) / 2 (McDiarmid)."""
     assert distance(0.15, scheme) < BOUND
@@ -133,7 +131,7 @@ def test_the_command_line_decodes_records_and_replays(tmp_path):
     call = ["generate", *models, "--prompt", TEXT, "--max-new-tokens", "12", "--tree", "2x1x1", "--json"]
     result = CliRunner().invoke(app, [*call, "--trace", str(tmp_path / "t.jsonl"), "--stop", "zzz"])
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["summary"]["tokens"] == 12
+    assert json.loads(result.stdout)["multi_draft"]["tokens"] == 12
     assert CliRunner().invoke(app, ["replay", str(tmp_path / "t.jsonl")]).exit_code == 0
 
 
