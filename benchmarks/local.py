@@ -144,6 +144,11 @@ def loaded(options: argparse.Namespace) -> Iterator[dict[tuple[int, str], Models
         yield {(n, kind): load(Path(folder), n, kind) for n in options.layers for kind in options.kinds}
 
 
+def prepare(models: Models, prompts: list[list[int]]) -> None:
+    """Measure a pair for `auto`, with prompts that take no part."""
+    plan_for(Subject(models.target, models.draft, prompts, md.scheme(SCHEME), "deferred"))
+
+
 def measure(options: argparse.Namespace, journal: Journal, texts: list[str]) -> None:
     """Run what the journal does not have yet."""
     tokenizer = load_pair().tokenizer
@@ -163,7 +168,7 @@ def measure(options: argparse.Namespace, journal: Journal, texts: list[str]) -> 
         for setting in tqdm(settings_of(options), desc="plans and passes", leave=False):
             models = pairs[setting.layers, setting.kind]
             with using(setting.threads):
-                plan_for(Subject(models.target, models.draft, known, md.scheme(SCHEME), "deferred"))
+                prepare(models, known)
                 if (setting, None, None, None, None) not in done:
                     times = llama_plain.pass_times(models.target, COUNTS, PAST, ROUNDS)
                     journal.append(dict(setting=setting, passes_of=times))
