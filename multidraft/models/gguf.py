@@ -131,7 +131,9 @@ class GGUF:
 
 def sight(visible: Bool[Tensor, "batch new pending"]) -> tuple[list[list[int]], list[list[int]]]:
     """How many slots each new one sees before itself, and the last of them, or what stands for none."""
-    new, pending = visible.shape[1:]
-    before = visible.tril(pending - new - 1)
-    counts, last = before.sum(-1), pending - 1 - before.flip(-1).byte().argmax(-1)
-    return counts.tolist(), last.where(counts > 0, KEPT).tolist()
+    old, counts, last = visible.shape[2] - visible.shape[1], list[list[int]](), list[list[int]]()
+    for lines in visible.tolist():
+        before = [line[:slot] for slot, line in enumerate(lines, old)]
+        counts.append(list(map(sum, before)))
+        last.append([len(seen) - 1 - seen[::-1].index(True) if any(seen) else KEPT for seen in before])
+    return counts, last
