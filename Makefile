@@ -1,4 +1,4 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs setup
+.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs gpu setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
@@ -55,6 +55,14 @@ check: setup
 # The pages that a command makes.
 docs: setup
 	$(BIN)/python -m typer multidraft.commands.cli utils docs --name multidraft --title "The command line" --output docs/cli.md
+
+# All that awaits a GPU, with the Python that has torch there: nothing is installed, nothing downloaded. Again, it goes on
+# with what is left.
+DEVICE ?= cuda
+HOURS ?= 0.5
+OUT ?= runs/gpu
+gpu:
+	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --hours $(HOURS) --out $(OUT) $(GPU_FLAGS)
 
 # torch goes first and by its pinned version, so that nothing else can pull in another one.
 .venv/.runtime: pyproject.toml constraints.txt

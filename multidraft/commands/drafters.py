@@ -98,7 +98,7 @@ def check_weights(mixture: list[Member]) -> list[Member]:
 
 def load(target: str | None, draft: str | None) -> Models:
     """The named target with the named drafters, or the embedded ones where names are left out."""
-    target, listed = None if target == EMBEDDED else target, parse(draft)
+    listed = parse(draft)
     names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not NUMBERED.fullmatch(name)))
     check(target, draft, names)
     model, loaded, tokenizer = load_models(target, names)
@@ -112,9 +112,9 @@ def load(target: str | None, draft: str | None) -> Models:
 
 def check(target: str | None, draft: str | None, names: list[str]) -> None:
     """Raise unless draft models come with a target of their own kind."""
-    if target is not None and draft is None:
+    if target not in (None, EMBEDDED) and draft is None:
         raise AdviceError("--target comes without --draft; pass both, or neither for the embedded pair")
-    if target is not None and EMBEDDED in names:
+    if target not in (None, EMBEDDED) and EMBEDDED in names:
         raise AdviceError("the embedded draft model is for the embedded target; name another, or leave out --target")
     if target is None and set(names) - {EMBEDDED}:
         raise AdviceError("--draft comes without --target; pass both, or neither for the embedded pair")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from multidraft.commands.hub import settle
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import Pair, load_pair
+from multidraft.zoo.pair import FOLDER, Pair, load_pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,12 +18,10 @@ EMBEDDED = "embedded"
 
 def load(target: str | None, draft: str | None) -> Pair:
     """The named pair, or the embedded one where both names are left out; on the GPU where there is one."""
-    target, draft = (None if name == EMBEDDED else name for name in (target, draft))
-    if (target is None) != (draft is None):
+    if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
         raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
-    if files := [name for name in (target, draft) if name and is_file(name)]:
-        raise AdviceError(f"{files[0]!r} is no folder; this command needs the weights of Hugging Face models")
+    check_pretrained_names(target, draft)
     model, drafts, tokenizer = load_models(target, [draft or EMBEDDED])
     loaded: Any = (model, drafts[0], tokenizer)  # Hugging Face's models, where no GGUF file is named
     return Pair(*loaded)
@@ -36,16 +34,21 @@ def load_models(target: str | None, drafts: Sequence[str]) -> "tuple[Model, list
 
     silence()
     models: list[Model]
-    if target is None or target == EMBEDDED:
+    if {target or EMBEDDED, *drafts} == {EMBEDDED}:
         pair = load_pair()
         models, tokenizer = [pair.target, *[pair.draft] * len(drafts)], pair.tokenizer
     else:
-        models, tokenizer = load_named(target, drafts)
+        models, tokenizer = load_named(placed(target or EMBEDDED, "target"), [placed(name, "draft") for name in drafts])
     check_pretrained([target or EMBEDDED, *drafts], models, tokenizer)
     sizes = [vocabulary_of(model) for model in models]
     for size in sizes[1:]:
         resized.check_sizes(sizes[0], size)
     return models[0], models[1:], tokenizer
+
+
+def placed(name: str, role: str) -> str:
+    """The folder of an embedded model, or the name as it is."""
+    return str(FOLDER / role) if name == EMBEDDED else name
 
 
 def check_pretrained(names: Sequence[str], models: "list[Model]", tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -83,6 +86,13 @@ def load_named(target: str, drafts: Sequence[str]) -> "tuple[list[Model], PreTra
 def is_file(name: str) -> bool:
     """Whether a name is of a GGUF file, and not of a folder or on the hub."""
     return name.lower().endswith(".gguf") or Path(name).expanduser().is_file()
+
+
+def check_pretrained_names(*names: str | None) -> None:
+    """Raise where a model is a GGUF file."""
+    for name in names:
+        if name and is_file(name):
+            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
 
 
 def check_vocabularies(

@@ -88,7 +88,7 @@ def top_count(logprobs: bool | int) -> int | None:
 def check_model(model: Any, name: str) -> None:
     """Raise unless it is a model that the loop can read with, on a device that has float64."""
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
-        raise AdviceError(f"the {name} model is compiled; pass the model itself, and compile_draft=True for its drafts")
+        raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
     if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
         raise AdviceError(
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
@@ -121,10 +121,10 @@ def check_pieces(target: Model, draft: Model | None) -> None:
             )
 
 
-def check_compiles(draft_model: Model | None) -> None:
+def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile."""
-    if not isinstance(draft_model, PreTrainedModel):
-        raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
+    if not any(isinstance(model, PreTrainedModel) for model in models):
+        raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
 def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:

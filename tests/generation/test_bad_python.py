@@ -73,7 +73,7 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
     "trace": {**without(THINGS, "class"), "number": 3, "list": [print]},
     "measure": FLAGS,
     "synchronise": {**FLAGS, "without a GPU": True},
-    "compile_draft": FLAGS,
+    "compile": FLAGS,
     "generation_config": {**THINGS, "number": 3, "list": [1], "bad temperature": GenerationConfig(temperature=INF)},
     "logits_processor": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
     "stopping_criteria": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
@@ -245,7 +245,7 @@ def custom(**settings):
 
 
 OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()
-OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile_draft".split()
+OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile".split()
 
 
 @pytest.mark.filterwarnings("ignore")
