@@ -79,8 +79,8 @@ class GGUF:
                 self.rows = self.begin(len(tokens))
             if len(tokens) != len(self.rows):
                 raise AdviceError(f"{len(tokens)} rows for a reader of {len(self.rows)}; rows come by join(other)")
-            parts = zip(self.rows, tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
-            each = [row.grow(*own, self.weights.context) for row, *own in parts]
+            parts = zip(tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
+            each = [row.grow(*own, context=self.weights.context) for row, own in zip(self.rows, parts, strict=True)]
             self.pending += tokens.shape[1]
             return self.scores(each, tokens.shape[1], logits).to(tokens.device)
 
