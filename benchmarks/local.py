@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import decode_table
 import llama_plain
@@ -37,6 +38,7 @@ from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 from multidraft.generation.defaults import SCHEME
 from multidraft.models.llama_cpp.binding import library
+from multidraft.models.llama_cpp.weights import model_settings
 from multidraft.planning.keeping import plan_for
 from multidraft.planning.machine import commit, hardware, versions
 from multidraft.planning.making import using
@@ -81,7 +83,9 @@ def load(folder: Path, layers: int, kind: str) -> Models:
     binding = optional("llama_cpp", "llama-cpp-python", "gguf")
     lookup = optional("llama_cpp.llama_speculative", "llama-cpp-python", "gguf").LlamaPromptLookupDecoding
     longest = target.config.max_position_embeddings
-    theirs = binding.Llama(str(paths[0]), n_ctx=longest, draft_model=lookup(num_pred_tokens=2), verbose=False)
+    same = model_settings(library())
+    with patch.object(library(), "llama_model_default_params", lambda: same):
+        theirs = binding.Llama(str(paths[0]), n_ctx=longest, draft_model=lookup(num_pred_tokens=2), verbose=False)
     return Models(*map(md.GGUF, paths), theirs)
 
 

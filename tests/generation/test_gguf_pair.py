@@ -146,6 +146,14 @@ def test_a_server_answers_as_generate_does():
     assert [choice["text"] for choice in answer["choices"]] == [text] * 2
 
 
+@pytest.mark.parametrize("kind", ["q8_0", "f16"])
+def test_quantised_weights_decode_as_llama_cpp_does(kind):
+    """The logits of a tree and those of one token differ by rounding, so only the first tokens are surely the same."""
+    target, draft = map(md.GGUF, pair_files(kind))
+    theirs = llama_plain.decode(target, pair()[2](TEXT)["input_ids"], 4)
+    assert decoded(target, draft, temperature=0, tree="2x1x1")[0][:4] == theirs
+
+
 def test_plans_tell_files_apart():
     target, draft, _ = pair()
     other = md.GGUF(tiny_file("llama"))

@@ -93,4 +93,3 @@ class Row:
         """Whether each of the slots follows the one before it."""
         pairs = zip(path, [KEPT, *path], strict=False)
         return all(0 <= slot < len(self.parents) and self.parents[slot] == before for slot, before in pairs)
-
