@@ -78,7 +78,7 @@ def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, at
     model = tiny_model(name, attention)
     logits, (first, _) = life(model, monkeypatch)
     assert error(logits, Life(model, False).run()) < TOLERANCE
-    assert first.is_fixed
+    assert first.lanes.is_fixed
     recorded = {size for room in first.steps.rooms for size in room.frames}
     assert {rows for rows, _, _ in recorded} >= {4, 8}  # 4 rows, 6, and 3
     assert {slots for *_, slots in recorded} >= {16, 32}
@@ -175,11 +175,11 @@ def test_a_tree_that_outgrows_the_room_is_read_without():
         seen = trees.visible[:, nodes, : nodes[-1] + 1]
         parts.append(run.model.forward(trees.tokens[:, nodes], positions[:, nodes], seen))
     assert error(torch.cat(parts, 1), run.expected(trees)) < TOLERANCE
-    assert not run.model.is_fixed
+    assert not run.model.lanes.is_fixed
     run.accept(trees)
     trees = forest(1, 3, run.generator)
     assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-    assert run.model.is_fixed
+    assert run.model.lanes.is_fixed
 
 
 @pytest.mark.usefixtures("as_written")
@@ -191,8 +191,7 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     one, other = compiling.steps_of(model).rooms
     memory = one.tensors[0].data_ptr()
     assert memory != other.tensors[0].data_ptr()
-    del first
-    gc.collect()
+    del first, run
     third = session(model)
     trees = forest(len(PROMPTS), 3, third.generator)
     assert error(third.read(trees), third.expected(trees)) < TOLERANCE
@@ -220,6 +219,7 @@ def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], monke
         assert not runs
         assert tokens(True, prompts, temperature=temperature) == expected
         assert len(runs) > 10
+        assert all(len(steps.rooms) == 1 for steps in compiling.STEPS.values())  # one run after another, and warming
         runs.clear()
 
 
