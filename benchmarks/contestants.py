@@ -5,7 +5,6 @@ import time
 from typing import Any, NamedTuple
 
 import torch
-from on_gpu.compiling import compiled
 from transformers import PreTrainedModel
 
 import multidraft as md
@@ -74,8 +73,7 @@ def ours(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, s
     """By our loop, past any end of text, so that everyone makes as many tokens."""
     tree, _, walk = case.setting.partition(" ")
     plain = case == PLAIN
-    settings = compiled(options.compile, not plain)
-    settings |= {} if plain else dict(scheme=case.who, tree=tree, walk=walk)
+    settings = {} if plain else dict(scheme=case.who, tree=tree, walk=walk)
     rows, info = md.generate(
         pair.target,
         None if plain else pair.draft,
@@ -85,6 +83,7 @@ def ours(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, s
         eos_token_id=[],
         generator=torch.Generator().manual_seed(seed),
         measure=False,
+        compile=options.compile,
         **settings,
     )
     parts = {name: round(info.watch.seconds[name], 5) for name in ("draft", "target", "measuring")}

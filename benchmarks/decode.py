@@ -124,7 +124,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target", help="a folder or hub name; default: the embedded pair")
     parser.add_argument("--draft")
     parser.add_argument("--layers", type=int, help="of the target; those added change nothing")
-    parser.add_argument("--compile", action="store_true", help="compile the draft model's steps")
+    parser.add_argument("--compile", action="store_true", help="compile the steps of both models, in our loop")
     options = parser.parse_args(given)
     if sum(way is not None for way in (options.out, options.show, options.over)) != 1:
         parser.error("name a file to measure into, or one to --show, or some to look --over")

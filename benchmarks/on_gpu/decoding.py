@@ -13,7 +13,6 @@ from multidraft.studies.journal import Journal
 from multidraft.zoo.pair import Pair, load_pair
 from on_gpu import trained
 from on_gpu.asked import Asked, Line
-from on_gpu.compiling import WHOLE
 from on_gpu.steps import TREES
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
@@ -21,7 +20,7 @@ Way = tuple[Case, bool]  # who, and whether compiled
 OURS = [Case(SCHEME, f"{tree} deferred") for tree in TREES]
 WAYS: list[Way] = [(PLAIN, False), (THEIRS, False), (STATIC, False), (Case(ASSISTED, "3 tokens"), False)]
 WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [(case, way) for case in OURS for way in (False, True)]
-WAYS += [(PLAIN, True)] * WHOLE
+WAYS += [(PLAIN, True)]
 QUICK = [WAYS[0], WAYS[2], WAYS[3], *WAYS[5:7]]
 TEMPERATURES = (0.0, 1.0)
 

@@ -5,24 +5,21 @@ from collections.abc import Callable
 import torch
 
 from multidraft.models.causal_lm import CausalLM
-from multidraft.models.compiled import MOST_NEW, CompiledCausalLM
+from multidraft.models.compiled import CompiledCausalLM
 from on_gpu.asked import Asked, Line
 from on_gpu.published import model_of
 
 WIDTHS, CONTEXT = (1, 2, 4, 8, 16, 32, 64), 512
-WAYS: dict[str, tuple[type[CausalLM], int]] = {  # each with the widest step that it reads so
-    "eager": (CausalLM, max(WIDTHS)),
-    "compiled": (CompiledCausalLM, MOST_NEW),
-}
+WAYS: dict[str, type[CausalLM]] = {"eager": CausalLM, "compiled": CompiledCausalLM}
 
 
 def measure(asked: Asked, name: str) -> list[Line]:
     """A line a way and width."""
     widths, context = ((1,), 16) if asked.quick else (WIDTHS, CONTEXT)
     model, lines = model_of(name, asked), []
-    for way, (kind, widest) in WAYS.items():
+    for way, kind in WAYS.items():
         reader = beginning(kind(model, context + 2 * max(widths)), context)
-        for new in [width for width in widths if width <= widest]:
+        for new in widths:
             took = asked.milliseconds(a_pass(reader, new, context))
             lines.append(dict(model=name, way=way, tokens=new, milliseconds=round(took, 3)))
     return lines

@@ -8,7 +8,6 @@ from multidraft.errors import outputs
 from on_gpu.asked import Line
 from on_gpu.bounds import __doc__ as meaning_of_bounds
 from on_gpu.bounds import bounds
-from on_gpu.compiling import what_is_compiled
 from on_gpu.pieces import PIECES
 
 
@@ -31,7 +30,7 @@ def heading(settings: dict[str, Any], days: str) -> str:
     machine, made = settings["hardware"], shown(settings["versions"])
     where = machine["gpu"] if settings["device"] != "cpu" else f"{machine['cpu']}, threads: {machine['threads']}"
     lines = [f"# {where}", f"{days}, commit {settings['commit']}; {made}."]
-    lines += [f"Compiled means: {what_is_compiled()}. Milliseconds are medians."]
+    lines += ["Compiled means: both models. Milliseconds are medians."]
     lines += ["**Tiny shapes: this shows that all runs, and says nothing of speed.**"] * settings["quick"]
     return "\n\n".join(lines)
 

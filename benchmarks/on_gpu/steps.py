@@ -8,7 +8,6 @@ import multidraft as md
 from multidraft.decoding.metrics import Info
 from multidraft.generation.defaults import SCHEME
 from on_gpu.asked import Asked, Line
-from on_gpu.compiling import WHOLE, compiled
 from on_gpu.published import model_of
 
 TREES, DRAFT = ("1x1x1", "2x1x1x1", "4x2x2x1"), "0.6 B"
@@ -20,9 +19,9 @@ def measure(asked: Asked, name: str) -> list[Line]:
 
 
 def cases(asked: Asked) -> list[tuple[str | None, bool]]:
-    """Trees, of which None drafts nothing, each eager and compiled where that can be."""
+    """Trees, of which None drafts nothing, each eager and compiled."""
     trees = TREES[:1] if asked.quick else TREES
-    return [(None, False)] + [(None, True)] * WHOLE + [(tree, way) for tree in trees for way in (False, True)]
+    return [(tree, way) for tree in (None, *trees) for way in (False, True)]
 
 
 def line_of(asked: Asked, name: str, tree: str | None, way: bool) -> Line:
@@ -41,9 +40,7 @@ def parts(info: Info) -> dict[str, float]:
 
 def run(asked: Asked, name: str, tree: str | None, way: bool, new: int, synchronise: bool = False) -> Info:
     """So many new tokens."""
-    settings: dict[str, Any] = compiled(way, tree is not None)
-    if tree:
-        settings |= dict(scheme=SCHEME, tree=tree)
+    settings: dict[str, Any] = dict(scheme=SCHEME, tree=tree) if tree else {}
     _, info = md.generate(
         model_of(name, asked),
         model_of(DRAFT, asked) if tree else None,
@@ -53,6 +50,7 @@ def run(asked: Asked, name: str, tree: str | None, way: bool, new: int, synchron
         generator=torch.Generator().manual_seed(0),
         measure=False,
         synchronise=synchronise,
+        compile=way,
         **settings,
     )
     return info

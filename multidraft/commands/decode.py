@@ -74,7 +74,7 @@ def decode(
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
         synchronise=pair.target.device.type == "cuda",
-        **job.settings | {"compile_draft": drafts and job.settings["compile_draft"]},
+        **job.settings,
     )
     info.watch.move(texts.seconds, "rest", "measuring")
     texts.close()

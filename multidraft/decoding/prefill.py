@@ -80,10 +80,10 @@ def readers(
 ) -> tuple[LanguageModel, LanguageModel | None]:
     """Both models as the loop needs them, over the target's vocabulary, with nothing read."""
     capacity = capacity_of(plan, longest)
-    target = reader_of(target_model, capacity)
+    target = reader_of(target_model, capacity, plan.compile)
     if draft_model is None:
         return target, None
-    return target, fitted(reader_of(draft_model, capacity, plan.compile_draft), target.vocabulary)
+    return target, fitted(reader_of(draft_model, capacity, plan.compile), target.vocabulary)
 
 
 def capacity_of(plan: Plan, longest: int) -> int:

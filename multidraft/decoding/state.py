@@ -49,7 +49,7 @@ class Plan:
     walk: str | Walker = "deferred"
     sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
     measure: bool = True  # report the optimal acceptance rate; its time is not counted
-    compile_draft: bool = False
+    compile: bool = False  # the steps of Hugging Face models
     trace: Tracer | None = None
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
 

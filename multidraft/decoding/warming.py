@@ -1,13 +1,20 @@
 """What is compiled when it is first used is used once before any clock runs."""
 
+from collections.abc import Sequence
 from functools import cache, partial
+from operator import add
 
 import torch
+from transformers import PreTrainedModel
 
 from multidraft.catalogue import Scheme
-from multidraft.decoding.shapes import Shape
+from multidraft.decoding.prefill import capacity_of
+from multidraft.decoding.shapes import Fixed, Shape
+from multidraft.decoding.state import Plan
 from multidraft.drafting.levels import draw_level
 from multidraft.drafting.places import Drawing
+from multidraft.models.causal_lm import Model
+from multidraft.models.compiled import prepare
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick
 from multidraft.verification.coupling import residual
@@ -18,6 +25,16 @@ def warm_up(scheme: Scheme, shape: Shape, device: torch.device) -> None:
     if loops.HAS_NUMBA and device.type == "cpu" and not scheme.entry.small:  # solvers have no loops
         for count in shape.counts_drawn:
             use_once(scheme.with_drafts(count))
+
+
+def compile_steps(plan: Plan, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int]) -> None:
+    """Compile the steps of such a run, where models can be compiled; what is there already is not compiled again."""
+    lengths = [len(prompt) for prompt in prompts]
+    longest = capacity_of(plan, max(map(add, lengths, budgets)))
+    for number, model in enumerate(models):
+        branches = number == 0 and isinstance(plan.shape, Fixed) and plan.shape.most_slots > 1
+        if isinstance(model, PreTrainedModel):
+            prepare(model, len(prompts), (1 + branches, plan.shape.most_slots), (min(lengths), longest))
 
 
 @cache

@@ -20,6 +20,7 @@ from multidraft.errors.kinds import check_flag, is_integer, shown
 from multidraft.generation.defaults import FIXED
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import Model, home
+from multidraft.models.gguf import GGUF
 from multidraft.models.resized import check_sizes
 from multidraft.planning.auto import Limits
 from multidraft.planning.steering import can_choose
@@ -87,7 +88,7 @@ def top_count(logprobs: bool | int) -> int | None:
 def check_model(model: Any, name: str) -> None:
     """Raise unless it is a model that the loop can read with, on a device that has float64."""
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
-        raise AdviceError(f"the {name} model is compiled; pass the model itself, and compile_draft=True for its drafts")
+        raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
     if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
         raise AdviceError(
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
@@ -108,10 +109,22 @@ def as_drafter(draft: Any) -> Model | None:
     return Several(listed) if isinstance(draft, list | tuple) else draft
 
 
-def check_compiles(draft_model: Model | None) -> None:
+def check_pieces(target: Model, draft: Model | None) -> None:
+    """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
+    if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
+        return
+    for token, names in enumerate(zip(target.weights.pieces, draft.weights.pieces, strict=False)):
+        if names[0] != names[1] and all(names):
+            raise AdviceError(
+                f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
+                f"{names[1]!r} in the second; choose a draft model that has the target's tokenizer"
+            )
+
+
+def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile."""
-    if not isinstance(draft_model, PreTrainedModel):
-        raise AdviceError("compile_draft compiles a Hugging Face draft model, and there is none; leave it out")
+    if not any(isinstance(model, PreTrainedModel) for model in models):
+        raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
 def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:

@@ -16,7 +16,7 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
-from multidraft.decoding.warming import warm_up
+from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.generation.inputs import (
     Prompts,
     lengths,
@@ -28,6 +28,7 @@ from multidraft.models import versions
 from multidraft.models.causal_lm import Model, home
 from multidraft.planning.making import using
 from multidraft.planning.steering import steered
+from multidraft.planning.subject import Subject
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
@@ -122,8 +123,12 @@ def run(
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
     plan, threads = options.plan_with(sampling_from(rows.processors, rows.greedy)), None
     if draft is not None and options.limits is not None:
-        plan, threads = steered(plan, target, draft, prompts, options.limits, options.plan_file)
+        subject = Subject(target, draft, prompts, plan.scheme, plan.walk)
+        plan, threads = steered(plan, subject, options.limits, options.plan_file, stopping.budgets)
+        draft = draft if plan.shape.most_drafts else None
     warm_up(plan.scheme, plan.shape, stopping.device)
+    if plan.compile:
+        compile_steps(plan, [target, draft], prompts, stopping.budgets)
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:

@@ -27,6 +27,7 @@ from multidraft.generation.inputs import (
     check_compiles,
     check_drafters,
     check_model,
+    check_pieces,
     limits_of,
     make_plan,
     plan_file,
@@ -77,7 +78,7 @@ def generate(
     trace: Tell | None = None,
     measure: bool = True,
     synchronise: bool = False,
-    compile_draft: bool = False,
+    compile: bool = False,
     generation_config: GenerationConfig | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriteria] = (),
@@ -109,24 +110,25 @@ def generate(
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
     `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
     `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). `measure=False` leaves the
-    optimal acceptance rate out of the report. `compile_draft` compiles the draft model's steps: some seconds for each
-    size of step that comes up, once for a model; it pays in long runs.
+    optimal acceptance rate out of the report. `compile=True` compiles the steps of both models, once for a model: that
+    takes some time, is shown, and pays in long runs.
 
     Raises `AdviceError` on bad input.
     """
     check_model(target_model, "target")
     draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
+    check_pieces(target_model, draft)
     limits = limits_of(tree, scheme) if draft is not None else None
     file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
     settled = make_plan(scheme, tree, walk, Sampling(), measure, top_count(logprobs))
     if draft is not None:
         check_drafters(settled.scheme, isinstance(draft, Several))
-    check_flag(compile_draft, "compile_draft")
-    if compile_draft:
-        check_compiles(draft)
+    check_flag(compile, "compile")
+    if compile:
+        check_compiles(target_model, draft)
     check_callables(trace, logits_processor, stopping_criteria)
     options = Options(
-        replace(settled, compile_draft=compile_draft, trace=Trace(trace) if trace is not None else None),
+        replace(settled, compile=compile, trace=Trace(trace) if trace is not None else None),
         limits=limits,
         plan_file=file,
         draft_temperature=draft_temperature,

@@ -1,5 +1,6 @@
 """Keys and values of several layers in one tensor, so that one operation reaches all of them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxtyping import Int
@@ -26,13 +27,14 @@ class Block:
         self.taken = 0
         alike = kind(keys) == kind(values)
         groups = [(2 * layers, keys)] if alike else [(layers, keys), (layers, values)]
-        self._hold(*(allocate(buffers, like, capacity) for buffers, like in groups))
+        self._hold(*(self.allocate(buffers, like, capacity) for buffers, like in groups))
 
     def _hold(self, *tensors: Tensor) -> None:
-        parts = [part for tensor in tensors for part in tensor]
-        half = len(parts) // 2
-        layers: list[tuple[Tensor, ...]] = list(zip(parts[:half], parts[half:], strict=True))
-        self.contents = Contents(tensors, layers, tensors[0].shape[3])
+        self.contents = Contents(tensors, by_layer(tensors), tensors[0].shape[3])
+
+    def allocate(self, buffers: int, like: Tensor, capacity: int) -> Tensor:
+        """Its first memory."""
+        return allocate(buffers, like, capacity)
 
     def suits(self, keys: Tensor, values: Tensor) -> bool:
         """Whether there is room for one more layer with such keys and values."""
@@ -72,15 +74,31 @@ class Storage:
         self.layers, self.capacity = layers, capacity
         self.blocks: list[Block] = []
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is at addresses that are to stay."""
+        return False
+
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
         """Room for a layer with such keys and values: its number in a block, and the block."""
         block = next((block for block in self.blocks if block.suits(keys, values)), None)
         if block is None:
             left = self.layers - sum(block.taken for block in self.blocks)
-            block = Block(max(min(left, LAYERS), 1), self.capacity, keys, values)  # 0 left after an interruption
+            block = self.block(max(min(left, LAYERS), 1), keys, values)  # 0 left after an interruption
             self.blocks.append(block)
         block.taken += 1
         return block.taken - 1, block
+
+    def block(self, layers: int, keys: Tensor, values: Tensor) -> Block:
+        """A new one."""
+        return Block(layers, self.capacity, keys, values)
+
+
+def by_layer(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Each layer's keys and values, as views."""
+    parts = [part for tensor in tensors for part in tensor]
+    half = len(parts) // 2
+    return list(zip(parts[:half], parts[half:], strict=True))
 
 
 def kind(states: Tensor) -> tuple:

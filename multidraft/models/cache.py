@@ -81,10 +81,10 @@ class TreeCache:
     plus one tree) to avoid growing, which copies.
     """
 
-    def __init__(self, layers: int, capacity: int):
+    def __init__(self, layers: int, capacity: int, storage: Storage | None = None):
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
-        self.storage = Storage(layers, capacity)
+        self.storage = storage or Storage(layers, capacity)
         self.layers = [BufferLayer(self.storage) for _ in range(layers)]
         self.cache = Cache(layers=list(self.layers))
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
@@ -112,13 +112,13 @@ class TreeCache:
         """Slots of the buffers."""
         return self.layers[0].capacity
 
-    def new_slots(self, new: int) -> Int[Tensor, " new"]:
-        """The slots of the `new` tokens that were appended last, for a forward pass that writes them by itself."""
-        end = self.base + self.pending
-        return torch.arange(end - new, end, device=self.layers[0].device)
+    @property
+    def written(self) -> int:
+        """Where the next forward pass begins to write."""
+        return self.layers[0].end
 
     def advance(self, new: int) -> None:
-        """Note that a forward pass has written them."""
+        """Note that a forward pass has written so many tokens by itself."""
         for layer in self.layers:
             layer.end += new
 
@@ -216,9 +216,9 @@ class TreeCache:
             self._settle(rows.device)
 
     @classmethod
-    def gathered(cls, pieces: "list[tuple[TreeCache, list[int]]]", capacity: int) -> "TreeCache":
+    def gathered(cls, pieces: "list[tuple[TreeCache, list[int]]]", storage: Storage) -> "TreeCache":
         """A cache of copies of these rows of others; nothing may be pending in them."""
-        made = cls(len(pieces[0][0].layers), capacity)
+        made = cls(storage.layers, storage.capacity, storage)
         lengths = [[cache.lengths[row] for row in rows] for cache, rows in pieces]
         for number, layer in enumerate(made.layers):
             parts = zip(pieces, lengths, strict=True)

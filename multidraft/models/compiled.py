@@ -1,54 +1,65 @@
-"""A drafter whose steps are compiled: the same shapes every time, so that what is compiled once serves all steps."""
+"""A reader whose steps are compiled: prompts are read as ever, then the batch moves into buffers that stay."""
 
-import math
 import warnings
-from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from itertools import product
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
 
+from multidraft.errors import AdviceError
+from multidraft.models.buckets import SLOTS, WIDEST, bucket, buckets
 from multidraft.models.causal_lm import CausalLM
+from multidraft.models.compiling import steps_of
+from multidraft.models.fixed import FixedStorage, memory
+from multidraft.models.frames import Frame
 
-BUCKET = 1024  # capacities are this, twice this, four times this: another one compiles anew
-MOST_NEW = 16  # wider steps gain little
-Step = Callable[..., Tensor]
-STEPS: WeakKeyDictionary[PreTrainedModel, Step] = WeakKeyDictionary()
-
-
-class FixedLayer(DynamicLayer):
-    """One layer's whole buffers; new keys and values go to the slots given, and all slots are attended to."""
-
-    def __init__(self, keys: Tensor, values: Tensor, slots: Int[Tensor, " new"]):
-        super().__init__()
-        self.keys, self.values, self.slots, self.is_initialized = keys, values, slots, True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys.index_copy_(2, self.slots, key_states)
-        self.values.index_copy_(2, self.slots, value_states)
-        return self.keys, self.values
-
-    def get_seq_length(self, *args) -> int:
-        return 0
+Size = tuple[int, int, int]  # rows, tokens and slots
+BEGIN = 1024  # slots of the buffers that prompts are read into; they grow with what is read
 
 
 class CompiledCausalLM(CausalLM):
-    """A `CausalLM` that runs small steps of one row through `torch.compile`; other steps run as ever.
+    """A `CausalLM` whose steps run through `torch.compile`, and on a GPU as CUDA graphs.
 
-    A step of `new` tokens is compiled when it first comes (seconds each; a tree has a few such sizes), and the compiled
-    steps stay with `model`. On a GPU they are CUDA graphs. Where compiling fails, a warning says why and all goes on
-    without. Logits agree with those of the model up to rounding.
+    Steps are padded to buckets of rows, tokens and slots. What is compiled and recorded stays with `model`, and so does
+    the memory. Where compiling fails, or memory lacks, one warning says so and all goes on without. Logits agree with
+    those of the model up to rounding.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256):
-        bucket = BUCKET * 2 ** math.ceil(math.log2(max(capacity / BUCKET, 1)))
-        super().__init__(model, bucket, may_split=lambda: False)  # lanes come in any size
-        self.step: Step | None = step_of(model)
+        super().__init__(model, min(capacity, BEGIN))
+        self.steps, self.asked, self.fits = steps_of(model), capacity, True
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        visible: Bool[Tensor, "batch new pending"],
+        logits: bool = True,
+    ) -> Float[Tensor, "batch scored vocabulary"]:
+        if logits and 0 < tokens.shape[1] <= WIDEST and not self.cache.pending:
+            self.settle(tokens.shape[1])
+        return super().forward(tokens, positions, visible, logits)
+
+    @torch.inference_mode()
+    def settle(self, new: int) -> None:
+        """Move the batch into a room with slots for trees that begin with so many tokens, unless it is in one."""
+        if not (self.steps.works and self.fits and all(cache.is_filled for cache in self.lanes.caches)):
+            return
+        longest = max(cache.base for cache in self.lanes.caches)
+        if self.lanes.is_fixed and longest + 2 * bucket(new) <= self.cache.capacity:
+            return
+        capacity = bucket(max(self.asked, longest + 4 * bucket(new)), SLOTS)
+        slot = sum(buffer[0, :, 0].nbytes for layer in self.cache.layers for buffer in layer.buffers)
+        try:
+            rows, layers = bucket(len(self.lanes.order)), len(self.cache.layers)
+            self.lanes.unite(self.steps.storage(layers, rows, capacity, slot))
+        except (AdviceError, torch.OutOfMemoryError) as error:
+            self.fits = False
+            warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     def read(
         self,
@@ -57,45 +68,67 @@ class CompiledCausalLM(CausalLM):
         visible: Bool[Tensor, "batch new pending"],
         settings: dict[str, int],
     ) -> Float[Tensor, "batch scored vocabulary"]:
-        fits = len(tokens) == 1 and tokens.shape[1] <= MOST_NEW and not settings
-        if self.step is None or not fits or not self.cache.is_filled:
+        (rows, new), first = tokens.shape, self.cache.written
+        size = (bucket(rows), bucket(new), bucket(first + bucket(new), SLOTS))
+        if settings or new > WIDEST or not (self.steps.works and self.lanes.is_fixed and size[2] <= self.slots):
             return super().read(tokens, positions, visible, settings)
-        mask, slots = self.mask(visible), self.cache.new_slots(tokens.shape[1])
-        mask = {k: self.widened(m) for k, m in mask.items()} if isinstance(mask, dict) else self.widened(mask)
-        buffers = [buffer for layer in self.cache.layers for buffer in layer.buffers]
         try:
-            logits = self.step(tokens, positions, mask, slots, *buffers)
-        except Exception as error:  # whatever a compiler may raise: the step has then not been run
-            warnings.warn(
-                f"the draft model does not compile, so it runs without: {str(error).strip().splitlines()[0]}",
-                stacklevel=2,
-            )
-            self.step = None
+            frame = self.frame(size)
+            frame.fill(tokens, positions, self.masks_of(self.cache, visible), first)
+            logits = frame.run(self.step)
+        except Exception as error:  # whatever a compiler may raise; what has been written is written again
+            self.steps.give_up(error)
             return super().read(tokens, positions, visible, settings)
-        self.cache.advance(tokens.shape[1])
-        return logits
+        self.cache.advance(new)
+        return logits[:rows, :new]
 
-    def widened(self, mask: Float[Tensor, "1 1 new slots"]) -> Float[Tensor, "1 1 new capacity"]:
-        """The mask over the whole buffers; nothing sees the slots behind the pending ones."""
-        behind = self.cache.capacity - mask.shape[-1]
-        return torch.nn.functional.pad(mask, (0, behind), value=torch.finfo(mask.dtype).min)
+    @property
+    def slots(self) -> int:
+        """How many slots steps may see, where the batch is."""
+        return self.cache.storage.capacity
+
+    def step(self, *inputs: Any) -> Tensor:
+        """The compiled step of this model."""
+        return self.steps.step(self.model, *inputs)
+
+    def frame(self, size: Size) -> Frame:
+        """The step of such a size, ready to be filled."""
+        assert isinstance(self.cache.storage, FixedStorage)
+        frames = self.cache.storage.room.frames
+        for each in (first_of(size), size):
+            if each not in frames:
+                frame = Frame(each, self.windows, self.model.dtype, memory(self.cache.layers))
+                frame.record(self.step, self.cache.storage.room.pool)
+                frames[each] = frame
+        return frames[size]
 
 
-def step_of(model: PreTrainedModel) -> Step:
-    """The model's compiled step: a function of tensors alone, which writes into the buffers that it is given."""
-    if model not in STEPS:
-        inductor, dynamo = torch._inductor.config, torch._dynamo.config
-        inductor.compile_threads = 1  # workers that wait would slow down everything after
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * MOST_NEW)
+def first_of(size: Size) -> Size:
+    """What is compiled first, and serves all sizes of this kind: a compiler takes sizes that are equal for the same."""
+    rows, new, _ = size
+    return 2 if rows > 1 else 1, 4 if new > 1 else 1, SLOTS
 
-        def step(tokens: Tensor, positions: Tensor, mask: Tensor, slots: Tensor, *buffers: Tensor) -> Tensor:
-            pairs = zip(buffers[::2], buffers[1::2], strict=True)
-            cache = Cache(layers=[FixedLayer(keys, values, slots) for keys, values in pairs])
-            output = model(
-                input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
-            )
-            return output.logits
 
-        mode = "reduce-overhead" if model.device.type == "cuda" else None
-        STEPS[model] = torch.compile(step, dynamic=False, mode=mode)
-    return STEPS[model]
+@torch.inference_mode()
+def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
+    """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
+    reader = CompiledCausalLM(model, lengths[1])
+    first = torch.zeros(rows, 1, dtype=torch.int64)
+    reader.forward(first, first, torch.ones(rows, 1, 1, dtype=torch.bool), logits=False)
+    reader.keep(first)
+    reader.settle(min(new[1], WIDEST))
+    sizes = sizes_of(reader, rows, new, lengths[0]) if reader.lanes.is_fixed else []
+    for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
+        try:
+            reader.frame(size)
+        except Exception as error:
+            return reader.steps.give_up(error)
+
+
+def sizes_of(reader: CompiledCausalLM, rows: int, new: tuple[int, int], shortest: int) -> list[Size]:
+    """Those that may come up; on a CPU, where nothing is recorded, what is compiled for the ends serves between."""
+    slots = [size for size in buckets(reader.slots, SLOTS) if size >= shortest]
+    each, tokens = buckets(rows), buckets(min(new[1], WIDEST), new[0])
+    if reader.device.type == "cpu":
+        each, tokens, slots = [each[0], each[-1]], [tokens[0], tokens[-1]], slots[:1]
+    return list(dict.fromkeys(product(each, tokens, slots)))

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
+from multidraft.models.blocks import Storage
 from multidraft.models.cache import BufferLayer, TreeCache
 from multidraft.models.lane_attention import in_parts
 
@@ -77,6 +78,11 @@ class Lanes:
         found = dict(zip(self.order, (n for cache in self.caches for n in cache.lengths), strict=True))
         return [found[row] for row in range(len(found))]
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all rows are at addresses that stay."""
+        return len(self.caches) == 1 and self.caches[0].storage.is_fixed
+
     def arranged(self, rows: Tensor) -> Tensor:
         """The rows of the batch, lane by lane."""
         return rows if self.in_order else rows[self.arranging.to(rows.device)]
@@ -126,7 +132,15 @@ class Lanes:
         lanes = self.lanes + [(cache, [count + row for row in rows]) for cache, rows in other.lanes]
         lanes = [lane for lane in lanes if lane[1]] or lanes[:1]
         several = len(lanes) > 1 and not self.may_split()
-        self._hold([copied(lanes, max(cache.capacity for cache, _ in lanes))] if several else lanes)
+        capacity = max(cache.capacity for cache, _ in lanes)
+        self._hold([copied(lanes, self._storage(capacity))] if several else lanes)
+
+    def unite(self, storage: Storage) -> None:
+        """Move all rows there; nothing may be pending."""
+        self._hold([copied(self.lanes, storage)])
+
+    def _storage(self, capacity: int) -> Storage:
+        return Storage(len(self.caches[0].layers), capacity)
 
     def take(self, other: "Lanes", row: int, length: int) -> None:
         """Hold a copy of the first kept tokens of one of the other batch's rows; nothing may have been read here."""
@@ -135,7 +149,9 @@ class Lanes:
         self._hold([(self.caches[0], [0])])
 
     def _regroup(self) -> None:
-        """Put rows into other lanes where that pays."""
+        """Put rows into other lanes where that pays, unless they are to stay where they are."""
+        if self.is_fixed:
+            return
         cost, lengths = cost_on(self.caches[0].positions.device), self.lengths
         now = sum(cost + len(cache.lengths) * cache.base for cache in self.caches)
         if now <= GAIN * (cost + sum(lengths)) or not self.may_split():  # as good as one lane without padding
@@ -148,7 +164,7 @@ class Lanes:
         """A lane of these rows: the one that there is, or one of copies with room to grow."""
         kept = next((lane for lane in self.lanes if set(lane[1]) == rows), None)
         longest = max(self.lengths[row] for row in rows)
-        return kept or copied(self.lanes, longest + longest // ROOM + 1, rows)
+        return kept or copied(self.lanes, self._storage(longest + longest // ROOM + 1), rows)
 
 
 def cost_on(device: torch.device) -> int:
@@ -156,12 +172,12 @@ def cost_on(device: torch.device) -> int:
     return COSTS.get(device.type, COST)
 
 
-def copied(lanes: list[Lane], capacity: int, rows: Container[int] | None = None) -> Lane:
+def copied(lanes: list[Lane], storage: Storage, rows: Container[int] | None = None) -> Lane:
     """One lane of copies of these rows, or of all of them."""
     places = [[i for i, row in enumerate(held) if rows is None or row in rows] for _, held in lanes]
     parts = [(cache, held, chosen) for (cache, held), chosen in zip(lanes, places, strict=True) if chosen]
     together = [held[place] for _, held, chosen in parts for place in chosen]
-    return TreeCache.gathered([(cache, chosen) for cache, _, chosen in parts], capacity), together
+    return TreeCache.gathered([(cache, chosen) for cache, _, chosen in parts], storage), together
 
 
 def grouped(lengths: Sequence[int], cost: int) -> list[list[int]]:

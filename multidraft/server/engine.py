@@ -47,7 +47,7 @@ class Engine:
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
         self.shelf = Shelf()
-        self.ragged = not plan.compile_draft and all(is_ragged(model) for model in (target, draft) if model is not None)
+        self.ragged = not plan.compile and all(is_ragged(model) for model in (target, draft) if model is not None)
         self.width = 0  # slots of a row, where batches are padded
         self.info = Info()
         self.prompt_tokens = self.reused_tokens = 0

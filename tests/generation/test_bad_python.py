@@ -1,6 +1,7 @@
 """Every argument of the Python way in, by wrong kinds of value: each call ends with one line that says what to do."""
 
 import math
+import sys
 from types import SimpleNamespace
 
 import jaxtyping
@@ -16,6 +17,7 @@ import multidraft as md
 from multidraft.generation.prompts import as_lists
 from multidraft.models import pretrained, versions
 from multidraft.models.causal_lm import home
+from multidraft.models.llama_cpp.binding import library
 
 INF, NAN = math.inf, math.nan
 PROMPTS = [[1, 2, 3]]
@@ -71,7 +73,7 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
     "trace": {**without(THINGS, "class"), "number": 3, "list": [print]},
     "measure": FLAGS,
     "synchronise": {**FLAGS, "without a GPU": True},
-    "compile_draft": FLAGS,
+    "compile": FLAGS,
     "generation_config": {**THINGS, "number": 3, "list": [1], "bad temperature": GenerationConfig(temperature=INF)},
     "logits_processor": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
     "stopping_criteria": {**without(THINGS, "bytes"), "number": 3, "numbers": [3]},
@@ -243,7 +245,7 @@ def custom(**settings):
 
 
 OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()
-OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile_draft".split()
+OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile".split()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -378,3 +380,10 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
 def test_settings_that_transformers_trips_over_are_advice():
     config = GenerationConfig(bad_words_ids=[["x"]], eos_token_id=[])
     refused(lambda: versions.logits_processors(config, [1], 61, [], torch.device("cpu")))
+
+
+def test_a_gguf_model_without_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
+    library.cache_clear()
+    with pytest.raises(md.AdviceError, match=r'this needs llama-cpp-python.*pip install "multidraft\[gguf\]"'):
+        md.GGUF("model.gguf")

@@ -57,7 +57,8 @@ class Fake:
 
     def join(self, other: "Fake") -> None:
         pieces = [(fake.cache, list(range(len(fake.rows)))) for fake in (self, other)]
-        self.cache = TreeCache.gathered(pieces, max(cache.capacity for cache, _ in pieces))
+        storage = blocks.Storage(len(self.cache.layers), max(cache.capacity for cache, _ in pieces))
+        self.cache = TreeCache.gathered(pieces, storage)
         self.rows, self.pending = self.rows + other.rows, torch.cat([self.pending, other.pending])
 
     def part(self, row: int, length: int) -> "Fake":

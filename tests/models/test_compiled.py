@@ -1,64 +1,349 @@
-"""A compiled drafter says what the model says, and generation goes on where compiling fails."""
+"""Compiled steps say what the model says, whatever comes and goes, and generation goes on where nothing compiles."""
 
+import gc
 import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from weakref import WeakKeyDictionary, ref
 
 import jaxtyping
 import pytest
+import test_lanes
 import torch
-from tiny import VOCABULARY, tiny_model
+from test_cache import CASES, PROMPTS, TOLERANCE, Session, error, forest
+from test_lanes import Life
+from tiny import VOCABULARY, WINDOWED, tiny_model
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.models import compiled
+from multidraft.models import compiled, compiling
+from multidraft.models.buckets import bucket, buckets
+from multidraft.models.causal_lm import CausalLM
+from multidraft.models.compiled import CompiledCausalLM
+from multidraft.models.fixed import FixedBlock
+from multidraft.models.frames import Frame
 from multidraft.models.table import TableModel, random_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
-def tokens(family: str, compile_draft: bool, prompts: list[list[int]] | None = None) -> list[list[int]]:
+@pytest.fixture(autouse=True)
+def anew(monkeypatch) -> None:
+    """Nothing has been compiled yet, and buckets are small, so that batches outgrow them."""
+    monkeypatch.setattr(compiling, "STEPS", WeakKeyDictionary())
+    monkeypatch.setattr(compiled, "SLOTS", 16)
+
+
+@pytest.fixture
+def as_written(monkeypatch) -> None:
+    """Steps run in fixed buffers as they do when they are compiled, and are not compiled."""
+    monkeypatch.setattr(compiling, "compiled", lambda model: compiling.step)
+
+
+@pytest.fixture
+def as_for_users(monkeypatch) -> None:
+    """Shapes in a trace are no shapes, so nobody may check them."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def test_sizes():
+    assert [bucket(count) for count in (0, 1, 2, 3, 4, 5, 33)] == [1, 1, 2, 4, 4, 8, 64]
+    assert bucket(3, 16) == 16
+    assert buckets(5) == [8, 4, 2, 1]
+    assert buckets(40, 16) == [64, 32, 16]
+
+
+def life(model: PreTrainedModel, monkeypatch) -> tuple[Tensor, list[CompiledCausalLM]]:
+    """A batch's life, read in compiled steps: chunks, levels, a step given up, rows that come and leave."""
+    readers: list[CompiledCausalLM] = []
+
+    def made(model: PreTrainedModel, capacity: int, _: Callable) -> CausalLM:
+        readers.append(CompiledCausalLM(model, capacity))
+        return readers[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(test_lanes, "CausalLM", made)
+        return Life(model, False).run(), readers
+
+
+QUICK = [("llama", "sdpa"), ("gemma3", "sdpa"), ("gpt2", "eager"), ("gpt_oss", "eager"), ("qwen2 window", "sdpa")]
+FAMILIES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize(("name", "attention"), FAMILIES)
+def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, attention: str, monkeypatch):
+    model = tiny_model(name, attention)
+    logits, (first, _) = life(model, monkeypatch)
+    assert error(logits, Life(model, False).run()) < TOLERANCE
+    assert first.lanes.is_fixed
+    recorded = {size for room in first.steps.rooms for size in room.frames}
+    assert {rows for rows, _, _ in recorded} >= {4, 8}  # 4 rows, 6, and 3
+    assert {slots for *_, slots in recorded} >= {16, 32}
+
+
+def padding_is_seen(self: Frame, *inputs) -> None:
+    """Wrong: real tokens see the slots of padded ones."""
+    right_fill(self, *inputs)
+    for mask in self.masks.values():
+        mask[..., int(self.slots[-1])] = 0
+
+
+def written_one_too_far(self: Frame, tokens: Tensor, positions: Tensor, masks: dict, first: int) -> None:
+    """Wrong: keys and values go to the slots after their own."""
+    right_fill(self, tokens, positions, masks, first + 1)
+
+
+def old_masks_shine_through(self: Frame, *inputs) -> None:
+    """Wrong: what a former step has seen is still seen."""
+    before = [mask.clone() for mask in self.masks.values()]
+    right_fill(self, *inputs)
+    for mask, old in zip(self.masks.values(), before, strict=True):
+        torch.maximum(mask, old, out=mask)
+
+
+def rows_stay(self: FixedBlock, rows: Tensor) -> None:
+    """Wrong: when rows leave, the first ones are those that go on."""
+    self._hold(*(tensor[:, : len(rows)] for tensor in self.contents.tensors))
+
+
+right_fill = Frame.fill
+WRONG = [(Frame, "fill", wrong) for wrong in (padding_is_seen, written_one_too_far, old_masks_shine_through)]
+WRONG += [(FixedBlock, "select", rows_stay)]
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[2].__name__)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_comparison_catches_a_wrong_twin(wrong: tuple, name: str, monkeypatch):
+    model = tiny_model(name)
+    monkeypatch.setattr(*wrong)
+    logits, _ = life(model, monkeypatch)
+    assert error(logits, Life(model, False).run()) > 100 * TOLERANCE
+
+
+def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity: int = 8) -> Session:
+    generator = torch.Generator().manual_seed(sum(prompts))
+    sequences = [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in prompts]
+    made = Session(model, CompiledCausalLM(model, capacity), sequences, generator)
+    made.prefill()
+    return made
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("name", ["llama", *WINDOWED[1:3]])
+def test_what_is_padded_does_not_survive(name: str):
+    """Whatever padded tokens leave behind is overwritten or hidden: no number in there makes a difference."""
+    run = session(tiny_model(name, "eager" if name == "gemma2" else "sdpa"))
+    for _ in range(3):
+        trees = forest(len(PROMPTS), 5, run.generator)
+        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+        run.accept(trees)
+        spoil(run.model)
+
+
+@torch.inference_mode()
+def spoil(model: CompiledCausalLM) -> None:
+    """Write large numbers wherever no row has a kept token."""
+    [room] = [room for room in model.steps.rooms if not room.is_free]
+    for tensor in room.tensors:
+        for row, length in enumerate(model.lanes.lengths):
+            tensor[:, row, :, length:] = 100.0
+        tensor[:, len(model.lanes.lengths) :] = 100.0
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_batch_that_outgrows_its_room_moves_to_a_larger_one():
+    run, capacities = session(tiny_model("llama"), capacity=1), []
+    for nodes in (3, 9, 12, 9):
+        trees = forest(len(PROMPTS), nodes, run.generator)
+        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+        capacities.append(run.model.slots)
+        run.accept(trees)
+    assert capacities == sorted(capacities)
+    assert capacities[0] < capacities[-1]
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_tree_that_outgrows_the_room_is_read_without():
+    run = session(tiny_model("llama"), prompts=(14,))
+    trees = forest(1, 29, run.generator)
+    positions, parts = run.positions(trees), []
+    for nodes in torch.arange(29).split([1, 4, 8, 16]):
+        seen = trees.visible[:, nodes, : nodes[-1] + 1]
+        parts.append(run.model.forward(trees.tokens[:, nodes], positions[:, nodes], seen))
+    assert error(torch.cat(parts, 1), run.expected(trees)) < TOLERANCE
+    assert not run.model.lanes.is_fixed
+    run.accept(trees)
+    trees = forest(1, 3, run.generator)
+    assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+    assert run.model.lanes.is_fixed
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_room_is_lent_to_one_batch_at_a_time():
+    model = tiny_model("llama")
+    first, second = session(model), session(model)
+    for run in (first, second):
+        run.read(forest(len(PROMPTS), 3, run.generator))
+    one, other = compiling.steps_of(model).rooms
+    memory = one.tensors[0].data_ptr()
+    assert memory != other.tensors[0].data_ptr()
+    del first, run
+    third = session(model)
+    trees = forest(len(PROMPTS), 3, third.generator)
+    assert error(third.read(trees), third.expected(trees)) < TOLERANCE
+    assert third.model.cache.layers[0].buffers[0].data_ptr() == memory
+    assert len(compiling.steps_of(model).rooms) == 2
+
+
+def tokens(compile: bool, prompts: list[list[int]], family: str = "llama", **settings: object) -> list[list[int]]:
     """A run with a tiny pair."""
-    models, prompts = (tiny_model(family), tiny_model(family, num_hidden_layers=1)), prompts or [[1, 2, 3]]
-    settings = dict(tree="2x1", generator=torch.Generator().manual_seed(3), max_new_tokens=30)
-    rows, _ = md.generate(*models, prompts, compile_draft=compile_draft, **settings)
-    return [row.tolist() for row in rows]
+    models = tiny_model(family), tiny_model(family, num_hidden_layers=1)
+    given = dict(tree="2x1", generator=torch.Generator().manual_seed(3), max_new_tokens=12) | settings
+    return [row.tolist() for row in md.generate(*models, prompts, compile=compile, **given)[0]]
+
+
+BATCHES = [[[1, 2, 3]], [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10, 11]]]
+
+
+@pytest.mark.usefixtures("as_written")
+@pytest.mark.parametrize("prompts", BATCHES, ids=len)
+def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], monkeypatch):
+    runs, run = [], Frame.run
+    monkeypatch.setattr(Frame, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
+    for temperature in (0, 1.0):
+        expected = tokens(False, prompts, temperature=temperature)
+        assert not runs
+        assert tokens(True, prompts, temperature=temperature) == expected
+        assert len(runs) > 10
+        assert all(len(steps.rooms) == 1 for steps in compiling.STEPS.values())  # one run after another, and warming
+        runs.clear()
+
+
+@pytest.mark.parametrize("prompts", BATCHES, ids=len)
+def test_generation_goes_on_where_compiling_fails(prompts: list[list[int]], monkeypatch):
+    def broken(*inputs):
+        raise RuntimeError("no compiler here\nand much more")
+
+    monkeypatch.setattr(compiling, "compiled", lambda model: broken)
+    expected = tokens(False, prompts)
+    with pytest.warns(UserWarning, match="does not compile, so it runs without: no compiler here$") as caught:
+        assert tokens(True, prompts) == expected
+    assert len(caught) == 2  # a line for each model
+    assert tokens(True, prompts) == expected  # and none the next time
+
+
+@pytest.mark.usefixtures("as_written")
+def test_generation_goes_on_where_memory_lacks(monkeypatch):
+    monkeypatch.setattr(compiling, "available", lambda device: 2**20)
+    monkeypatch.setattr(compiled, "SLOTS", 2**14)
+    with pytest.warns(
+        UserWarning, match=r"without compiled steps: .* need [24].0 MiB, and 1.0 MiB are free; decode fewer"
+    ):
+        assert tokens(True, BATCHES[0]) == tokens(False, BATCHES[0])
+
+
+@pytest.mark.usefixtures("as_written")
+def test_what_was_compiled_is_forgotten_when_weights_change():
+    model = tiny_model("gpt2", n_layer=1)
+    before = compiling.steps_of(model)
+    assert compiling.steps_of(model) is before
+    with torch.no_grad():
+        next(model.parameters()).mul_(1)
+    assert compiling.steps_of(model) is not before
+
+
+def test_only_models_compile():
+    table = TableModel(random_table(VOCABULARY, 1, 0), VOCABULARY)
+    with pytest.raises(md.AdviceError, match="compiles Hugging Face models, and there is none"):
+        md.generate(table, table, [[1]], compile=True)
+
+
+def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
+    """Trees of many sizes, read and generated with, are the model's own; how often something was compiled for them."""
+    model, table = tiny_model("llama", num_hidden_layers=1), TableModel(random_table(VOCABULARY, 1, 0), VOCABULARY)
+    settings = dict(tree="2x1", temperature=0, max_new_tokens=20, measure=False)
+    counters.clear()
+    for batch in (prompts, [prompt * 10 for prompt in prompts]):
+        got, _ = md.generate(model, table, batch, compile=True, **settings)
+        expected, _ = md.generate(model, table, batch, **settings)
+        assert [row.tolist() for row in got] == [row.tolist() for row in expected]
+    run = session(model, prompts=lengths, capacity=1)
+    for nodes in (2, 3, 9, 17):
+        trees = forest(len(lengths), nodes, run.generator)
+        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
+        run.accept(trees)
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def traced(monkeypatch) -> None:
+    """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
+    made = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(compiling, "compiled", lambda model: made(compiling.own_copy(compiling.step)))
 
 
 @needs_compiler
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
-def test_compiled_steps_draft_the_same_tokens(family: str, monkeypatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users: shapes in a trace are no shapes
-    calls = []
-    monkeypatch.setattr(compiled.CompiledCausalLM, "widened", counted(compiled.CompiledCausalLM.widened, calls))
-    expected = tokens(family, False)
-    assert not calls
-    assert tokens(family, True) == expected
-    assert len(calls) > 10
+@pytest.mark.usefixtures("as_for_users")
+def test_one_compilation_serves_a_row():
+    assert compilations([[1, 2, 3]], (6,)) == 1
 
 
-def counted(function, calls: list):
-    """The same function, leaving a mark at every call."""
-
-    def counting(*arguments):
-        calls.append(1)
-        return function(*arguments)
-
-    return counting
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users", "traced")
+def test_another_one_serves_several_rows():
+    assert compilations([[1, 2, 3], [4], [5, 6]], PROMPTS) == 2
 
 
-def test_a_batch_runs_as_ever() -> None:
-    prompts = [[1, 2, 3], [4, 5]]
-    assert tokens("llama", True, prompts) == tokens("llama", False, prompts)
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users", "traced")
+def test_without_marks_sizes_are_compiled_again(monkeypatch):
+    """The wrong twin of the two above: that they count at all."""
+    monkeypatch.setattr(Frame, "mark", lambda self: None)
+    assert compilations([[1, 2, 3]], (6,)) > 1
 
 
-def test_generation_goes_on_where_compiling_fails(monkeypatch) -> None:
-    def broken(*arguments):
-        raise RuntimeError("no compiler here")
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+@pytest.mark.parametrize(
+    ("name", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("gemma3", "sdpa"), ("gpt_oss", "eager")]
+)
+def test_compiled_families_read_what_they_read_without(name: str, attention: str, monkeypatch):
+    model = tiny_model(name, attention)
+    counters.clear()
+    logits, (reader, *_) = life(model, monkeypatch)
+    assert reader.steps.works
+    assert error(logits, Life(model, False).run()) < TOLERANCE
+    assert counters["stats"]["unique_graphs"] <= 2  # several rows, in a step of one token and of several
 
-    monkeypatch.setattr(compiled, "step_of", lambda model: broken)
-    with pytest.warns(UserWarning, match="does not compile, so it runs without: no compiler here"):
-        assert tokens("llama", True) == tokens("llama", False)
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+@pytest.mark.parametrize("prompts", BATCHES, ids=len)
+def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_model(prompts: list[list[int]]):
+    counters.clear()
+    for tree in ("2x1", "1x1x1", "4"):
+        settings = dict(tree=tree, temperature=0, max_new_tokens=30)
+        assert tokens(True, prompts, **settings) == tokens(False, prompts, **settings)
+    assert all(compiling.steps_of(model).works for model in compiling.STEPS)
+    assert counters["stats"]["unique_graphs"] <= 2 * 4
 
 
-def test_only_models_compile() -> None:
-    table = TableModel(random_table(VOCABULARY, 1, 0), VOCABULARY)
-    with pytest.raises(md.AdviceError, match="compiles a Hugging Face draft model"):
-        md.generate(table, table, [[1]], compile_draft=True)
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users")
+def test_what_is_compiled_does_not_keep_a_model_alive():
+    model = deepcopy(tiny_model("gpt2", n_layer=1))
+    md.generate(model, None, [[1, 2]], max_new_tokens=3, compile=True)
+    assert len(compiling.STEPS) == 1
+    gone = ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert not compiling.STEPS

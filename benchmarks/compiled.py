@@ -1,0 +1,98 @@
+"""Steps of the real loop with compiled models against eager ones, and of them the models' passes alone.
+
+    OMP_NUM_THREADS=1 python benchmarks/compiled.py [--rows 1] [--tree 1x1x1 2x1x1x1] [--json]
+
+The two take their steps in turn, after the same prompts, so that a noisy machine hits both alike. The clock and the
+intervals are those of ragged.py.
+"""
+
+import argparse
+import json
+from typing import Any
+
+import torch
+from ragged import clock_of, ratio
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import multidraft as md
+from multidraft.commands.pair import load
+from multidraft.decoding.metrics import Info, Stopwatch
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import Plan
+from multidraft.decoding.stepping import step
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.decoding.warming import compile_steps
+from multidraft.generation.defaults import SCHEME
+from multidraft.planning.machine import commit, hardware
+from multidraft.zoo import Pair
+
+WAYS = {"eager": False, "compiled": True}
+PARTS = ("target", "draft", "step")
+Seconds = dict[str, dict[str, list[float]]]  # by way and part
+
+
+@torch.inference_mode()
+def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Seconds:
+    """Seconds of each step and of its passes."""
+    shape, clock = Tree.parse(tree) if tree else NO_DRAFTS, clock_of(pair.target.device)
+    texts = torch.randint(pair.target.config.vocab_size, (options.rows, options.prompt)).tolist()
+    steps = options.steps * len(shape)
+    states, plans = {}, {}
+    for way, compiles in WAYS.items():
+        plans[way] = plan = Plan(md.scheme(SCHEME), shape, measure=False, compile=compiles)
+        if compiles:
+            compile_steps(plan, [pair.target, tree and pair.draft], texts, [steps] * len(texts))
+        chance, longest = torch.Generator().manual_seed(0), options.prompt + steps
+        states[way] = start(texts, pair.target, tree and pair.draft, plan, longest, chance, Info())
+    seconds: Seconds = {way: {part: [] for part in PARTS} for way in WAYS}
+    for _ in tqdm(range(options.steps), desc=tree or "plain", leave=False):
+        for way, plan in plans.items():
+            info = Info(watch=Stopwatch())
+            info.watch.now = clock
+            before = clock()
+            states[way], _ = step(states[way], plan, info)
+            took = info.watch.seconds | {"step": clock() - before}
+            for part in PARTS:
+                seconds[way][part].append(took[part])
+    return seconds
+
+
+def lines_of(tree: str | None, seconds: Seconds, first: int) -> list[dict[str, Any]]:
+    """A line a part, of the steps from the first on; without drafts the draft model does nothing."""
+    parts = [part for part in PARTS if tree or part != "draft"]
+    sides = {part: [seconds[way][part][first:] for way in WAYS] for part in parts}
+    return [
+        dict(tree=tree or "plain", part=part, milliseconds=[1e3 * sorted(each)[len(each) // 2] for each in sides[part]])
+        | dict(speedup=ratio(*sides[part]))
+        for part in parts
+    ]
+
+
+def main() -> None:
+    """Measure and print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tree", nargs="+", default=["1x1x1", "2x1x1x1"], help="beside plain decoding")
+    parser.add_argument("--target", help="a folder or hub name; default: the embedded pair")
+    parser.add_argument("--draft")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    pair, first = load(options.target, options.draft), options.steps // 10
+    torch.manual_seed(0)
+    lines = [line for tree in (None, *options.tree) for line in lines_of(tree, measure(pair, tree, options), first)]
+    if options.json:
+        print(json.dumps(dict(hardware=hardware(), commit=commit(), options=vars(options), results=lines)))
+        return
+    table = Table("tree", "part", "eager, ms", "compiled, ms", "eager / compiled", title=f"{hardware()}, {commit()}")
+    for line in lines:
+        times, over = line["milliseconds"], "{:.2f} ({:.2f} to {:.2f})".format(*line["speedup"])
+        table.add_row(line["tree"], line["part"], *(f"{time:.1f}" for time in times), over)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
