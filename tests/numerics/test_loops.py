@@ -148,7 +148,7 @@ def test_what_counts_as_a_coupling_is_one(name):
         over = (target - draft).clamp(min=0)
         assert torch.allclose(outcome.residual[0], (1 - accept) * over / over.sum(), rtol=0, atol=EXACT)
     assert scheme.is_coupling == (
-        name.split(":")[1] in {"lorenz", "k_sequential", "recursive_rejection", "maximal_coupling"}
+        name.split(":")[1] in {"lorenz", "binned_lorenz", "k_sequential", "recursive_rejection", "maximal_coupling"}
         and not scheme.law.several
     )
     assert not md.scheme(name, 2).is_coupling
