@@ -3,7 +3,6 @@
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,7 +11,7 @@ from transformers import GenerationConfig
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
 from multidraft.models.llama_cpp.memory import Memory, Token
-from multidraft.models.llama_cpp.row import Row
+from multidraft.models.llama_cpp.row import KEPT, Row
 from multidraft.models.llama_cpp.weights import Weights
 
 KINDS = ("f16", "bf16", "f32")
@@ -80,22 +79,20 @@ class GGUF:
                 self.rows = self.begin(len(tokens))
             if len(tokens) != len(self.rows):
                 raise AdviceError(f"{len(tokens)} rows for a reader of {len(self.rows)}; rows come by join(other)")
-            parts = (values.cpu().numpy() for values in (tokens, positions, visible))
-            each = [row.grow(*own, self.context) for row, *own in zip(self.rows, *parts, strict=True)]
+            parts = zip(tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
+            each = [row.grow(*own, context=self.weights.context) for row, own in zip(self.rows, parts, strict=True)]
             self.pending += tokens.shape[1]
             return self.scores(each, tokens.shape[1], logits).to(tokens.device)
 
     def scores(self, rows: list[dict[int, Token]], new: int, logits: bool) -> Float[Tensor, "batch scored vocabulary"]:
-        """What llama.cpp says, in a copy: its own buffer is that of the next pass, which may be another level's."""
-        places = [index * new + slot for index, row in enumerate(rows) for slot in row]
+        """What llama.cpp says, and zero where a slot is not read."""
         told = [token for row in rows for token in row.values()]
-        shape = (len(rows), new if logits else 0, self.vocabulary)
-        read = self.memory.read(told, logits) if told else np.empty((0, self.vocabulary), np.float32)
-        if not logits or len(places) == shape[0] * shape[1]:
-            return torch.from_numpy(read.copy()).view(shape)
-        scores = torch.zeros(shape[0] * shape[1], self.vocabulary)
-        scores[places] = torch.from_numpy(read)
-        return scores.view(shape)
+        read = self.memory.read(told, logits) if told else torch.empty(0, self.vocabulary)
+        if not logits or len(told) == len(rows) * new:
+            return read.view(len(rows), -1, self.vocabulary)
+        scores = torch.zeros(len(rows) * new, self.vocabulary)
+        scores[[index * new + slot for index, row in enumerate(rows) for slot in row]] = read
+        return scores.view(len(rows), new, self.vocabulary)
 
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         with self.memory.lock:
@@ -130,3 +127,13 @@ class GGUF:
         with self.memory.lock:
             part.rows = [rows[row].part(length)]
         return part
+
+
+def sight(visible: Bool[Tensor, "batch new pending"]) -> tuple[list[list[int]], list[list[int]]]:
+    """How many slots each new one sees before itself, and the last of them, or what stands for none."""
+    old, counts, last = visible.shape[2] - visible.shape[1], list[list[int]](), list[list[int]]()
+    for lines in visible.tolist():
+        before = [line[:slot] for slot, line in enumerate(lines, old)]
+        counts.append(list(map(sum, before)))
+        last.append([len(seen) - 1 - seen[::-1].index(True) if any(seen) else KEPT for seen in before])
+    return counts, last

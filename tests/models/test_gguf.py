@@ -164,7 +164,7 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
 
 def one_sequence(run: Session, trees: Forest, monkeypatch) -> Tensor:
     """Wrong: what all leaves go on from is one sequence, which sees all of them."""
-    monkeypatch.setattr(Row, "sequence_after", lambda row, seen: row.sequences[0])
+    monkeypatch.setattr(Row, "sequence_after", lambda row, place: row.sequences[0])
     depths = torch.arange(trees.tokens.shape[1]).expand_as(trees.tokens)
     chain = torch.ones_like(trees.visible).tril()
     return run.model.forward(trees.tokens, run.positions(trees) - trees.depths + depths, chain)

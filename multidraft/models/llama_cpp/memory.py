@@ -7,12 +7,14 @@ cells, and moves nothing. Cells that belong to no sequence are free, wherever th
 import ctypes
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from threading import RLock
 from typing import Any, NamedTuple
 from weakref import finalize
 
-import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.binding import last_error
@@ -23,6 +25,7 @@ PASS = 512  # tokens that llama.cpp computes together; a longer batch is several
 ROOM = 4  # a memory that is too small grows by a fourth at least
 FEW = 16  # sequences to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+POINTERS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 FULL = 1  # what llama_decode says where it finds no cells
 
 
@@ -128,20 +131,20 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], logits: bool) -> np.ndarray:
-        """Read tokens, those that others see before them; a view of their logits, which the next reading overwrites."""
+    def read(self, tokens: Sequence[Token], logits: bool) -> Float[Tensor, "scored vocabulary"]:
+        """Read tokens, those that others see before them; their logits, in a copy, which no other pass overwrites."""
         self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
-        batch = self.batch(tokens, logits)
+        batch, _ = self.batch(tokens, logits)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-        vocabulary = self.weights.vocabulary
-        if not logits:
-            return np.empty((0, vocabulary), np.float32)
-        return np.ctypeslib.as_array(self.library.llama_get_logits(self.context), (len(tokens), vocabulary))
+        read = torch.empty(len(tokens) if logits else 0, self.weights.vocabulary)
+        if logits:
+            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
+        return read
 
     def use_threads(self) -> None:
         """As many as torch uses, whose number plans choose."""
@@ -149,20 +152,23 @@ class Memory:
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
 
-    def batch(self, tokens: Sequence[Token], logits: bool) -> Any:
-        """The same as llama.cpp takes it."""
-        count, library = len(tokens), self.library
-        lists = [(library.llama_seq_id * len(one.sequences))(*one.sequences) for one in tokens]
-        pointer = ctypes.POINTER(library.llama_seq_id)
-        return library.llama_batch(
+    def batch(self, tokens: Sequence[Token], logits: bool) -> tuple[Any, Any]:
+        """The same as llama.cpp takes it, and the numbers of all sequences, which it points into."""
+        count, numbers = len(tokens), [sequence for one in tokens for sequence in one.sequences]
+        sequences = (ctypes.c_int32 * len(numbers))(*numbers)
+        sizes = [len(one.sequences) for one in tokens]
+        first, size = ctypes.addressof(sequences), ctypes.sizeof(ctypes.c_int32)
+        places = [first + size * (end - own) for end, own in zip(accumulate(sizes), sizes, strict=True)]
+        batch = self.library.llama_batch(
             count,
-            (library.llama_token * count)(*(one.token for one in tokens)),
+            (ctypes.c_int32 * count)(*[one.token for one in tokens]),
             None,
-            (library.llama_pos * count)(*(one.position for one in tokens)),
-            (ctypes.c_int32 * count)(*map(len, lists)),
-            (pointer * count)(*(ctypes.cast(one, pointer) for one in lists)),
+            (ctypes.c_int32 * count)(*[one.position for one in tokens]),
+            (ctypes.c_int32 * count)(*sizes),
+            ctypes.cast((ctypes.c_void_p * count)(*places), POINTERS),
             (ctypes.c_int8 * count)(*[logits] * count),
         )
+        return batch, sequences
 
 
 def move(library: Any, old: Any, new: Any) -> None:

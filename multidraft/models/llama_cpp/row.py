@@ -7,9 +7,6 @@ k k k k   a  b  c          1: k k k k a b c
 
 from weakref import finalize
 
-import numpy as np
-from jaxtyping import Bool, Int
-
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.memory import Memory, Token
 
@@ -41,35 +38,36 @@ class Row:
         return part
 
     def grow(
-        self,
-        tokens: Int[np.ndarray, " new"],
-        positions: Int[np.ndarray, " new"],
-        seen: Bool[np.ndarray, "new pending"],
-        context: int,
+        self, tokens: list[int], positions: list[int], counts: list[int], before: list[int], context: int
     ) -> dict[int, Token]:
-        """What is to be read of new slots, by slot. One that stands elsewhere than behind all that it sees only fills a
-        batch up; nor is any read that lies beyond the context.
-        """
-        old = len(self.through)
-        own = seen[:, old:] | np.eye(len(tokens), dtype=bool)
-        depths = seen[:, :old].sum(1) + own.sum(1)
-        real = (positions == self.length + depths - 1) & (positions < context)
-        ends = real & (own[real].sum(0) == 1)
-        carried: list[list[int]] = [[] for _ in tokens]
-        for end in np.flatnonzero(ends).tolist():
-            sequence = self.ends[old + end] = self.sequence_after(seen[end, :old])
-            for slot in np.flatnonzero(own[end]).tolist():
-                carried[slot].append(sequence)
-        self.through += [sequences[0] if sequences else NONE for sequences in carried]
-        self.depths += depths.tolist()
-        self.parents += parents(seen)
-        found = zip(tokens.tolist(), positions.tolist(), carried, strict=True)
-        return {slot: Token(*parts) for slot, parts in enumerate(found) if parts[2]}
+        """What is to be read of new slots, by slot: each sees so many slots before itself, and this one last.
 
-    def sequence_after(self, seen: Bool[np.ndarray, " old"]) -> int:
-        """A sequence that goes on behind the last of the old slots that are seen: what ends there, or a copy."""
-        before = np.flatnonzero(seen)
-        place = int(before[-1]) if len(before) else KEPT
+        One that stands elsewhere than behind all that it sees only fills a batch up; nor is any read that lies beyond
+        the context.
+        """
+        old, places = len(self.through), list(zip(positions, counts, strict=True))
+        self.parents += before
+        self.depths += [count + 1 for count in counts]
+        real = [slot for slot, (at, count) in enumerate(places) if at == self.length + count and at < context]
+        followed, carried = {before[slot] for slot in real}, {slot: list[int]() for slot in real}
+        for end in real:
+            if old + end not in followed:
+                self.carry(old + end, old, carried)
+        self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
+        return {slot: Token(tokens[slot], positions[slot], carried[slot]) for slot in real}
+
+    def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
+        """Give the path to an end, as far as it is new, a sequence."""
+        path, place = list[int](), end
+        while place >= old:
+            path.append(place - old)
+            place = self.parents[place]
+        sequence = self.ends[end] = self.sequence_after(place)
+        for slot in path:
+            carried[slot].append(sequence)
+
+    def sequence_after(self, place: int) -> int:
+        """A sequence that goes on behind a slot: the one that ends there, or a copy."""
         if place in self.ends:
             return self.ends.pop(place)
         source, depth = (self.sequences[0], 0) if place == KEPT else (self.through[place], self.depths[place])
@@ -95,10 +93,3 @@ class Row:
         """Whether each of the slots follows the one before it."""
         pairs = zip(path, [KEPT, *path], strict=False)
         return all(0 <= slot < len(self.parents) and self.parents[slot] == before for slot, before in pairs)
-
-
-def parents(seen: Bool[np.ndarray, "new pending"]) -> list[int]:
-    """The last slot that each of the new ones sees before itself."""
-    new, pending = seen.shape
-    before = np.tril(seen, pending - new - 1)
-    return np.where(before.any(1), pending - 1 - before[:, ::-1].argmax(1), KEPT).tolist()

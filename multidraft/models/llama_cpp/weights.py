@@ -5,6 +5,7 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from weakref import finalize
 
 from multidraft.errors import AdviceError
@@ -22,7 +23,7 @@ class Weights:
     def __init__(self, path: Path, gpu_layers: int | None):
         self.library, self.path = library(), path
         check(path)
-        settings = self.library.llama_model_default_params()
+        settings = model_settings(self.library)
         if self.library.llama_supports_gpu_offload():
             settings.n_gpu_layers = ALL if gpu_layers is None else gpu_layers
         self.pointer = self.library.llama_model_load_from_file(os.fsencode(path), settings)
@@ -89,3 +90,10 @@ class Weights:
     def ends(self) -> list[int]:
         """The tokens with which a text or an answer ends."""
         return [token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self.vocab, token)]
+
+
+def model_settings(library: Any) -> Any:
+    """llama.cpp's own; without its kernels for AMX, which fault where they read q8_0 (0.3.36, on a Xeon)."""
+    settings = library.llama_model_default_params()
+    settings.use_extra_bufts = b"AMX_INT8 = 1" not in library.llama_print_system_info()
+    return settings
