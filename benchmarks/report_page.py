@@ -15,6 +15,7 @@ from multidraft.studies.on_captures.rates import RATE
 from multidraft.studies.on_cases import walks
 from multidraft.studies.on_models.runs import EFFICIENCY
 from multidraft.studies.running.results import Results
+from multidraft.studies.running.study import Study
 
 
 class Part(NamedTuple):
@@ -78,11 +79,16 @@ def main() -> None:
 
 def rows(part: Part, folder: Path) -> list[list[str]]:
     """A table, as the report has it."""
-    study = LISTED[part.study].study() if part.study in LISTED else walks.STUDY
+    study = study_of(part)
     records = [json.loads(line) for line in (folder / f"{part.study}.jsonl").read_text().splitlines()[1:]]
     [table] = [one for one in Results.of(study, records, {}).tables if one.panel is study.panels[part.panel]]
     head, body = table.strings()
     return [head, ["---", *["---:"] * (len(head) - 1)], *body]
+
+
+def study_of(part: Part) -> Study:
+    """One of those over prompts, or that of random tables."""
+    return LISTED[part.study].study() if part.study in LISTED else walks.STUDY
 
 
 if __name__ == "__main__":

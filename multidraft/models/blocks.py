@@ -74,6 +74,11 @@ class Storage:
         self.layers, self.capacity = layers, capacity
         self.blocks: list[Block] = []
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is at addresses that are to stay."""
+        return False
+
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
         """Room for a layer with such keys and values: its number in a block, and the block."""
         block = next((block for block in self.blocks if block.suits(keys, values)), None)

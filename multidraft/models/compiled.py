@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.buckets import SLOTS, WIDEST, bucket, buckets
-from multidraft.models.causal_lm import CausalLM, takes_lanes
+from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiling import steps_of
 from multidraft.models.fixed import FixedStorage, memory
 from multidraft.models.frames import Frame
@@ -30,14 +30,8 @@ class CompiledCausalLM(CausalLM):
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256):
-        super().__init__(model, min(capacity, BEGIN), may_split=lambda: not self.is_fixed and takes_lanes(model))
+        super().__init__(model, min(capacity, BEGIN))
         self.steps, self.asked, self.fits = steps_of(model), capacity, True
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether the batch is where steps are compiled for."""
-        storage = self.cache.storage
-        return len(self.lanes.caches) == 1 and isinstance(storage, FixedStorage) and storage.is_fixed
 
     def forward(
         self,
@@ -56,7 +50,7 @@ class CompiledCausalLM(CausalLM):
         if not (self.steps.works and self.fits and all(cache.is_filled for cache in self.lanes.caches)):
             return
         longest = max(cache.base for cache in self.lanes.caches)
-        if self.is_fixed and longest + 2 * bucket(new) <= self.cache.capacity:
+        if self.lanes.is_fixed and longest + 2 * bucket(new) <= self.cache.capacity:
             return
         capacity = bucket(max(self.asked, longest + 4 * bucket(new)), SLOTS)
         slot = sum(buffer[0, :, 0].nbytes for layer in self.cache.layers for buffer in layer.buffers)
@@ -76,7 +70,7 @@ class CompiledCausalLM(CausalLM):
     ) -> Float[Tensor, "batch scored vocabulary"]:
         (rows, new), first = tokens.shape, self.cache.written
         size = (bucket(rows), bucket(new), bucket(first + bucket(new), SLOTS))
-        if settings or new > WIDEST or not (self.steps.works and self.is_fixed and size[2] <= self.slots):
+        if settings or new > WIDEST or not (self.steps.works and self.lanes.is_fixed and size[2] <= self.slots):
             return super().read(tokens, positions, visible, settings)
         try:
             frame = self.frame(size)
@@ -123,7 +117,7 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
     reader.forward(first, first, torch.ones(rows, 1, 1, dtype=torch.bool), logits=False)
     reader.keep(first)
     reader.settle(min(new[1], WIDEST))
-    sizes = sizes_of(reader, rows, new, lengths[0]) if reader.is_fixed else []
+    sizes = sizes_of(reader, rows, new, lengths[0]) if reader.lanes.is_fixed else []
     for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
         try:
             reader.frame(size)

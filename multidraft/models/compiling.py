@@ -1,5 +1,6 @@
 """What is compiled of a model, and kept with it: its step, and the rooms that its batches take turns in."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -122,7 +123,8 @@ def compiled(model: PreTrainedModel) -> Step:
 
 def own_copy(function: Callable) -> Callable:
     """A copy for one model: a compiler keeps what it has made with the code, and looks through all of it."""
-    return FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
+    bare = inspect.unwrap(function)  # what checks shapes has no code of the function's own
+    return FunctionType(bare.__code__.replace(), bare.__globals__)
 
 
 def check_fits(size: int, device: torch.device) -> None:

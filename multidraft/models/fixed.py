@@ -57,14 +57,14 @@ class Room:
 class FixedBlock(Block):
     """A block in a room, of which the first rows are in use."""
 
-    def __init__(self, storage: "FixedStorage", layers: int, keys: Tensor, values: Tensor):
-        self.storage, self.is_fixed = storage, True
+    def __init__(self, room: Room, first: int, layers: int, keys: Tensor, values: Tensor):
+        self.room, self.first, self.is_fixed = room, first, True
         self.whole: list[Tensor] = []
-        super().__init__(layers, storage.capacity, keys, values)
+        super().__init__(layers, room.capacity, keys, values)
 
     def allocate(self, buffers: int, like: Tensor, capacity: int) -> Tensor:
-        """Its part of the room."""
-        self.whole.append(self.storage.tensor(buffers, like))
+        """The next tensor of the room."""
+        self.whole.append(self.room.tensor(self.first + len(self.whole), buffers, like))
         return self.whole[-1][:, : len(like)]
 
     def grow(self, end: int) -> None:
@@ -87,16 +87,12 @@ class FixedStorage(Storage):
 
     def __init__(self, layers: int, room: Room):
         super().__init__(layers, room.capacity)
-        self.room, self.taken = room, 0
+        self.room = room
         room.holder = ref(self)
 
     def block(self, layers: int, keys: Tensor, values: Tensor) -> Block:
-        return FixedBlock(self, layers, keys, values)
-
-    def tensor(self, buffers: int, like: Tensor) -> Tensor:
-        """The next tensor of the room."""
-        self.taken += 1
-        return self.room.tensor(self.taken - 1, buffers, like)
+        taken = sum(len(block.whole) for block in self.blocks if isinstance(block, FixedBlock))
+        return FixedBlock(self.room, taken, layers, keys, values)
 
     @property
     def is_fixed(self) -> bool:

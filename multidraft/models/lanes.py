@@ -78,6 +78,11 @@ class Lanes:
         found = dict(zip(self.order, (n for cache in self.caches for n in cache.lengths), strict=True))
         return [found[row] for row in range(len(found))]
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all rows are at addresses that stay."""
+        return len(self.caches) == 1 and self.caches[0].storage.is_fixed
+
     def arranged(self, rows: Tensor) -> Tensor:
         """The rows of the batch, lane by lane."""
         return rows if self.in_order else rows[self.arranging.to(rows.device)]
@@ -144,7 +149,9 @@ class Lanes:
         self._hold([(self.caches[0], [0])])
 
     def _regroup(self) -> None:
-        """Put rows into other lanes where that pays."""
+        """Put rows into other lanes where that pays, unless they are to stay where they are."""
+        if self.is_fixed:
+            return
         cost, lengths = cost_on(self.caches[0].positions.device), self.lengths
         now = sum(cost + len(cache.lengths) * cache.base for cache in self.caches)
         if now <= GAIN * (cost + sum(lengths)) or not self.may_split():  # as good as one lane without padding

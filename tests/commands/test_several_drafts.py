@@ -51,8 +51,8 @@ def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch
     assert entries(both) == expected
     assert json.loads((tmp_path / "both" / "candidates.json").read_text()) == both
     verdicts = [one["verdict"] for one in both["findings"]]
-    assert len(verdicts) == 2 * 2 + 1
-    assert verdicts[-1] == "shown"  # the target drafts for itself better than a stranger does
+    assert len(verdicts) == 2 * 2 + 2
+    assert verdicts[-2:] == ["shown", "shown"]  # the target drafts for itself better than a stranger does
 
 
 def test_whole_generations_of_several_drafts_are_compared(models, tmp_path, monkeypatch) -> None:

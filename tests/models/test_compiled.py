@@ -4,6 +4,7 @@ import gc
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from weakref import WeakKeyDictionary, ref
 
 import jaxtyping
@@ -78,7 +79,7 @@ def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, at
     model = tiny_model(name, attention)
     logits, (first, _) = life(model, monkeypatch)
     assert error(logits, Life(model, False).run()) < TOLERANCE
-    assert first.is_fixed
+    assert first.lanes.is_fixed
     recorded = {size for room in first.steps.rooms for size in room.frames}
     assert {rows for rows, _, _ in recorded} >= {4, 8}  # 4 rows, 6, and 3
     assert {slots for *_, slots in recorded} >= {16, 32}
@@ -175,11 +176,11 @@ def test_a_tree_that_outgrows_the_room_is_read_without():
         seen = trees.visible[:, nodes, : nodes[-1] + 1]
         parts.append(run.model.forward(trees.tokens[:, nodes], positions[:, nodes], seen))
     assert error(torch.cat(parts, 1), run.expected(trees)) < TOLERANCE
-    assert not run.model.is_fixed
+    assert not run.model.lanes.is_fixed
     run.accept(trees)
     trees = forest(1, 3, run.generator)
     assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-    assert run.model.is_fixed
+    assert run.model.lanes.is_fixed
 
 
 @pytest.mark.usefixtures("as_written")
@@ -191,8 +192,7 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     one, other = compiling.steps_of(model).rooms
     memory = one.tensors[0].data_ptr()
     assert memory != other.tensors[0].data_ptr()
-    del first
-    gc.collect()
+    del first, run
     third = session(model)
     trees = forest(len(PROMPTS), 3, third.generator)
     assert error(third.read(trees), third.expected(trees)) < TOLERANCE
@@ -220,6 +220,7 @@ def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], monke
         assert not runs
         assert tokens(True, prompts, temperature=temperature) == expected
         assert len(runs) > 10
+        assert all(len(steps.rooms) == 1 for steps in compiling.STEPS.values())  # one run after another, and warming
         runs.clear()
 
 
@@ -262,23 +263,48 @@ def test_only_models_compile():
         md.generate(table, table, [[1]], compile=True)
 
 
-@needs_compiler
-@pytest.mark.usefixtures("as_for_users")
-def test_one_compilation_serves_all_sizes():
-    """One row, several tokens: whatever their number and the buffers', greedy output and logits are the model's own."""
+def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
+    """Trees of many sizes, read and generated with, are the model's own; how often something was compiled for them."""
     model, table = tiny_model("llama", num_hidden_layers=1), TableModel(random_table(VOCABULARY, 1, 0), VOCABULARY)
-    counters.clear()
     settings = dict(tree="2x1", temperature=0, max_new_tokens=20, measure=False)
-    for prompt in ([[1, 2, 3]], [[5] * 30]):
-        (got,), _ = md.generate(model, table, prompt, compile=True, **settings)
-        (expected,), _ = md.generate(model, table, prompt, **settings)
-        assert got.tolist() == expected.tolist()
-    run = session(model, prompts=(6,), capacity=1)
+    counters.clear()
+    for batch in (prompts, [prompt * 10 for prompt in prompts]):
+        got, _ = md.generate(model, table, batch, compile=True, **settings)
+        expected, _ = md.generate(model, table, batch, **settings)
+        assert [row.tolist() for row in got] == [row.tolist() for row in expected]
+    run = session(model, prompts=lengths, capacity=1)
     for nodes in (2, 3, 9, 17):
-        trees = forest(1, nodes, run.generator)
+        trees = forest(len(lengths), nodes, run.generator)
         assert error(run.read(trees), run.expected(trees)) < TOLERANCE
         run.accept(trees)
-    assert counters["stats"]["unique_graphs"] == 1
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture
+def traced(monkeypatch) -> None:
+    """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
+    made = partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(compiling, "compiled", lambda model: made(compiling.own_copy(compiling.step)))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("as_for_users")
+def test_one_compilation_serves_a_row():
+    assert compilations([[1, 2, 3]], (6,)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users", "traced")
+def test_another_one_serves_several_rows():
+    assert compilations([[1, 2, 3], [4], [5, 6]], PROMPTS) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_for_users", "traced")
+def test_without_marks_sizes_are_compiled_again(monkeypatch):
+    """The wrong twin of the two above: that they count at all."""
+    monkeypatch.setattr(Frame, "mark", lambda self: None)
+    assert compilations([[1, 2, 3]], (6,)) > 1
 
 
 @needs_compiler

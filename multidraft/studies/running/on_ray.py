@@ -66,7 +66,8 @@ def join(address: str, heard: bool = False, **local: object) -> ModuleType:
             ray.init(address, log_to_driver=heard, logging_level="error", **local if address == LOCAL else {})
         except Exception as error:  # of no kind of its own where a busy machine takes too long
             reason = str(error).strip().splitlines()[0]
-            raise AdviceError(f"Ray did not start ({reason}); try again when less is running here") from None
+            advice = "try again when less is running here" if address == LOCAL else "check that its versions are ours"
+            raise AdviceError(f"cannot join Ray at {address!r} ({reason}); {advice}") from None
         signal.signal(signal.SIGTERM, polite)  # which Ray has taken
     return ray
 

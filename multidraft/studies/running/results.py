@@ -54,8 +54,8 @@ class Results:
         panel = self.study.panels[one.finding.above[0]]
         scale, digits = panel.scale, panel.digits
         error = "" if one.gap.standard_error is None else f" ± {scale * one.gap.standard_error:.{digits}f}"
-        ends = [f"{scale * end:+.{digits}f}" for end in one.gap.interval or ()]
-        difference = f"{scale * one.gap.value:+.{digits}f}{error}"
+        ends = [f"{scale * end:+z.{digits}f}" for end in one.gap.interval or ()]
+        difference = f"{scale * one.gap.value:+z.{digits}f}{error}"
         return [one.finding.text, one.verdict, difference, " to ".join(ends) or "too few prompts"]
 
     def draw(self, folder: Path, name: str) -> list[Path]:

@@ -25,11 +25,11 @@ def of(place: Place, draft: str) -> Place:
 
 
 def findings(study: Study, drafts: list[str]) -> Iterator[Finding]:
-    """What the paper reports, for each draft; then each draft beside the one before it, where its first finding is."""
+    """What the paper reports, for each draft; then each draft beside the one before it, where the first finding is."""
     for draft in drafts:
         for one in study.findings:
             yield Finding(f"{draft}: {one.text}", of(one.above, draft), of(one.below, draft))
-    for place in [one.above for one in study.findings[:1]]:
+    for place in [place for one in study.findings[:1] for place in (one.above, one.below)]:
         for below, above in pairwise(drafts):
             text = f"{above} is above {below}: {', '.join(map(label, place))}"
             yield Finding(text, of(place, above), of(place, below))
