@@ -1,15 +1,16 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-clients | check | docs | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 CONSTRAINTS := constraints.txt
-PIP = $(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
+PIP_SETTINGS = -q --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
+PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 # Bytecode is kept even where the environment says otherwise: checking type hints rewrites every module of ours.
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-clients check docs setup
+.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs gpu setup
 setup: .venv/.checked
 
 demo: .venv/.runtime
@@ -34,6 +35,11 @@ test-oldest:
 	$(MAKE) BIN=.venv-oldest/bin CONSTRAINTS=.venv-oldest/constraints.txt .venv-oldest/.tested
 	$(subst $(BIN),.venv-oldest/bin,$(PYTEST))
 
+# GGUF models. llama.cpp is built from its source, which takes minutes: `make test` skips these tests until this has been
+# made once. The wheel is kept, so that another environment takes it as it is.
+test-gguf: .venv/.gguf
+	$(TESTING) $(BIN)/python -m pytest -q tests/models/test_gguf.py tests/generation/test_gguf_pair.py
+
 # Programs that others wrote, in an environment of their own, against our server.
 CLIENTS = .venv-clients/bin/python
 test-clients: setup .venv-clients/.made
@@ -50,6 +56,14 @@ check: setup
 docs: setup
 	$(BIN)/python -m typer multidraft.commands.cli utils docs --name multidraft --title "The command line" --output docs/cli.md
 
+# All that awaits a GPU, with the Python that has torch there: nothing is installed, nothing downloaded. Again, it goes on
+# with what is left.
+DEVICE ?= cuda
+HOURS ?= 0.5
+OUT ?= runs/gpu
+gpu:
+	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --hours $(HOURS) --out $(OUT) $(GPU_FLAGS)
+
 # torch goes first and by its pinned version, so that nothing else can pull in another one.
 .venv/.runtime: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "multidraft needs Python 3.11, 3.12 or 3.13; install one, or name it: make PYTHON=..."; exit 2; }
@@ -63,6 +77,13 @@ docs: setup
 .venv/.checked: .venv/.runtime
 	@echo "Installing what tests and checks need ..."
 	@$(PIP) -e '.[check]'
+	@touch $@
+
+.venv/.gguf: .venv/.checked
+	@echo "Building llama.cpp, once (some minutes) ..."
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel $(PIP_SETTINGS) --no-deps \
+		--find-links .wheels -w .wheels llama-cpp-python
+	@$(PIP) --find-links .wheels -e '.[gguf]'
 	@touch $@
 
 .venv-clients/.made: tests/clients/requirements.txt

@@ -20,6 +20,7 @@ class Case(NamedTuple):
 
 
 PLAIN, THEIRS, ASSISTED = Case("plain decoding, ours"), Case("`model.generate`"), "assisted generation"
+STATIC = Case("`model.generate`, compiled", "static cache")  # compiled by transformers on a GPU alone
 DEFAULT = Case(SCHEME, f"{TREE} deferred")
 
 
@@ -58,7 +59,7 @@ Run = dict[str, Any]
 def decode(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, seed: int, options: Any) -> Run:
     """Decode a batch, and say how it went; time that only the report takes does not count."""
     start = time.perf_counter()
-    if case == THEIRS or case.who == ASSISTED:
+    if case in (THEIRS, STATIC) or case.who == ASSISTED:
         run = theirs(pair, case, prompts, temperature, seed, options.new_tokens)
     else:
         run = ours(pair, case, prompts, temperature, seed, options)
@@ -95,7 +96,9 @@ def theirs(pair: Pair, case: Case, prompts: list[list[int]], temperature: float,
     settings: dict[str, Any] = dict(do_sample=False)
     if temperature:
         settings = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
-    if case.setting:
+    if case == STATIC:
+        settings["cache_implementation"] = "static"
+    elif case.setting:
         pair.draft.generation_config.update(**ASSISTANTS[case.setting])
         settings["assistant_model"] = pair.draft
     longest = max(map(len, prompts))

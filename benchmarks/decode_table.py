@@ -203,13 +203,13 @@ def markdown(path: Path) -> str:
     return "\n".join([heading(settings, runs) + ".", "", *lines, "", *said])
 
 
-def put_into(page: Path, text: str) -> None:
+def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     """Replace what stands between the marks of a page."""
-    start, end = map(re.escape, MARKS)
+    start, end = map(re.escape, marks)
     old = page.read_text()
     if not re.search(f"{start}.*{end}", old, re.DOTALL):
-        raise AdviceError(f"{page} has no lines {MARKS[0]!r} and {MARKS[1]!r}; add them where the table shall stand")
-    new = f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}"
+        raise AdviceError(f"{page} has no lines {marks[0]!r} and {marks[1]!r}; add them where the table shall stand")
+    new = f"{marks[0]}\n\n{text}\n\n{marks[1]}"
     page.write_text(re.sub(f"{start}.*{end}", lambda _: new, old, flags=re.DOTALL))
 
 

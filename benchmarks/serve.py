@@ -31,11 +31,11 @@ from servers import ZOO, Contestant, contestants, running
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import TREE
+from multidraft.generation.defaults import FIXED, TREE
 from multidraft.planning.machine import commit, hardware, versions
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-QUICK = dict(requests=4, new_tokens=12, clients=[2], rate=[2.0], tree=[TREE])
+QUICK = dict(requests=4, new_tokens=12, clients=[2], rate=[2.0], tree=[FIXED])
 Load = tuple[str, float]  # closed with so many clients, or open at so many requests a second
 UNIT = 1000  # times are shown in milliseconds
 
@@ -176,7 +176,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(ZOO / "target"), help="a folder or hub name; default: embedded")
     parser.add_argument("--draft", default=str(ZOO / "draft"))
-    parser.add_argument("--tree", nargs="+", default=[TREE, "auto"], help="our server with each of these")
+    parser.add_argument("--tree", nargs="+", default=[FIXED, TREE], help="our server with each of these")
     parser.add_argument("--transformers", metavar="PROGRAM", help="of an environment with transformers[serving]")
     parser.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vllm")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16], help="of the closed loop")

@@ -45,6 +45,7 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         found.append(Contestant("transformers serve", theirs, {}))
     if options.vllm:
         theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", "512"]
+        theirs += ["--gpu-memory-utilization", "0.15"]  # on a CPU: of its memory, which the servers share
         drafts = f'{{"model": "{options.draft}", "num_speculative_tokens": 3}}'
         found += [Contestant("vllm", theirs, ends)]
         found += [Contestant("vllm, draft model", [*theirs, "--speculative-config", drafts], ends)]

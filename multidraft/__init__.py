@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from multidraft.drafting import optimal_acceptance_rate
     from multidraft.errors import AdviceError
     from multidraft.generation.way_in import generate
+    from multidraft.models.gguf import GGUF
 
-__all__ = ["AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
+__all__ = ["GGUF", "AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",
+    "GGUF": "models.gguf",
     "Tree": "decoding.tree",
     "audit": "auditing",
     "generate": "generation.way_in",

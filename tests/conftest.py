@@ -10,6 +10,7 @@ from zlib import crc32
 import jaxtyping
 import pytest
 import scipy.stats  # noqa: F401
+import torch
 from transformers import (  # noqa: F401
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -19,6 +20,12 @@ from transformers import (  # noqa: F401
 )
 
 ONE_IN = 8
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that are marked for a GPU need one."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ ROOMS = "|".join(
 )
 NAMED = re.compile(rf"(?<![\w/.-])(?:{ROOMS})/[\w/]+\.(?:py|md|jsonl|svg|png)\b")
 EMBEDDED = "embedded pair on the CPU"  # in place of models from the hub on a GPU, so that the lines really run
+FILES = "embedded pair as GGUF files"  # where llama.cpp is installed
 PLACES = {
     "Qwen/Qwen3-8B": str(FOLDER / "target"),
     "Qwen/Qwen3-0.6B": str(FOLDER / "draft"),
@@ -83,6 +84,12 @@ def test_snippets_run(snippet, names):
         known = dict(names)
         for theirs, ours in PLACES.items():
             code = code.replace(f'"{theirs}"', f'"{ours}"')
+    if snippet.how == FILES:
+        pytest.importorskip("llama_cpp")
+        from ggufs import pair_files
+
+        for name, path in zip(("model.gguf", "draft.gguf"), pair_files(), strict=True):
+            code = code.replace(name, str(path))
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
@@ -90,7 +97,7 @@ def test_snippets_run(snippet, names):
 
 def test_marks_of_snippets_are_known():
     hows = {match["how"] for page in PAGES for match in FENCE.finditer(page.read_text())}
-    assert hows == {None, EMBEDDED}
+    assert hows == {None, EMBEDDED, FILES}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -70,6 +70,14 @@ def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Pa
     return accept.to(target), residual.to(target)
 
 
+def rounding_up(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
+    """Rounds p/q up to the next quarter, and takes the residual against the true target."""
+    raised = draft * (4 * target / draft.clamp(min=1e-30)).ceil() / 4
+    plan = drawable_schedule(raised, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
+    accept, left = plan.accept(drafted).to(target), target - (raised - plan.remainder()).to(target)
+    return accept, (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * normalise(left.clamp(min=0))
+
+
 def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """The deferred walk, but a child is entered with what it may claim and not with its share of what is left."""
     if not has_drafts(slot):
@@ -103,6 +111,7 @@ MUTANTS = {
     "verifies at another temperature": Mutant("iid", warmer),
     "prunes drawn tokens": Mutant("iid", pruned),
     "divides by a difference of totals": Mutant("iid", divided_by_differences, drafts=3, guilty=("exact", "walks")),
+    "rounds ratios up": Mutant("iid", rounding_up),
     "the walk forgets what is left": Mutant("iid", walk=impatient, guilty=("walks",)),
 }
 

@@ -10,6 +10,7 @@ from multidraft.drafting import LAWS
 from multidraft.drafting.optimal import optimum
 from multidraft.verification import Outcome, formulas
 from multidraft.verification.anchored_lorenz import anchored_lorenz
+from multidraft.verification.binned_lorenz import BinnedLorenz
 from multidraft.verification.global_resolution import global_resolution
 from multidraft.verification.k_sequential import k_sequential
 from multidraft.verification.linear_program import linear_program
@@ -50,6 +51,7 @@ SCHEMES: dict[str, Entry] = {
         known_as="on a chain, deferred: block verification",
         coupling=True,
     ),
+    "iid:binned_lorenz": Entry(BinnedLorenz(), OURS, "prefix sums, without a sort", coupling=True),
     "iid:k_sequential": Entry(k_sequential, "SpecTr, Algorithm 2", "50 passes", formulas.k_sequential, coupling=True),
     "iid:recursive_rejection": Entry(
         recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", "n passes", formulas.recursive_rejection, coupling=True
@@ -69,6 +71,9 @@ SCHEMES: dict[str, Entry] = {
     "greedy:naive": Entry(naive, MCSD, "one look-up"),
     "anchored:lorenz": Entry(
         anchored_lorenz, OURS, "one sort, then a pass per top-up", formulas.lorenz_anchored, coupling=True
+    ),
+    "anchored:binned_lorenz": Entry(
+        BinnedLorenz(), OURS, "prefix sums, without a sort, then a pass per top-up", coupling=True
     ),
     "anchored:naive": Entry(naive, MCSD, "one look-up"),
     "top:naive": Entry(naive, f"{MCSD}; EAGLE", "one look-up", formulas.naive_top),

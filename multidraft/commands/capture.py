@@ -70,7 +70,7 @@ def capture(
     ] = None,
     score: Annotated[bool, Option("--score", help="Take the prompts' own text after the first token.")] = False,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-    workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+    workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
     ray: Annotated[str | None, Option(help=RAY)] = None,
     show: Annotated[Path | None, Option(help="Say what is in a capture, and check it, instead.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,

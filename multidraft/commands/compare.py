@@ -96,7 +96,8 @@ def sampling(settings: dict[str, Any]) -> dict[str, Any]:
 
 def ending(pair: "Models") -> dict[str, Any]:
     """A pad token, without which transformers says that it takes the end of text for it."""
-    config = pair.target.generation_config
+    target: Any = pair.target  # one of transformers, as `can_assist` has found
+    config = target.generation_config
     end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return {"pad_token_id": config.pad_token_id if config.pad_token_id is not None else end if end is not None else 0}
 

@@ -2,27 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 
 if TYPE_CHECKING:
     from multidraft.studies.running.jobs import Crew
 
-WORKERS = "Processes that share the work; the results are the same."
+WORKERS = "Processes that share the work, with the same results. Default: one; with --ray HOST:PORT, all of it."
 RAY = "HOST:PORT of a Ray cluster that shares the work, or `local`: Ray with --workers processes here."
 
 
-def crew_of(workers: int, ray: str | None) -> "Crew":
-    """What --workers and --ray ask for; raises where Ray is missing or both ask for something else."""
+def crew_of(workers: int | None, ray: str | None) -> "Crew":
+    """What --workers and --ray ask for; raises where Ray is missing, or nothing answers at its address."""
     from multidraft.studies.running.jobs import Processes, alone
 
     if ray is None:
-        return alone if workers == 1 else Processes(workers)
+        return alone if workers in (None, 1) else Processes(workers)
     optional("ray", "Ray", "ray")
     from multidraft.studies.running.on_ray import LOCAL, Cluster, check_address
 
-    if ray != LOCAL:
-        if workers != 1:
-            raise AdviceError("a Ray cluster has workers of its own; leave out --workers, or give --ray local")
-        check_address(ray)
-    return Cluster(ray, workers)
+    check_address(ray)
+    return Cluster(ray, (workers or 1) if ray == LOCAL else workers)

@@ -9,21 +9,19 @@ from multidraft.commands.pair import EMBEDDED, load_models
 from multidraft.errors import AdviceError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models import LanguageModel
-
-    Drafter = PreTrainedModel | LanguageModel
+    from multidraft.models.causal_lm import Model
 
 
 class Own(NamedTuple):
     """A drafter that needs no model of its own: how it is made of a target and a number, which may be left out."""
 
-    make: "Callable[[PreTrainedModel, int], Drafter]"
+    make: "Callable[[Model, int], Model]"
     number: int | None = None  # where none is written
 
 
-def ngram(target: "PreTrainedModel", order: int) -> "Drafter":
+def ngram(target: "Model", order: int) -> "Model":
     """An n-gram model of the text."""
     from multidraft.drafters.ngram import NGram
     from multidraft.generation.inputs import vocabulary_of
@@ -31,7 +29,7 @@ def ngram(target: "PreTrainedModel", order: int) -> "Drafter":
     return NGram(vocabulary_of(target), order)
 
 
-def lookup(target: "PreTrainedModel", longest: int) -> "Drafter":
+def lookup(target: "Model", longest: int) -> "Model":
     """What followed the same tokens before."""
     from multidraft.drafters.ngram import Lookup
     from multidraft.generation.inputs import vocabulary_of
@@ -39,7 +37,7 @@ def lookup(target: "PreTrainedModel", longest: int) -> "Drafter":
     return Lookup(vocabulary_of(target), longest)
 
 
-def layers(target: "PreTrainedModel", count: int) -> "Drafter":
+def layers(target: "Model", count: int) -> "Model":
     """The target's first layers."""
     from multidraft.drafters.early_exit import first_layers
 
@@ -48,7 +46,7 @@ def layers(target: "PreTrainedModel", count: int) -> "Drafter":
 
 OWN = {"ngram": Own(ngram, 3), "lookup": Own(lookup, 3), "layers": Own(layers)}
 WRITTEN = ", ".join(f"{name}:2" if own.number is None else f"{name}[:{own.number}]" for name, own in OWN.items())
-HELP = f"Folder, hub name, {WRITTEN}; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
+HELP = f"Folder, hub name, GGUF file, {WRITTEN}; 0.9*a+0.1*b mixes; a,b lists. Default: embedded."
 NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
 MOST = 1000  # tokens or layers; far more than any drafter looks at
@@ -58,8 +56,8 @@ Member = tuple[str, float | None]  # a name, and its weight in a mixture where o
 class Models(NamedTuple):
     """A target, whatever drafts for it, and their tokenizer."""
 
-    target: "PreTrainedModel"
-    draft: "Drafter"
+    target: "Model"
+    draft: "Model"
     tokenizer: "PreTrainedTokenizerBase"
 
 
@@ -71,7 +69,7 @@ def parse(text: str | None) -> list[list[Member]]:
     """
     if text is None:
         return [[(EMBEDDED, None)]]
-    if text and Path(text).expanduser().is_dir():
+    if text and Path(text).expanduser().exists():
         return [[(text, None)]]
     mixtures = [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
     return list(map(check_weights, mixtures))
@@ -100,7 +98,7 @@ def check_weights(mixture: list[Member]) -> list[Member]:
 
 def load(target: str | None, draft: str | None) -> Models:
     """The named target with the named drafters, or the embedded ones where names are left out."""
-    target, listed = None if target == EMBEDDED else target, parse(draft)
+    listed = parse(draft)
     names = list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not NUMBERED.fullmatch(name)))
     check(target, draft, names)
     model, loaded, tokenizer = load_models(target, names)
@@ -114,15 +112,15 @@ def load(target: str | None, draft: str | None) -> Models:
 
 def check(target: str | None, draft: str | None, names: list[str]) -> None:
     """Raise unless draft models come with a target of their own kind."""
-    if target is not None and draft is None:
+    if target not in (None, EMBEDDED) and draft is None:
         raise AdviceError("--target comes without --draft; pass both, or neither for the embedded pair")
-    if target is not None and EMBEDDED in names:
+    if target not in (None, EMBEDDED) and EMBEDDED in names:
         raise AdviceError("the embedded draft model is for the embedded target; name another, or leave out --target")
     if target is None and set(names) - {EMBEDDED}:
         raise AdviceError("--draft comes without --target; pass both, or neither for the embedded pair")
 
 
-def own(name: str, target: "PreTrainedModel") -> "Drafter":
+def own(name: str, target: "Model") -> "Model":
     """A drafter that is made from the text, or from the target."""
     match = NUMBERED.fullmatch(name)
     assert match is not None  # `load` asks for no other
@@ -130,7 +128,7 @@ def own(name: str, target: "PreTrainedModel") -> "Drafter":
     return kind.make(target, int(match[2] or kind.number or 0))
 
 
-def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
+def mixed(members: "list[Model]", weights: list[float | None]) -> "Model":
     """One drafter of them all, in equal parts where no weight is given."""
     from multidraft.drafters.several import Mixture
 
@@ -140,7 +138,7 @@ def mixed(members: "list[Drafter]", weights: list[float | None]) -> "Drafter":
     return Mixture(members, given or None)
 
 
-def one_drafter(drafters: "list[Drafter]") -> "Drafter":
+def one_drafter(drafters: "list[Model]") -> "Model":
     """The drafters side by side."""
     from multidraft.drafters.several import Several
 

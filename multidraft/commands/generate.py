@@ -9,8 +9,10 @@ from typer import Option
 from multidraft.commands import compare as comparison
 from multidraft.commands import terminal
 from multidraft.commands.chat import Session, check_session, check_template, encode_chats
+from multidraft.commands.crews import RAY, WORKERS, crew_of
 from multidraft.commands.decode import SEEDS_APART, Job, context, decode
 from multidraft.commands.drafters import HELP, Models, load, parse
+from multidraft.commands.planned import limits, plan_of
 from multidraft.commands.prompts import Prompt, digest, encode, read_prompts
 from multidraft.commands.report import Report
 from multidraft.commands.screens import Bar, Live
@@ -22,12 +24,12 @@ if TYPE_CHECKING:
     from multidraft.studies.journal import Journal
     from multidraft.tracing.file import TraceFile
 
-MEASURED = 32  # prompts after which a pair is measured
+SHARDS = "With several, --jsonl names a folder of shards."
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 
 
 def generate(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
@@ -50,10 +52,8 @@ def generate(
     max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
     seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
-    workers: Annotated[int, Option(min=1, help="Processes; with several, --jsonl names a folder of shards.")] = 1,
-    ray: Annotated[
-        bool, Option("--ray", help="Workers on Ray: the cluster at RAY_ADDRESS, or one here; as --workers.")
-    ] = False,
+    workers: Annotated[int | None, Option(min=1, max=1024, help=f"{WORKERS} {SHARDS}")] = None,
+    ray: Annotated[str | None, Option(help=RAY)] = None,
     chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
     trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
     compare: Annotated[bool, Option("--compare", help="Also decode plainly, and by assisted generation.")] = False,
@@ -70,9 +70,9 @@ def generate(
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
     job.check(len(parse(draft)))
-    if workers > 1 or ray:
+    if (workers or 1) > 1 or ray is not None:
         folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
-        return spread(Shards(target, draft, chat, job, chosen), folder, workers, ray, as_json)
+        return spread(Shards(target, draft, chat, job, chosen), folder, crew_of(workers, ray), as_json)
     check_outputs(trace, jsonl, [prompts, target, draft, plan])
     names = {"target": target or "embedded", "draft": draft or "embedded"}
     report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
@@ -164,18 +164,8 @@ def run(
 
 
 def threads_of(pair: Models, job: Job, prompts: list[Prompt]) -> int | None:
-    """The threads with which drafts are chosen, so that all sides decode with as many; measured after all prompts."""
-    from multidraft.catalogue import scheme as scheme_named
-    from multidraft.generation.inputs import as_drafter, limits_of, plan_file
-    from multidraft.planning.keeping import plan_for
-    from multidraft.planning.subject import Subject
-
-    limits, draft = limits_of(job.settings["tree"], job.settings["scheme"]), as_drafter(pair.draft)
-    if limits is None or draft is None:
-        return None
-    scheme, texts = scheme_named(job.settings["scheme"]), [prompt.tokens for prompt in prompts[:MEASURED]]
-    subject = Subject(pair.target, draft, texts, scheme, job.settings["walk"])
-    return plan_for(subject, plan_file(job.settings["plan"], limits)).threads
+    """The threads with which drafts are chosen, so that all sides decode with as many."""
+    return None if limits(job) is None else plan_of(pair, job, prompts).threads
 
 
 def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:

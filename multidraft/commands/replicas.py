@@ -5,13 +5,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import serve
 
-from multidraft.commands.clusters import joined
 from multidraft.commands.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server.limits import Limits
+from multidraft.studies.running.on_ray import join, one_gpu
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -68,18 +67,17 @@ def app_of(serving: Serving) -> "FastAPI":
     return build(service)
 
 
-def run(serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
+def run(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
     """Serve until stopped; `ready` is called when requests are taken."""
     from multidraft.server.running import bound
 
     with bound(host, port) as listener:
         port = listener.getsockname()[1]
-    with joined():
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
-        serve.start(http_options={"host": host, "port": port})
-        try:
-            serve.run(deployment(serving, least, most, gpus), name=NAME, route_prefix="/")
-            ready(port)
-            signal.pause()
-        finally:
-            serve.delete(NAME)  # and nothing of others on the same cluster
+    gpus = one_gpu(join(address, heard=True))
+    serve.start(http_options={"host": host, "port": port})
+    try:
+        serve.run(deployment(serving, least, most, gpus), name=NAME, route_prefix="/")
+        ready(port)
+        signal.pause()
+    finally:
+        serve.delete(NAME)  # and nothing of others on the same cluster

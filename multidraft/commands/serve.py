@@ -17,7 +17,7 @@ USUAL = Limits()
 
 
 def serve(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
@@ -39,7 +39,9 @@ def serve(
         int, Option(min=1, help="Seconds that a request may take, waiting included; then a 504.")
     ] = USUAL.request,
     drain: Annotated[int, Option(min=0, help="Seconds for what is under way when stopped.")] = USUAL.drain,
-    ray: Annotated[bool, Option("--ray", help="In replicas on Ray: the cluster at RAY_ADDRESS, or one here.")] = False,
+    ray: Annotated[
+        str | None, Option(help="In replicas on Ray: HOST:PORT of a cluster, or `local`: Ray on this machine.")
+    ] = None,
     replicas: Annotated[int, Option(min=1, help="With --ray: engines at least, one a GPU where there are some.")] = 1,
     most_replicas: Annotated[
         int | None, Option(min=1, help="With --ray: engines at most, by how much is asked. Default: as at least.")
@@ -53,8 +55,8 @@ def serve(
     limits = Limits(max_tokens_in_cache, max_rows, max_queue, prefill_tokens, drain, request_timeout)
     serving = Serving(target, draft, scheme, tree, walk, name, api_key, template_of(chat_template), limits)
     serving.check()
-    if ray:
-        return on_ray(serving, host, port, replicas, most_replicas or replicas)
+    if ray is not None:
+        return on_ray(ray, serving, host, port, replicas, most_replicas or replicas)
     if replicas > 1 or most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
     from multidraft.server.running import bound, run
@@ -64,14 +66,16 @@ def serve(
         run(service, listener, lambda: announce(service.name, host, listener.getsockname()[1]))
 
 
-def on_ray(serving: Serving, host: str, port: int, least: int, most: int) -> None:
+def on_ray(address: str, serving: Serving, host: str, port: int, least: int, most: int) -> None:
     """Serve from replicas until stopped."""
     if least > most:
         raise AdviceError(f"--replicas {least} is more than --most-replicas {most}; give fewer, or allow more")
     optional("ray.serve", "Ray", "ray")
     from multidraft.commands.replicas import run
+    from multidraft.studies.running.on_ray import check_address
 
-    run(serving, host, port, least, most, lambda free: announce(serving.known_as, host, free))
+    check_address(address)
+    run(address, serving, host, port, least, most, lambda free: announce(serving.known_as, host, free))
 
 
 def announce(name: str, host: str, port: int) -> None:

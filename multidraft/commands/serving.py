@@ -76,10 +76,12 @@ def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
     import torch
 
     from multidraft.planning.steering import steered
+    from multidraft.planning.subject import Subject
 
     prompts = read_prompts(None, DEMO, None)
     encode(prompts, models.tokenizer, context(models))
-    plan, threads = steered(plan, models.target, models.draft, [prompt.tokens for prompt in prompts], choice, None)
+    tokens = [prompt.tokens for prompt in prompts]
+    plan, threads = steered(plan, Subject(models.target, models.draft, tokens, plan.scheme, plan.walk), choice)
     torch.set_num_threads(threads)
     return plan
 

@@ -15,9 +15,10 @@ from multidraft.errors import AdviceError, outputs
 from multidraft.planning.machine import hardware, versions
 
 if TYPE_CHECKING:
-    from multidraft.zoo.recipe import Recipe, Shape
+    from multidraft.zoo.recipe import Recipe, Shape, Teacher
 
 SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,2})")
+OF_TARGETS = {"target": "--target-size", "target_steps": "--target-steps", "vocabulary": "--vocabulary"}
 LINES = {
     "target_bits_per_byte": "target, held-out bits per byte",
     "draft_bits_per_byte": "draft, held-out bits per byte",
@@ -41,26 +42,59 @@ def train(
     window: Annotated[int | None, Option(min=8, help="Tokens of a training window.")] = None,
     batch: Annotated[int | None, Option(min=1, max=65_536, help="Windows a step.")] = None,
     checkpoint_every: Annotated[int | None, Option(min=1, help="Steps between checkpoints.")] = None,
+    target: Annotated[
+        str | None, Option(help="Train a draft for this one alone: a folder, a hub name, or embedded.")
+    ] = None,
     target_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 64x2.")] = None,
     draft_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 32x1.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Train a target and a draft on a text; without options, as the embedded pair was. Run it again to resume."""
+    """Train a target and a draft on a text; without options, as the embedded pair was. Run it again to resume.
+
+    With --target, train a draft for a target that there is already: of any size, for any target with a fast tokenizer.
+    """
     from multidraft.zoo.recipe import Recipe
 
     silence()
     shapes = {"target": shape(target_size), "draft": shape(draft_size)}
     numbers: dict[str, Any] = dict(target_steps=target_steps, draft_steps=draft_steps, seed=seed, vocabulary=vocabulary)
     numbers |= dict(window=window, batch=batch, checkpoint_every=checkpoint_every)
-    recipe = Recipe(**{name: value for name, value in (numbers | shapes).items() if value is not None})
+    given = {name: value for name, value in (numbers | shapes).items() if value is not None}
+    taught = None if target is None else teacher(target, given)
+    recipe = Recipe(**given | ({} if taught is None else sizes(target, taught)))
     if recipe.window > recipe.context:
         raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
     outputs.make_folder(out, "--out")
-    report = run(corpus, out, recipe)
+    report = run(corpus, out, recipe, taught)
     if as_json:
         return terminal.print_json(report)
     print_report(report)
-    typer.echo(f"{out / 'target'} and {out / 'draft'} are ready for `multidraft generate --target ... --draft ...`")
+    typer.echo(f"`multidraft generate --target {target or out / 'target'} --draft {out / 'draft'} ...` decodes with it")
+
+
+def teacher(target: str, given: dict[str, Any]) -> "Teacher":
+    """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
+    from multidraft.commands.pair import check_pretrained_names, load_models
+    from multidraft.zoo.recipe import Teacher
+
+    if wrong := given.keys() & OF_TARGETS.keys():
+        raise AdviceError(f"{OF_TARGETS[min(wrong)]} is of a target to train, and --target names one; leave one out")
+    check_pretrained_names(target)
+    model: Any
+    model, _, tokenizer = load_models(target, [])
+    return Teacher(model, tokenizer)
+
+
+def sizes(target: str | None, taught: "Teacher") -> dict[str, Any]:
+    """What a draft has from its target."""
+    from multidraft.generation.inputs import context_of, vocabulary_of
+    from multidraft.zoo.recipe import Recipe
+
+    return {
+        "taught_by": target,
+        "vocabulary": vocabulary_of(taught.model),
+        "context": min(context_of(taught.model) or Recipe.context, Recipe.context),
+    }
 
 
 def shape(size: str | None) -> "Shape | None":
@@ -78,22 +112,25 @@ def shape(size: str | None) -> "Shape | None":
     return Shape(width=width, layers=layers, inner=2 * width, heads=width // 64 if width % 64 == 0 else 1)
 
 
-def run(corpus: Path, out: Path, recipe: "Recipe") -> dict[str, Any]:
+def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> dict[str, Any]:
     """Train (or go on), evaluate, and write report.json."""
+    from multidraft.commands.pair import load
     from multidraft.zoo.evaluate import evaluate_pair
-    from multidraft.zoo.recipe import train_pair
+    from multidraft.zoo.recipe import train_draft, train_pair
 
-    clock = Clock(out / "checkpoints" / "seconds")
+    clock, roles = Clock(out / "checkpoints" / "seconds"), []
     try:
         with clock:
-            for role in train_pair(corpus, out, recipe):
+            for role in train_draft(corpus, out, recipe, taught) if taught else train_pair(corpus, out, recipe):
                 typer.echo(f"the {role} is written to {out / role}", err=True)
-        report: dict[str, Any] = {"recipe": asdict(recipe)} | evaluate_pair(corpus, out, recipe).as_dict()
+                roles.append(role)
+        pair = load(recipe.taught_by or str(out / "target"), str(out / "draft"))
+        report: dict[str, Any] = {"recipe": asdict(recipe)} | evaluate_pair(corpus, pair, recipe).as_dict()
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
     except OSError as error:
         raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
-    for role in ("target", "draft"):
+    for role in roles:
         report[f"{role}_parameters"] = parameters(out / role / "model.safetensors")
         report[f"{role}_tokens_seen"] = getattr(recipe, f"{role}_steps") * recipe.batch * recipe.window
     report |= {"seconds": round(clock.before, 1), "hardware": hardware(), "versions": versions()}
@@ -132,7 +169,7 @@ def parameters(file: Path) -> int:
 
 def print_report(report: dict[str, Any]) -> None:
     """The report as a table."""
-    rows = [[label, figure(report[name])] for name, label in LINES.items()]
+    rows = [[label, figure(report[name])] for name, label in LINES.items() if name in report]
     machine = report["hardware"]
     rows.append(["hardware", str(machine["gpu"] or f"{machine['cpu']}, threads: {machine['threads']}")])
     terminal.print_table(["", ""], rows, numbers=True)

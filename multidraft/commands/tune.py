@@ -24,7 +24,7 @@ DEFAULT = [0.0, 0.7, 1.0]
 
 
 def tune(
-    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help=HELP)] = None,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,

@@ -7,10 +7,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import versions
+from multidraft.models import LanguageModel, versions
 
 
-def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
+def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrainedModel:
     """A model of the first `count` layers, between the same embedding and the same norm and head.
 
     Every weight is shared with `model`, which stays as it was; the result drafts like any other model. Raises
@@ -18,6 +18,10 @@ def first_layers(model: PreTrainedModel, count: int) -> PreTrainedModel:
     (LayerSkip, Elhoushi et al., 2024; Draft & Verify, Zhang et al., 2023: there the layers are trained or chosen for
     it).
     """
+    if not isinstance(model, PreTrainedModel):
+        raise AdviceError(
+            f"the layers of a {type(model).__name__} model cannot be cut; draft by another model or ngram"
+        )
     name, body = versions.body(model)
     layers, config = getattr(body, "layers", None), model.config
     if not isinstance(layers, nn.ModuleList) or len(layers) != getattr(config, "num_hidden_layers", None):

@@ -20,6 +20,7 @@ from multidraft.errors.kinds import check_flag, is_integer, shown
 from multidraft.generation.defaults import FIXED
 from multidraft.models import LanguageModel
 from multidraft.models.causal_lm import Model, home
+from multidraft.models.gguf import GGUF
 from multidraft.models.resized import check_sizes
 from multidraft.planning.auto import Limits
 from multidraft.planning.steering import can_choose
@@ -106,6 +107,18 @@ def as_drafter(draft: Any) -> Model | None:
     for model in listed if draft is not None else ():
         check_model(model, "draft")
     return Several(listed) if isinstance(draft, list | tuple) else draft
+
+
+def check_pieces(target: Model, draft: Model | None) -> None:
+    """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
+    if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
+        return
+    for token, names in enumerate(zip(target.weights.pieces, draft.weights.pieces, strict=False)):
+        if names[0] != names[1] and all(names):
+            raise AdviceError(
+                f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
+                f"{names[1]!r} in the second; choose a draft model that has the target's tokenizer"
+            )
 
 
 def check_compiles(*models: Model | None) -> None:

@@ -28,6 +28,7 @@ from multidraft.models import versions
 from multidraft.models.causal_lm import Model, home
 from multidraft.planning.making import using
 from multidraft.planning.steering import steered
+from multidraft.planning.subject import Subject
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
@@ -122,7 +123,9 @@ def run(
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
     plan, threads = options.plan_with(sampling_from(rows.processors, rows.greedy)), None
     if draft is not None and options.limits is not None:
-        plan, threads = steered(plan, target, draft, prompts, options.limits, options.plan_file)
+        subject = Subject(target, draft, prompts, plan.scheme, plan.walk)
+        plan, threads = steered(plan, subject, options.limits, options.plan_file, stopping.budgets)
+        draft = draft if plan.shape.most_drafts else None
     warm_up(plan.scheme, plan.shape, stopping.device)
     if plan.compile:
         compile_steps(plan, [target, draft], prompts, stopping.budgets)

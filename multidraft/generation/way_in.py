@@ -27,6 +27,7 @@ from multidraft.generation.inputs import (
     check_compiles,
     check_drafters,
     check_model,
+    check_pieces,
     limits_of,
     make_plan,
     plan_file,
@@ -116,6 +117,7 @@ def generate(
     """
     check_model(target_model, "target")
     draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
+    check_pieces(target_model, draft)
     limits = limits_of(tree, scheme) if draft is not None else None
     file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
     settled = make_plan(scheme, tree, walk, Sampling(), measure, top_count(logprobs))

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
 from multidraft.models.cache import TreeCache
+from multidraft.models.gguf import GGUF
 from multidraft.models.lane_attention import by_lanes, together
 from multidraft.models.lanes import Lanes
 from multidraft.models.prefix import PrefixModel
@@ -142,7 +143,7 @@ def takes_lanes(model: PreTrainedModel) -> bool:
 
 def is_ragged(model: Model) -> bool:
     """Whether a batch takes memory by the sum of its lengths, and not by rows times the longest."""
-    return takes_lanes(model) if isinstance(model, PreTrainedModel) else isinstance(model, PrefixModel)
+    return takes_lanes(model) if isinstance(model, PreTrainedModel) else isinstance(model, PrefixModel | GGUF)
 
 
 def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabulary"]:

@@ -14,7 +14,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
+    PreTrainedTokenizerBase,
     __version__,
 )
 from transformers.generation import GenerationMixin
@@ -43,7 +43,7 @@ def body(model: PreTrainedModel) -> tuple[str, nn.Module]:
     return name, getattr(model, name, model)
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the tokenizer under the class name that every version knows; 5 writes one that 4.57 does not."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

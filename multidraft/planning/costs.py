@@ -44,6 +44,7 @@ class Costs:
     node: float  # the same for every node a row
     fork: float = 0.0  # the same for every level on which several tokens are drawn at a node
     look: float = 0.0  # what a level takes more where a shape looks at draft distributions
+    reading: float = 0.0  # the draft model's pass over the prompts, by token of all of them
 
     def of_tree(self, tree: Tree) -> float:
         """A whole step with a fixed tree in every row."""
@@ -66,7 +67,7 @@ class Costs:
         return Costs(self.target.mixed(other.target, share), self.level.mixed(other.level, share), *numbers)
 
 
-NUMBERS = ("draw", "plain", "step", "node", "fork", "look")
+NUMBERS = ("draw", "plain", "step", "node", "fork", "look", "reading")
 NOTHING = Costs(Curve((1,), (0.0,)), Curve((1,), (0.0,)), *[0.0] * len(NUMBERS))
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from multidraft.catalogue import Scheme
 from multidraft.models.causal_lm import Model, home
+from multidraft.models.gguf import GGUF
 from multidraft.planning.machine import cpu, versions
 
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
@@ -24,7 +25,8 @@ def identity(target: Model, draft: Model, scheme: Scheme, walk: str) -> dict[str
 def model(one: Model) -> dict[str, str]:
     """A model: its kind, a digest of its configuration and of some weights, its dtype and device."""
     if not isinstance(one, PreTrainedModel):
-        return {"kind": type(one).__name__, "digest": digest(str(one.vocabulary)), "device": str(one.device)}
+        own = one.identity if isinstance(one, GGUF) else {"digest": digest(str(one.vocabulary))}
+        return {"kind": type(one).__name__, "device": str(one.device)} | own
     fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
     text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
     device = home(one)

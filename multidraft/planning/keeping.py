@@ -2,11 +2,11 @@
 
 import json
 import logging
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError, outputs
@@ -30,10 +30,24 @@ def plan_for(subject: Subject, file: Path | None = None) -> PairPlan:
     return LOADED[file]
 
 
+def adopt(subject: Subject, plan: str) -> None:
+    """Let this process use a plan that another one has, in JSON: processes that share work choose the same trees."""
+    LOADED[place(subject.identity)] = read(plan)
+
+
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the plan of a certain identity."""
     key = digest(json.dumps(wanted, sort_keys=True))
-    return user_cache_path("multidraft", appauthor=False) / "plans" / f"{key}.json"
+    return cache() / "plans" / f"{key}.json"
+
+
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:  # run from the sources, where nothing could be installed
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multidraft"
+    return user_cache_path("multidraft", appauthor=False)
 
 
 def checked(file: Path, wanted: dict[str, Any]) -> PairPlan:

@@ -30,9 +30,8 @@ def cpu() -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Versions of what decides a result; of `more` packages, those that are installed."""
-    packages = ["multidraft", "torch", "transformers", "tokenizers"]
-    packages += [name for name in ("numba", *more) if installed(name)]
+    """Versions of what decides a result, as far as it is installed, and of `more` packages."""
+    packages = filter(installed, ("multidraft", "torch", "transformers", "tokenizers", "numba", *more))
     return {"python": platform.python_version()} | {package: version_of(package) for package in packages}
 
 

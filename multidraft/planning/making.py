@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import median
 
 import torch
 
+from multidraft.models.causal_lm import place_of
 from multidraft.planning.comparing import with_growth
 from multidraft.planning.costs import Costs, CostsByRows
 from multidraft.planning.learning import contexts, learnt
-from multidraft.planning.measuring import ALONE, TOGETHER, fitted, sample, timed, tree_named, turns
+from multidraft.planning.measuring import ALONE, TOGETHER, fitted, sample, timed, tree_named, turns, watched
 from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.subject import Subject
 
@@ -77,11 +79,14 @@ def measured(subject: Subject, rows: int, tick: Tick) -> Costs:
     names, rounds = ROWS[rows]
     plans = {name: subject.plan(tree_named(name)) for name in names}
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
-    largest = max(plans.values(), key=lambda plan: plan.shape.most_slots)
+    largest, readings = max(plans.values(), key=lambda plan: plan.shape.most_slots), list[float]()
     for turn, order in enumerate(turns(names, rounds)):
-        state = subject.begin(largest, subject.texts(rows, turn), turn)
+        texts, info = subject.texts(rows, turn), watched(place_of(subject.target).type)
+        state = subject.begin(largest, texts, turn, info)
+        readings.append(info.watch.seconds["draft"] / sum(map(len, texts)))
         for name in order:
             state, parts = timed(state, plans[name])
             seconds[name].append(parts)
             tick(1)
-    return fitted([sample(name, runs) for name, runs in seconds.items()])
+    costs = fitted([sample(name, runs) for name, runs in seconds.items()])
+    return replace(costs, reading=median(readings[1:] or readings))

@@ -54,11 +54,16 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 def timed(state: State, plan: Plan) -> tuple[State, tuple[float, float, float]]:
     """A step, and the seconds of its drafts, of the target's pass, and of the rest."""
-    info = Info(watch=Stopwatch(synchronise=state.root.device.type == "cuda"))
+    info = watched(state.root.device.type)
     with info.watch.whole():
         state, _ = step(state, plan, info)
     parts = info.watch.seconds
     return state, (parts["draft"], parts["target"], parts["rule"] + parts["cache"] + parts["rest"])
+
+
+def watched(device: str) -> Info:
+    """A report whose seconds are those of the device."""
+    return Info(watch=Stopwatch(synchronise=device == "cuda"))
 
 
 def fitted(samples: list[Sample]) -> Costs:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.state import Plan
-from multidraft.models.causal_lm import Model
+from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.planning.auto import Auto, Limits
+from multidraft.planning.foresight import pays
 from multidraft.planning.keeping import plan_for
 from multidraft.planning.subject import Subject
 
@@ -18,9 +19,19 @@ def can_choose(scheme: Scheme) -> bool:
 
 
 def steered(
-    plan: Plan, target: Model, draft: Model, prompts: list[list[int]], limits: Limits, file: Path | None
+    plan: Plan,
+    subject: Subject,
+    limits: Limits,
+    file: Path | None = None,
+    budgets: list[int] | None = None,
 ) -> tuple[Plan, int]:
-    """The plan with a shape that decides, and the number of threads with which it was measured."""
-    found = plan_for(Subject(target, draft, prompts, plan.scheme, plan.walk), file)
+    """The plan with a shape that decides, and the number of threads with which it was measured.
+
+    Where drafts would not make it quicker to give the subject's prompts so many tokens each, there are none.
+    """
+    found, temperature = plan_for(subject, file), plan.sampling.temperature
     tempers = not plan.scheme.law.repeats and plan.sampling.for_draft is None
-    return replace(plan, tree=Auto(found, plan.sampling.temperature, limits, tempers)), found.threads
+    auto = Auto(found, temperature, limits, tempers)
+    if budgets and not pays(found, temperature, [len(prompt) for prompt in subject.prompts], budgets, auto.allowed):
+        return replace(plan, tree=NO_DRAFTS), found.threads
+    return replace(plan, tree=auto), found.threads

@@ -38,10 +38,10 @@ class Subject:
         """So many prompts, which are others every turn."""
         return [self.prompts[(turn * rows + row) % len(self.prompts)][-PROMPT:] for row in range(rows)]
 
-    def begin(self, plan: Plan, texts: list[list[int]], seed: int) -> State:
+    def begin(self, plan: Plan, texts: list[list[int]], seed: int, info: Info | None = None) -> State:
         """The state after some texts, with room for the steps that follow."""
-        longest = max(map(len, texts)) + STEPS_LEAVE
-        return start(texts, self.target, self.draft, plan, longest, torch.Generator().manual_seed(seed), Info())
+        longest, random = max(map(len, texts)) + STEPS_LEAVE, torch.Generator().manual_seed(seed)
+        return start(texts, self.target, self.draft, plan, longest, random, info or Info())
 
     def plan(self, tree: Tree | Shape, temperature: float | int = 1.0) -> Plan:
         """How its steps are made."""

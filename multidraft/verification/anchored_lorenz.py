@@ -8,7 +8,7 @@ from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import at_each
 from multidraft.numerics.loops import paired
 from multidraft.verification.coupling import couple
-from multidraft.verification.lorenz import verify_draws
+from multidraft.verification.lorenz import ScheduleOf, drawable_schedule, verify_draws
 from multidraft.verification.naive import naive
 from multidraft.verification.outcome import Outcome
 
@@ -20,16 +20,26 @@ def anchored_lorenz(
     drafted: Int[Tensor, "*batch width"],
     law: Anchored,
 ) -> Outcome:
+    """Optimal without top-ups: p(anchors) + alpha*(p, q', draws)."""
+    return in_three_stages(target, draft, drafted, law)
+
+
+def in_three_stages(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Anchored,
+    schedule_of: ScheduleOf = drawable_schedule,
+) -> Outcome:
     """Draws by the Lorenz rule, top-ups by single-draft coupling, then a sample of what remains, accepted if an anchor.
 
     The draws come from q' (`draft` without the anchors), so the Lorenz rule leaves all of the target's mass on the
-    anchors in its remainder, and that remainder is the same for every tuple: a new target for the next stage. Without
-    top-ups this is optimal: p(anchors) + alpha*(p, q', draws).
+    anchors in its remainder, and that remainder is the same for every tuple: a new target for the next stage.
     """
     anchors, draws, top_ups = law.parts(drafted)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
     drawn_from, count = law.without_anchors(draft, known), (known < 0).sum(-1)
-    verified = verify_draws(target, drawn_from, draws, count, law.draft_probability)
+    verified = verify_draws(target, drawn_from, draws, count, law.draft_probability, schedule_of)
     alive, new_target = (1 - verified.accept.sum(-1)).clamp(min=0), None
     of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)
     for j in range(most_filled(top_ups)):

@@ -11,6 +11,7 @@ below are those of that page.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -128,14 +129,25 @@ def schedule(
     draft_probability: float = 1.0,
 ) -> Schedule:
     """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
-    p, q, a = target.double(), draft.double(), draft_probability
+    p, q = target.double(), draft.double()
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=SMALLEST_NORMAL)
     drawable = p * (q > DRAWABLE)
     ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
-    Q = q.gather(-1, order).cumsum(-1).clamp_(max=1)
-    P = drawable.gather(-1, order).cumsum(-1)
     count = torch.where(total[..., 0] > 0, count, 0)
+    in_order = (ratio, q.gather(-1, order), drawable.gather(-1, order))
+    return Schedule(p, q, order, *phases(*in_order, count, draft_probability), (p - drawable).sum(-1))
+
+
+def phases(
+    ratio: Float[Tensor, "*batch positions"],
+    q: Float[Tensor, "*batch positions"],
+    p: Float[Tensor, "*batch positions"],
+    count: Int[Tensor, "*batch"],
+    a: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Q, T, drop, s, alpha* and the record of a `Schedule`, from its tokens in the order of their ratios p/q."""
+    Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
     D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
     M = D.cummin(-1).values.clamp_(max=0)
     drop = shifted(M).sub_(D)
@@ -144,37 +156,7 @@ def schedule(
     T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
     T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
     survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
-    optimum, record = P[..., -1] + M[..., -1], -M[..., -1]
-    return Schedule(p, q, order, Q, T, drop, survive, optimum, record, (p - drawable).sum(-1))
-
-
-def verify_draws(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    draws: Int[Tensor, "*batch width"],
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-) -> Verified:
-    """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
-    if int(count.max()) <= 1:
-        possible = draft if int(count.min()) == 1 else draft * (count > 0)[..., None]
-        return verify_one(target, possible, draws, draft_probability)
-    plan = drawable_schedule(target, draft, count, draft_probability)
-    return Verified(target, plan.accept(draws), plan.remainder, lambda: plan.record + plan.undrafted)
-
-
-def verify_one(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    draws: Int[Tensor, "*batch width"],
-    draft_probability: float,
-) -> Verified:
-    """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
-    law = draft * draft_probability if draft_probability < 1 else draft
-    accept = coupling.acceptance(target, law, draws[..., 0])[..., None]
-    remainder = lambda: coupling.remainder(target.double(), law.double())  # noqa: E731
-    accept = torch.nn.functional.pad(accept, (0, draws.shape[-1] - 1))
-    return Verified(target, accept, remainder, lambda: remainder().sum(-1))
+    return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
 
 
 @dataclass(frozen=True)
@@ -226,11 +208,45 @@ def drawable_schedule(
     return Truncated(target, tokens, plan)
 
 
+ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # from target, draft, count and a: what a Schedule offers
+
+
+def verify_draws(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    draws: Int[Tensor, "*batch width"],
+    count: Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
+    schedule_of: ScheduleOf = drawable_schedule,
+) -> Verified:
+    """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
+    if int(count.max()) <= 1:
+        possible = draft if int(count.min()) == 1 else draft * (count > 0)[..., None]
+        return verify_one(target, possible, draws, draft_probability)
+    plan = schedule_of(target, draft, count, draft_probability)
+    return Verified(target, plan.accept(draws), plan.remainder, lambda: plan.record + plan.undrafted)
+
+
+def verify_one(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    draws: Int[Tensor, "*batch width"],
+    draft_probability: float,
+) -> Verified:
+    """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
+    law = draft * draft_probability if draft_probability < 1 else draft
+    accept = coupling.acceptance(target, law, draws[..., 0])[..., None]
+    remainder = lambda: coupling.remainder(target.double(), law.double())  # noqa: E731
+    accept = torch.nn.functional.pad(accept, (0, draws.shape[-1] - 1))
+    return Verified(target, accept, remainder, lambda: remainder().sum(-1))
+
+
 def lorenz(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Law,
+    schedule_of: ScheduleOf = drawable_schedule,
 ) -> Outcome:
     """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
 
@@ -243,7 +259,7 @@ def lorenz(
         draws = verify_one(target, draft, drafted, a)
     else:
         count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-        draws = verify_draws(target, draft, drafted, count, a)
+        draws = verify_draws(target, draft, drafted, count, a, schedule_of)
     alive = lambda: (1 - draws.accept.sum(-1)).clamp(min=0)  # noqa: E731
     residual = lambda: (alive()[..., None] * draws.next_target()).to(target.dtype)  # noqa: E731
     mass = lambda: (alive() * draws.next_mass).to(target.dtype)  # noqa: E731

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from multidraft.zoo import corpus
-from multidraft.zoo.pair import load_pair
+from multidraft.zoo.pair import Pair
 from multidraft.zoo.recipe import Recipe
 
 BATCH = 8  # windows a forward pass: bounds the memory of the logits
@@ -39,10 +39,10 @@ class Evaluation:
         }
 
 
-def evaluate_pair(path: Path, folder: Path, recipe: Recipe) -> Evaluation:
-    """Score the pair in `folder`, in the dtypes it is stored in, on the held-out part of the text at `path`."""
+def evaluate_pair(path: Path, pair: Pair, recipe: Recipe) -> Evaluation:
+    """Score a pair, in the dtypes it is stored in, on the held-out part of the text at `path`."""
     _, text = corpus.split(corpus.read_text(path), recipe.held_out)
-    pair, device = load_pair(folder), "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     tokens = corpus.encode(pair.tokenizer, text).long().to(device)
     models: list[nn.Module] = [pair.target, pair.draft]
     target, draft = (model.to(device) for model in models)

@@ -6,12 +6,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from multidraft.errors import AdviceError
 from multidraft.models import versions
@@ -47,6 +54,14 @@ class Recipe:
     seed: int = 0
     target: Shape = field(default_factory=lambda: Shape(width=768, layers=3, inner=1536, heads=12))
     draft: Shape = field(default_factory=lambda: Shape(width=192, layers=1, inner=512, heads=3))
+    taught_by: str | None = None  # a target that there is already, where only the draft is trained
+
+
+class Teacher(NamedTuple):
+    """A target that there is already, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
 
 STORED = {"target": torch.bfloat16, "draft": torch.float32}  # what decodes fastest, within the space there is
@@ -159,7 +174,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Op
     return saved["step"]
 
 
-def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
+def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
     model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # hidden self
     versions.save_tokenizer(tokenizer, out / role)
@@ -182,20 +197,31 @@ def check_same(folder: Path, text: str, recipe: Recipe) -> None:
 
 def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokenizerFast, Int[Tensor, " tokens"]]:
     """The tokenizer (trained once, then read from `folder`) and the training part of the corpus as tokens."""
-    whole = corpus.read_text(path)
-    text, _ = corpus.split(whole, recipe.held_out)
-    check_same(folder, whole, recipe)
+    text = training_text(path, recipe, folder)
     if (folder / "tokenizer").exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     else:
         tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
         versions.save_tokenizer(tokenizer, folder / "tokenizer")
+    return tokenizer, in_tokens(text, tokenizer, recipe)
+
+
+def training_text(path: Path, recipe: Recipe, folder: Path) -> str:
+    """All of the corpus but what is held out, for the run that `folder` is of."""
+    whole = corpus.read_text(path)
+    text, _ = corpus.split(whole, recipe.held_out)
+    check_same(folder, whole, recipe)
+    return text
+
+
+def in_tokens(text: str, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> Int[Tensor, " tokens"]:
+    """The tokens of a text; raises where they do not fill a window."""
     tokens = corpus.encode(tokenizer, text)
     if len(tokens) <= recipe.window + 1:
         raise AdviceError(
             f"the corpus has {len(tokens)} tokens and a window {recipe.window}; use more text or smaller windows"
         )
-    return tokenizer, tokens
+    return tokens
 
 
 def train_pair(path: Path, out: Path, recipe: Recipe) -> Iterator[str]:
@@ -207,4 +233,14 @@ def train_pair(path: Path, out: Path, recipe: Recipe) -> Iterator[str]:
     yield "target"
     draft = train_model("draft", tokens, recipe, folder, teacher=target.requires_grad_(False))
     save_pretrained(draft, tokenizer, "draft", out)
+    yield "draft"
+
+
+def train_draft(path: Path, out: Path, recipe: Recipe, teacher: Teacher) -> Iterator[str]:
+    """Train a draft for a target that there is already, on the text at `path`, and write it to `out`."""
+    folder = out / "checkpoints"
+    tokens = in_tokens(training_text(path, recipe, folder), teacher.tokenizer, recipe)
+    draft = train_model("draft", tokens, recipe, folder, teacher.model.requires_grad_(False))
+    draft.config.eos_token_id = teacher.tokenizer.eos_token_id
+    save_pretrained(draft, teacher.tokenizer, "draft", out)
     yield "draft"

@@ -85,6 +85,7 @@ TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are l
     "method": ["", "magic", HALF],
     "stop": ["", HALF],
     "prompt": [HALF],
+    "ray": ["", "x", ":", "x:y", "127.0.0.1:1", "127.0.0.1:" + "9" * 30, HALF],
 }
 PROMPTS = {
     "garbage": b"\x00\x01{",
@@ -136,7 +137,8 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--jsonl", "@no-line"],
         ["--prompt", "", "--stop", "a", "--stop", ""],
         ["--workers", "2"],
-        ["--ray"],
+        ["--ray", "local"],
+        ["--ray", "127.0.0.1:1", "--jsonl", "@run"],
         ["--workers", "2", "--jsonl", "@run", "--compare"],
         ["--workers", "2", "--jsonl", "@text.txt"],
     ],
@@ -153,7 +155,7 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--port", "70000"],
         ["--replicas", "2"],
         ["--most-replicas", "2"],
-        ["--ray", "--replicas", "3", "--most-replicas", "2"],
+        ["--ray", "local", "--replicas", "3", "--most-replicas", "2"],
     ],
     "tune": [
         ["--prompt", "x", "--prompts", "@good.jsonl"],
@@ -162,8 +164,19 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--plot", "@new.txt"],
         ["--out", "@none/plan.json"],
     ],
-    "train": [["--window", "5000"], ["--vocabulary", "9999999"], ["--corpus", "@short.txt"]],
-    "study acceptance": [["--capture", "@good", "--draft", "x"], ["--target", "x"]],
+    "train": [
+        ["--window", "5000"],
+        ["--vocabulary", "9999999"],
+        ["--corpus", "@short.txt"],
+        ["--target", "@none"],
+        ["--target", "embedded", "--target-size", "64x2"],
+        ["--target", "embedded", "--vocabulary", "300"],
+    ],
+    "study acceptance": [
+        ["--capture", "@good", "--draft", "x"],
+        ["--target", "x"],
+        ["--draft", "embedded", "--draft", "x"],
+    ],
     "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
     "study solve-time": [["--plot", "@new.txt"]],
     "study toys": [["--out", "@new.txt"], ["--out", "@new"]],

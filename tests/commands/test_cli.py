@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.catalogue import SCHEMES
 from multidraft.commands.cli import app
+from multidraft.commands.pair import load
 from multidraft.generation.pieces import Pieces
 from multidraft.zoo import corpus, load_pair
+from multidraft.zoo.pair import FOLDER
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]
 CONTEXT = 96
@@ -342,6 +345,33 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     written = json.loads((out / "target" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert written == "PreTrainedTokenizerFast"  # the name that transformers 4.57 knows too
     assert generate(out, "--prompt", "the", "--max-new-tokens", 4, "--json").exit_code == 0
+
+
+def test_a_draft_of_another_size_is_trained_for_a_target_that_there_is(pair, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text(synthetic(50_000))
+    asked = ["train", "--target", pair / "target", "--corpus", text, "--out", out, *QUICK[2:4], *QUICK[6:10]]
+    first = run(*asked, "--draft-size", "8x2", "--json")
+    assert first.exit_code == 0, first.output
+    report = json.loads(first.stdout)
+    assert report["recipe"]["context"] == CONTEXT
+    assert "target_parameters" not in report
+    assert not (out / "target").exists()
+    draft = LlamaForCausalLM.from_pretrained(out / "draft")
+    vocabulary = LlamaForCausalLM.from_pretrained(pair / "target").config.vocab_size
+    assert (draft.config.hidden_size, draft.config.num_hidden_layers, draft.config.vocab_size) == (8, 2, vocabulary)
+    again = json.loads(run(*asked, "--draft-size", "8x2", "--json").stdout)
+    assert again["draft_bits_per_byte"] == report["draft_bits_per_byte"]
+    ends_with_advice(run(*asked, "--draft-size", "6x1"), "another --out")
+    told = ["--target", pair / "target", "--draft", out / "draft", "--prompt", "the", "--max-new-tokens", 4, "--json"]
+    assert run("generate", *told).exit_code == 0
+
+
+def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
+    shutil.copytree(FOLDER / "draft", tmp_path / "copy")
+    theirs, ours = load("embedded", str(tmp_path / "copy")), load(None, None)
+    assert all(map(torch.equal, theirs.draft.parameters(), ours.draft.parameters()))
+    assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals differ")

@@ -1,13 +1,16 @@
 """Prompts decoded by several workers: the texts are those of one, in shards, and what is there is not done again."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import made_up
 from typer.testing import CliRunner
 
 from multidraft.commands import workers
 from multidraft.commands.cli import app
+from multidraft.planning import keeping
 from multidraft.studies.running import jobs
 
 COUNT = 5
@@ -90,7 +93,7 @@ def test_shards_of_another_run_are_refused(prompts, small, tmp_path):
     ("options", "advice"),
     [
         (["--workers", 2], "--jsonl FOLDER"),
-        (["--ray"], "--jsonl FOLDER"),
+        (["--ray", "local"], "--jsonl FOLDER"),
         (["--workers", 2, "--jsonl", "x", "--compare"], "--compare is of one process"),
         (["--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace is of one process"),
     ],
@@ -99,6 +102,31 @@ def test_what_workers_cannot_do_is_refused(prompts, options, advice):
     result = generate(prompts, *options)
     assert result.exit_code == 2
     assert advice in result.stderr
+
+
+def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
+    """Workers that know nothing of each other: each would measure the pair for itself, and choose other trees."""
+    measured, plainly = [], jobs.Processes.__call__
+
+    def forgetful(crew, work, left):
+        for job in left:
+            keeping.LOADED.clear()
+            yield from plainly(crew, replace(work), [job])
+
+    def make(subject, tick=None):
+        measured.append(subject)
+        return made_up(subject)
+
+    monkeypatch.setattr(jobs.Processes, "__call__", forgetful)
+    monkeypatch.setattr(keeping, "kept", lambda file, wanted: None)
+    monkeypatch.setattr(keeping, "make", make)
+    options = ["--jsonl", tmp_path, "--workers", 2, "--tree", "auto"]
+    assert generate(prompts, *options).exit_code == 0
+    (tmp_path / "000001.jsonl").unlink()
+    assert generate(prompts, *options).exit_code == 0
+    assert small == [0, 0, 1, 2, 1]  # the first is that of the plan
+    assert len(measured) == 1
+    assert len(measured[0].prompts) == COUNT
 
 
 @pytest.mark.slow
@@ -111,18 +139,19 @@ def test_processes_decode_the_same(prompts, alone, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_actors_on_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path):
+def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path):
     """Two raylets of one processor each, as Ray's own test cluster has them; a worker needs one."""
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr(workers, "SHARD", 2)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--ray")
+        result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--ray", cluster.address)
+        assert ray.get_runtime_context().gcs_address == cluster.address
     finally:
+        ray.shutdown()
         cluster.shutdown()
     assert result.exit_code == 0, result.output
     assert records(*sorted(tmp_path.iterdir())) == alone

@@ -1,6 +1,7 @@
 """Every argument of the Python way in, by wrong kinds of value: each call ends with one line that says what to do."""
 
 import math
+import sys
 from types import SimpleNamespace
 
 import jaxtyping
@@ -16,6 +17,7 @@ import multidraft as md
 from multidraft.generation.prompts import as_lists
 from multidraft.models import pretrained, versions
 from multidraft.models.causal_lm import home
+from multidraft.models.llama_cpp.binding import library
 
 INF, NAN = math.inf, math.nan
 PROMPTS = [[1, 2, 3]]
@@ -378,3 +380,10 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
 def test_settings_that_transformers_trips_over_are_advice():
     config = GenerationConfig(bad_words_ids=[["x"]], eos_token_id=[])
     refused(lambda: versions.logits_processors(config, [1], 61, [], torch.device("cpu")))
+
+
+def test_a_gguf_model_without_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)
+    library.cache_clear()
+    with pytest.raises(md.AdviceError, match=r'this needs llama-cpp-python.*pip install "multidraft\[gguf\]"'):
+        md.GGUF("model.gguf")

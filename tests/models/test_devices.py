@@ -15,7 +15,6 @@ from multidraft.models.causal_lm import CausalLM
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8]]
 PARTS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
@@ -69,19 +68,20 @@ def test_accelerate_places_the_target(saved: Path, load: Callable[[Path], PreTra
     assert greedy(model, tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_the_draft_model_may_be_on_another_device(saved: Path):
     model = AutoModelForCausalLM.from_pretrained(saved).eval().cuda()
     assert greedy(model, tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
     assert greedy(tiny_model("qwen2"), model) == greedy(tiny_model("qwen2"), None)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_a_target_half_on_the_gpu(saved: Path):
     pytest.importorskip("accelerate")
     assert greedy(spread(saved, 0, "cpu"), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
 
 
+@pytest.mark.gpu
 @needs_two
 def test_a_target_on_two_gpus(saved: Path):
     pytest.importorskip("accelerate")

@@ -56,6 +56,34 @@ def test_what_goes_wrong_in_a_worker_is_said_as_it_is(tmp_path, cluster) -> None
         list(cluster(Deadly(tmp_path, 0, 99), range(1)))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("limit", [[], ["--workers", 1]], ids=["all of the cluster", "one worker"])
+def test_a_cluster_at_an_address_gives_the_same_files(tmp_path, limit) -> None:
+    """Two raylets of one processor each, as Ray's own test cluster has them; a capture, and a study of it."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    asked = ["--limit", 3, "--new-tokens", 3]
+    assert study(tmp_path / "alone", *asked).exit_code == 0
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        result = study(tmp_path / "ray", *asked, "--ray", cluster.address, *limit)
+        assert ray.get_runtime_context().gcs_address == cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert result.exit_code == 0, result.output
+    for file in ("capture/manifest.jsonl", "top-k.json", "top-k.jsonl"):
+        assert (tmp_path / "ray" / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
+
+
+def study(*arguments: object):
+    return CliRunner().invoke(app, ["study", "top-k", "--out", *map(str, arguments)])
+
+
 def capture(*arguments: object):
     return CliRunner().invoke(app, ["capture", "--out", *map(str, arguments)])
 
@@ -69,7 +97,6 @@ def test_without_ray_the_line_to_type_is_said(tmp_path, monkeypatch) -> None:
 def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, address, advice) -> None:
     monkeypatch.setattr("multidraft.commands.crews.optional", lambda *_: None)
     refused(capture(tmp_path, "--ray", address), advice)
-    refused(capture(tmp_path, "--ray", address, "--workers", 2), "leave out --workers")
     assert list(Path(tmp_path).iterdir()) == []
 
 

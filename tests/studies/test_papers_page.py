@@ -76,6 +76,7 @@ def test_no_cell_is_empty(paper) -> None:
     for row in rows(SECTIONS[paper]):
         assert len(row) == 4, row
         assert all(row), row
+        assert "not run" not in row[-1], row
 
 
 def test_every_command_is_there() -> None:

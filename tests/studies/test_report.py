@@ -47,6 +47,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert "a &lt; b" in made
     assert 'class="shown"' in made  # ten drafts accept more than two, by the same in every prompt
     assert ">50.00 ± 0.00<" in made
+    assert ">+40.00 ± 0.00<" in made  # the paired difference, in the same units
 
 
 def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None:

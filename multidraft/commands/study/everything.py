@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.commands import terminal
 from multidraft.commands.study.measured import Asked, measured
 from multidraft.commands.study.others import OTHERS
-from multidraft.errors import outputs
+from multidraft.errors import AdviceError, outputs
 from multidraft.errors.missing import solver
 from multidraft.planning.machine import commit, hardware, versions
 from multidraft.studies.listed import LISTED
@@ -22,14 +22,18 @@ SOLVERS = {"scipy.optimize": "SciPy", "ortools": "OR-Tools"}
 
 def everything(asked: Asked, as_json: bool) -> None:
     """Measure what is missing, and write the report."""
+    from multidraft.studies.running.results import FINDINGS
+
+    if len(asked.drafts) > 1:
+        raise AdviceError("`study all` takes one --draft; several are compared by each study, such as `study blocks`")
     for module, package in SOLVERS.items():
         solver(module, package)  # rather than after hours
     done = dict(all_measured(asked))
     outputs.write(asked.out / REPORT, report(done, asked).encode())
     if as_json:
         return terminal.print_json({name: results.as_data() for name, results in done.items()})
-    rows = [[name, one.finding.text, one.verdict] for name, results in done.items() for one in results.judged]
-    terminal.print_table(["study", "what its paper reports", "on this pair"], rows)
+    rows = [[name, *row] for name, results in done.items() for row in results.findings]
+    terminal.print_table(["study", *FINDINGS], rows)
     terminal.note(f"wrote {asked.out / REPORT}")
 
 

@@ -1,7 +1,8 @@
 """`multidraft study acceptance | temperature | ..`: the papers' tables and figures on your pair, a command each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from multidraft.studies.running.results import Results
     from multidraft.studies.running.study import Study
 
+DRAFT = "Draft model: a folder or a hub name; several are compared, in the order given. Default: embedded."
 RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
 CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
 QUICK = "A few tokens of each prompt: minutes with the embedded pair."
 TOKENS, QUICK_TOKENS = 64, 8  # of each prompt
+UNFIT, LONGEST = re.compile(r"[^\w.-]+"), 100  # in names of folders: characters, and how many
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,22 @@ class Asked:
     crew: "Crew"
     capture: Path | None = None
     quick: bool = False
+    drafts: Sequence[str] = ()  # where there are several, the source has the first of them
 
     def check(self) -> None:
         """Raise on two sources, and where nothing can be written."""
         if self.capture is not None and (self.source.target or self.source.draft):
             raise AdviceError("--capture and --target or --draft are two sources; give one")
+        if len(self.drafts) > 1 and self.source.target is None:
+            raise AdviceError("several drafts come without --target; name it, too (`--target embedded` is one)")
         outputs.make_folder(self.out, "--out")
         pictures.check(self.out / "picture.png")
+
+    def of(self, draft: str) -> "Asked":
+        """The same of one draft, in a folder of its own."""
+        out = self.out / UNFIT.sub("-", draft)[-LONGEST:].strip("-.")
+        outputs.make_folder(out, "--out")
+        return replace(self, out=out, source=replace(self.source, draft=draft), drafts=())
 
 
 def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
@@ -56,19 +68,20 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         out: Annotated[Path | None, Option(help=RUN)] = None,
         capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
         target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
-        draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+        draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
         new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-        workers: Annotated[int, Option(min=1, max=1024, help=WORKERS)] = 1,
+        workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
         ray: Annotated[str | None, Option(help=RAY)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
     ) -> None:
-        source = Source(target, draft, prompts, limit)
+        drafts = list(dict.fromkeys(draft or []))
+        source = Source(target, drafts[0] if drafts else None, prompts, limit)
         tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick, drafts)
         asked.check()
         do(asked, as_json)
 
@@ -78,7 +91,16 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
 
 def one(name: str) -> Callable[..., None]:
     """The command of one study."""
-    return command(name, LISTED[name].about, lambda asked, as_json: show(measured(name, asked), as_json))
+    return command(name, LISTED[name].about, lambda asked, as_json: show(compared(name, asked), as_json))
+
+
+def compared(name: str, asked: Asked) -> "Results":
+    """The results; of several drafts, those of each are in folders of their own, and all of them in one table."""
+    from multidraft.studies.running.side_by_side import together
+
+    if len(asked.drafts) < 2:
+        return measured(name, asked)
+    return kept(name, together({draft: measured(name, asked.of(draft)) for draft in asked.drafts}), asked.out)
 
 
 def measured(name: str, asked: Asked) -> "Results":
@@ -103,10 +125,16 @@ def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) ->
 def written(
     name: str, about: str, study: "Study", records: "list[Record]", settings: dict[str, Any], folder: Path
 ) -> "Results":
-    """What the records of a study say, as files too: its numbers and its picture."""
+    """What the records of a study say, as files too."""
     from multidraft.studies.running.results import Results
 
-    results = Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings)
+    return kept(
+        name, Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings), folder
+    )
+
+
+def kept(name: str, results: "Results", folder: Path) -> "Results":
+    """The results, written: their numbers and their picture."""
     terminal.write_json(folder / f"{name}.json", results.as_data())
     results.draw(folder, name)
     return results

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from multidraft.errors import AdviceError
@@ -23,7 +23,7 @@ class Passage:
     tokens: list[int]
 
 
-@cache
+@lru_cache(maxsize=1)
 def loaded(load: Load) -> Pair:
     """The models, once in a process."""
     return load()

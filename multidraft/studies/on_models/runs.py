@@ -1,7 +1,7 @@
 """One prompt decoded with and without drafts, and what that adds to the tables."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ def decoded(asked: Decoding, temperature: float, drafts: bool = True, **how: Any
     return info
 
 
-@cache
+@lru_cache(maxsize=1)
 def warm_up(pair: Pair) -> None:
-    """Decode a few tokens that nobody counts, once in a process."""
-    generate(pair.target, pair.draft, [[0]], max_new_tokens=WARM_UP, measure=False)
+    """Decode a few tokens that nobody counts, once in a process; the tree is given, as to choose one takes a plan."""
+    generate(pair.target, pair.draft, [[0]], tree="2x1", max_new_tokens=WARM_UP, measure=False)
 
 
 def cells(row: str, column: str | float, info: Info, plain: Info, base: Info | None = None) -> Iterator[Cell]:

@@ -12,6 +12,7 @@ from multidraft.studies.running.cells import Estimate, Place, Sums, ratio, sums
 from multidraft.studies.running.study import Judged, Study, judged
 from multidraft.studies.running.tables import Table, as_data, tables
 
+FINDINGS = ["finding", "on this pair", "difference", "95 % interval"]
 Shown = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
 
@@ -43,6 +44,20 @@ class Results:
         """What became of every finding."""
         return judged(self.study, self.found)
 
+    @property
+    def findings(self) -> list[list[str]]:
+        """A row for each finding, with the paired difference in the units of its table."""
+        return [self.row(one) for one in self.judged]
+
+    def row(self, one: Judged) -> list[str]:
+        """What became of a finding."""
+        panel = self.study.panels[one.finding.above[0]]
+        scale, digits = panel.scale, panel.digits
+        error = "" if one.gap.standard_error is None else f" ± {scale * one.gap.standard_error:.{digits}f}"
+        ends = [f"{scale * end:+z.{digits}f}" for end in one.gap.interval or ()]
+        difference = f"{scale * one.gap.value:+z.{digits}f}{error}"
+        return [one.finding.text, one.verdict, difference, " to ".join(ends) or "too few prompts"]
+
     def draw(self, folder: Path, name: str) -> list[Path]:
         """The picture, in both formats."""
         return charts.draw(self.tables, folder, name)
@@ -52,7 +67,7 @@ class Results:
         for table in self.tables:
             yield (f"{table.panel.title} (measured here)", *table.strings())
         if self.judged:
-            yield f"What {self.study.paper} reports, on this pair", *findings(self.judged)
+            yield f"What {self.study.paper} reports, on this pair", FINDINGS, self.findings
         for name in self.study.printed:
             theirs = printed(name)
             yield f"Printed in {theirs.where}: other models, other hardware", theirs.columns, theirs.rows
@@ -64,14 +79,3 @@ class Results:
             "findings": [asdict(one) for one in self.judged],
             "printed_in_the_paper": [asdict(printed(name)) for name in self.study.printed],
         }
-
-
-def findings(judged: list[Judged]) -> tuple[list[str], list[list[str]]]:
-    """A row for each finding, with the paired difference in the units of the table."""
-    head = ["finding", "on this pair", "difference", "95 % interval"]
-    return head, [[one.finding.text, one.verdict, f"{one.gap.value:+.4f}", interval(one.gap)] for one in judged]
-
-
-def interval(gap: Estimate) -> str:
-    """From where to where."""
-    return "one prompt gives none" if gap.interval is None else f"{gap.interval[0]:+.4f} to {gap.interval[1]:+.4f}"

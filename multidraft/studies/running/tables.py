@@ -30,7 +30,7 @@ class Table:
         if estimate is None:
             return ""
         scale, digits = self.panel.scale, self.panel.digits
-        value = f"{scale * estimate.value:.{digits}f}"
+        value = f"{scale * estimate.value:z.{digits}f}"
         return value if estimate.standard_error is None else f"{value} ± {scale * estimate.standard_error:.{digits}f}"
 
 

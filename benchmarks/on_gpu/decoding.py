@@ -1,0 +1,70 @@
+"""Tokens a second of everyone who decodes, eager and compiled, side by side on every prompt."""
+
+import json
+from argparse import Namespace
+from collections import defaultdict
+from pathlib import Path
+
+from contestants import ASSISTED, PLAIN, STATIC, THEIRS, Case, decode
+from tqdm import tqdm
+
+from multidraft.generation.defaults import SCHEME
+from multidraft.studies.journal import Journal
+from multidraft.zoo.pair import Pair, load_pair
+from on_gpu import trained
+from on_gpu.asked import Asked, Line
+from on_gpu.steps import TREES
+
+PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
+Way = tuple[Case, bool]  # who, and whether compiled
+OURS = [Case(SCHEME, f"{tree} deferred") for tree in TREES]
+WAYS: list[Way] = [(PLAIN, False), (THEIRS, False), (STATIC, False), (Case(ASSISTED, "3 tokens"), False)]
+WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [(case, way) for case in OURS for way in (False, True)]
+WAYS += [(PLAIN, True)]
+QUICK = [WAYS[0], WAYS[2], WAYS[3], *WAYS[5:7]]
+TEMPERATURES = (0.0, 1.0)
+
+
+def of_the_embedded(asked: Asked) -> list[Line]:
+    """The embedded pair."""
+    return measure(asked, "embedded", trained.on_device(load_pair(), asked))
+
+
+def of_the_trained(asked: Asked) -> list[Line]:
+    """The pair that was trained on the spot."""
+    return measure(asked, "trained", trained.load(asked))
+
+
+def measure(asked: Asked, name: str, pair: Pair) -> list[Line]:
+    """A line a way and temperature; every run is kept as soon as it is done, so that a stopped piece goes on."""
+    new_tokens, limit, ways = (8, 1, QUICK) if asked.quick else (128, 8, WAYS)
+    options = Namespace(new_tokens=new_tokens)
+    lines = [json.loads(line) for line in PROMPTS.read_text().splitlines()[:limit]]
+    prompts = [pair.tokenizer(line["prompt"])["input_ids"] for line in lines]
+    journal = Journal(asked.out / f"{name}.jsonl", dict(prompts=prompts, new_tokens=new_tokens, ways=ways))
+    done = {(t, i, Case(*case), way) for t, i, case, way in (run["turn"] for run in journal.records)}
+    turns = [(t, i, *way) for t in TEMPERATURES for i in range(len(prompts)) for way in ways]
+    left = [turn for turn in turns if turn not in done]
+    for case, way in ways if left else []:  # a warm-up of each, by which all is compiled
+        decode(pair, case, prompts[:1], 1.0, 0, Namespace(new_tokens=new_tokens, compile=way))
+    for t, i, case, way in tqdm(left, desc=name):
+        options.compile = way
+        journal.append(dict(turn=(t, i, case, way)) | decode(pair, case, [prompts[i]], t, i, options))
+    return table(journal.records)
+
+
+def table(runs: list[Line]) -> list[Line]:
+    """Tokens a second by temperature and way, over those of plain decoding and of compiled `model.generate`."""
+    sums: dict[tuple[float, Case, bool], Line] = defaultdict(lambda: dict(tokens=0, seconds=0.0, passes=0, accepted=0))
+    for run in runs:
+        t, _, case, way = run["turn"]
+        for what, total in sums[t, Case(*case), way].items():
+            sums[t, Case(*case), way][what] = total + run.get(what, 0)
+    rates = {key: own["tokens"] / own["seconds"] for key, own in sums.items()}
+    return [
+        dict(temperature=t, who=case.who, setting=case.setting, way="compiled" if way or case == STATIC else "eager")
+        | dict(tokens_a_second=round(rates[t, case, way], 1))
+        | dict(tokens_a_pass=round(1 + own["accepted"] / own["passes"], 3) if own["passes"] else None)
+        | {f"over {base.who}": round(rates[t, case, way] / rates[t, base, False], 2) for base in (PLAIN, STATIC)}
+        for (t, case, way), own in sums.items()
+    ]

@@ -1,0 +1,45 @@
+"""Rules and draws at the vocabulary of the published shapes, beside one sort of the same rows."""
+
+from collections.abc import Callable
+
+import torch
+
+import multidraft as md
+from multidraft.catalogue import SCHEMES, Scheme
+from multidraft.studies.acceptance import random_pairs
+from on_gpu.asked import Asked, Line
+from on_gpu.published import config_of
+
+FAST = ("iid:lorenz", "iid:binned_lorenz", "anchored:lorenz", "without_replacement:recursive_rejection", "top:naive")
+ROWS, DRAFTS = (1, 13, 45), (2, 4)
+
+
+def measure(asked: Asked) -> list[Line]:
+    """A line a case: milliseconds of the draw, of the rule with its residual, and of one sort."""
+    vocabulary = config_of("8 B", asked.quick).vocab_size
+    rows, drafts = (ROWS[:2], DRAFTS[:1]) if asked.quick else (ROWS, DRAFTS)
+    cases = [(n, k, name) for n in rows for k in drafts for name in FAST if name in SCHEMES]
+    return [line_of(asked, vocabulary, *case) for case in cases]
+
+
+def line_of(asked: Asked, vocabulary: int, rows: int, drafts: int, name: str) -> Line:
+    """One case."""
+    pairs, scheme = random_pairs(rows, vocabulary, 0), md.scheme(name, drafts=drafts)
+    target, draft = (logits.to(asked.device).softmax(-1) for logits in (pairs.target, pairs.draft))
+    uniform = torch.rand(rows, scheme.law.numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    uniform = uniform.to(asked.device)
+    drafted = scheme.law.draw(draft, uniform)
+    works: dict[str, Callable[[], object]] = {
+        "sort": lambda: target.sort(-1),
+        "draw": lambda: scheme.law.draw(draft, uniform),
+        "rule": lambda: used(scheme, target, draft, drafted),
+    }
+    took = {work: asked.milliseconds(run) for work, run in works.items()}
+    line = dict(scheme=name, rows=rows, drafts=drafts) | {work: round(ms, 3) for work, ms in took.items()}
+    return line | dict(rule_to_sort=round(took["rule"] / took["sort"], 2))
+
+
+def used(scheme: Scheme, target: torch.Tensor, draft: torch.Tensor, drafted: torch.Tensor) -> None:
+    """What a step asks of an outcome, residual included."""
+    outcome = scheme.verify(target, draft, drafted)
+    _ = outcome.accept, outcome.residual_mass, outcome.residual

@@ -1,0 +1,139 @@
+"""GGUF models, read by llama.cpp, as a target or as a drafter."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import GenerationConfig
+
+from multidraft.errors import AdviceError
+from multidraft.errors.kinds import check_integer, shown
+from multidraft.models.llama_cpp.memory import Memory, Token
+from multidraft.models.llama_cpp.row import KEPT, Row
+from multidraft.models.llama_cpp.weights import Weights
+
+KINDS = ("f16", "bf16", "f32")
+
+
+class GGUF:
+    """A model of a GGUF file. A tree is one pass, in which a node carries the sequences of all ends below it.
+
+    All readers that `fresh` makes share the weights and one memory, so that rows move between them without a copy. Keys
+    and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
+    llama.cpp was built for one (all, unless you say so). It computes with as many threads as torch may use.
+
+    Raises AdviceError where the file is none, is cut short, or needs more memory than there is, and for recurrent and
+    hybrid models, whose memory cannot be rolled back.
+    """
+
+    device = torch.device("cpu")  # where tokens are expected and logits are returned
+
+    def __init__(self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None):
+        if cache_type not in KINDS:
+            raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(KINDS)}")
+        if gpu_layers is not None:
+            check_integer(gpu_layers, "gpu_layers", 0)
+        weights = Weights(Path(path).expanduser(), gpu_layers)
+        self._hold(weights, Memory(weights, cache_type))
+
+    def _hold(self, weights: Weights, memory: Memory, capacity: int = 0) -> None:
+        self.weights, self.memory, self.capacity = weights, memory, capacity
+        self.vocabulary = weights.vocabulary
+        self.context: int | None = weights.context
+        self.rows: list[Row] | None = None  # before the first forward there is no telling how many
+        self.pending = 0
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """Where a text ends, which is all that such a file says of generation."""
+        return GenerationConfig(eos_token_id=self.weights.ends or None)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a plan of it depends on."""
+        package = "llama_cpp_python"
+        return {"digest": self.weights.digest, "dtype": self.memory.kind, package: version(package)}
+
+    def fresh(self, capacity: int) -> "GGUF":
+        reader = GGUF.__new__(GGUF)
+        reader._hold(self.weights, self.memory, capacity)
+        return reader
+
+    def begin(self, batch: int) -> list[Row]:
+        """Rows that hold nothing."""
+        self.memory.reserve(batch * self.capacity, batch)
+        return [Row(self.memory) for _ in range(batch)]
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        positions: Int[Tensor, "batch new"],
+        visible: Bool[Tensor, "batch new pending"],
+        logits: bool = True,
+    ) -> Float[Tensor, "batch scored vocabulary"]:
+        """As for any model. Slots that only fill a batch up are not read, and have logits of zero."""
+        with self.memory.lock:
+            if self.rows is None:
+                self.rows = self.begin(len(tokens))
+            if len(tokens) != len(self.rows):
+                raise AdviceError(f"{len(tokens)} rows for a reader of {len(self.rows)}; rows come by join(other)")
+            parts = zip(tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
+            each = [row.grow(*own, context=self.weights.context) for row, own in zip(self.rows, parts, strict=True)]
+            self.pending += tokens.shape[1]
+            return self.scores(each, tokens.shape[1], logits).to(tokens.device)
+
+    def scores(self, rows: list[dict[int, Token]], new: int, logits: bool) -> Float[Tensor, "batch scored vocabulary"]:
+        """What llama.cpp says, and zero where a slot is not read."""
+        told = [token for row in rows for token in row.values()]
+        read = self.memory.read(told, logits) if told else torch.empty(0, self.vocabulary)
+        if not logits or len(told) == len(rows) * new:
+            return read.view(len(rows), -1, self.vocabulary)
+        scores = torch.zeros(len(rows) * new, self.vocabulary)
+        scores[[index * new + slot for index, row in enumerate(rows) for slot in row]] = read
+        return scores.view(len(rows), new, self.vocabulary)
+
+    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+        with self.memory.lock:
+            for row, slots in zip(self.rows or [], chosen.tolist(), strict=True):
+                row.keep([slot for slot in slots if slot >= 0])
+            self.pending = 0
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        if self.rows is None:
+            return
+        chosen = rows.tolist()
+        if len(set(chosen)) < len(chosen) and self.pending:
+            raise AdviceError("a row goes on as two while tokens are pending; keep some, or none, before")
+        with self.memory.lock:
+            old, again = self.rows, [row in chosen[:index] for index, row in enumerate(chosen)]
+            self.rows = [
+                old[row].part(old[row].length) if twice else old[row] for row, twice in zip(chosen, again, strict=True)
+            ]
+
+    def join(self, other: "GGUF") -> None:
+        if other.memory is not self.memory:
+            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        if self.pending or other.pending:
+            raise AdviceError("tokens are pending; keep some, or none, before rows join")
+        self.rows, other.rows = (self.rows or []) + (other.rows or []), None
+
+    def part(self, row: int, length: int, capacity: int) -> "GGUF":
+        rows = self.rows or []
+        if not rows or not 0 < length <= rows[row].length:
+            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        part = self.fresh(capacity)
+        with self.memory.lock:
+            part.rows = [rows[row].part(length)]
+        return part
+
+
+def sight(visible: Bool[Tensor, "batch new pending"]) -> tuple[list[list[int]], list[list[int]]]:
+    """How many slots each new one sees before itself, and the last of them, or what stands for none."""
+    old, counts, last = visible.shape[2] - visible.shape[1], list[list[int]](), list[list[int]]()
+    for lines in visible.tolist():
+        before = [line[:slot] for slot, line in enumerate(lines, old)]
+        counts.append(list(map(sum, before)))
+        last.append([len(seen) - 1 - seen[::-1].index(True) if any(seen) else KEPT for seen in before])
+    return counts, last

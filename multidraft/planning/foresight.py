@@ -1,0 +1,50 @@
+"""Whether a whole run gains by drafts: the draft model reads the prompts first, and in the end few rows are left."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import NormalDist
+
+import numpy as np
+from jaxtyping import Bool
+
+from multidraft.planning.pair_plan import PairPlan
+
+NOTHING = 0.01
+SPREAD = 0.12  # of the logarithm of rows' tokens a step around their mean, over the prompts of benchmarks/prompts.jsonl
+
+
+def pays(
+    plan: PairPlan,
+    temperature: float | int,
+    prompts: Sequence[int],
+    budgets: Sequence[int],
+    allowed: Bool[np.ndarray, " trees"],
+) -> bool:
+    """Whether prompts of such lengths come to so many new tokens each sooner with the trees allowed than without any.
+
+    A run of many rows ends with its slowest one: towards its end few rows are left, and passes are no longer shared.
+    Where reading the prompts takes next to nothing it is always worth a try, since texts may be easier than expected.
+    """
+    trees = plan.choice(temperature)
+    tokens = trees.tokens() * allowed
+    reading = sum(prompts) * plan.costs.at(len(prompts)).reading
+    drafting = whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets))
+    plain = whole(lambda rows: 1 / float(trees.seconds(rows)[0]), budgets)
+    return reading + drafting < plain or reading < NOTHING * plain
+
+
+def eased(budgets: Sequence[int]) -> list[float]:
+    """What rows have to do in tokens of an average row: texts differ in how easily they are drafted."""
+    places = (NormalDist().inv_cdf((row + 0.5) / len(budgets)) for row in range(len(budgets)))
+    return [budget * math.exp(SPREAD * place) for budget, place in zip(budgets, places, strict=True)]
+
+
+def whole(speed: Callable[[int], float], work: Sequence[float | int]) -> float:
+    """Seconds until all rows are done, of which so many that are left make `speed` tokens a second each.
+
+    >>> whole(lambda rows: 1 / rows, [3, 1])  # one second a token and row: two of the first, then two of the other
+    4.0
+    """
+    done = [0.0, *sorted(work)]
+    return sum((new - old) / speed(len(work) - row) for row, (old, new) in enumerate(pairwise(done)))

@@ -1,0 +1,231 @@
+"""The embedded pair as GGUF files: the same tokens as llama.cpp's own, the target's law, and every way in."""
+
+import json
+import math
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import llama_plain
+import pytest
+import torch
+from ggufs import pair_files, tiny_file
+from serving import served, service
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.commands.cli import app
+from multidraft.errors import AdviceError
+from multidraft.models.llama_cpp.tokenizer import LlamaTokenizer
+from multidraft.planning.identity import identity
+from multidraft.zoo import load_pair
+
+TEXT = "Once upon a time there was a king who"
+SAMPLES, ROWS, FALSE_ALARM = 768, 64, 1e-6
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@cache
+def pair() -> tuple[md.GGUF, md.GGUF, LlamaTokenizer]:
+    target, draft = (md.GGUF(path, cache_type="f32") for path in pair_files())
+    return target, draft, LlamaTokenizer(target.weights)
+
+
+def decoded(*models: md.GGUF | None, **settings) -> list[list[int]]:
+    prompts = [pair()[2](text)["input_ids"] for text in (TEXT, "It was")]
+    tokens, _ = md.generate(*models, prompts, eos_token_id=[], max_new_tokens=24, **settings)
+    return [row.tolist() for row in tokens]
+
+
+def test_the_tokenizer_is_that_of_the_folder():
+    ours, theirs = pair()[2], load_pair().tokenizer
+    texts = [TEXT, "", "  two  spaces\n\n", "naïve 漢字 🙂 x=1<|endoftext|>", "it's 12,345.6"]
+    for text in texts:
+        tokens = theirs(text)["input_ids"]
+        assert list(ours(text)["input_ids"]) == tokens
+        for end in range(len(tokens) + 1):
+            assert ours.decode(tokens[:end]) == theirs.decode(tokens[:end])
+            assert ours.decode(tokens[:end], skip_special_tokens=True) == theirs.decode(
+                tokens[:end], skip_special_tokens=True
+            )
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert (len(ours), ours.bos_token_id, ours.eos_token_id) == (len(theirs), theirs.bos_token_id, theirs.eos_token_id)
+
+
+@pytest.mark.parametrize("tree", ["2x1x1x1", "1x1x1", "4x2x2x1", "auto"])
+def test_greedy_output_is_llama_cpps_own(tree):
+    target, draft, tokenizer = pair()
+    theirs = [llama_plain.decode(target, tokenizer(text)["input_ids"], 24) for text in (TEXT, "It was")]
+    assert decoded(target, draft, temperature=0, tree=tree) == theirs
+    assert decoded(target, None, temperature=0) == theirs
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "lookup", "mixture", "several", "itself", "hugging face"])
+def test_everything_drafts_for_it(drafter):
+    from multidraft.drafters.ngram import Lookup, NGram
+    from multidraft.drafters.several import Mixture
+
+    target, draft, _ = pair()
+    size = target.vocabulary
+    drafters = {
+        "ngram": NGram(size, 3),
+        "lookup": Lookup(size, 3),
+        "mixture": Mixture([draft, NGram(size, 2)]),
+        "several": [draft, draft, NGram(size, 2)],  # one model twice: its memory has rows of both
+        "itself": target,
+        "hugging face": load_pair().draft,
+    }
+    scheme = "distinct:recursive_rejection" if drafter == "several" else "anchored:lorenz"
+    tree = "3x1" if drafter == "several" else "2x1x1"
+    plain = decoded(target, None, temperature=0)
+    assert decoded(target, drafters[drafter], temperature=0, scheme=scheme, tree=tree) == plain
+
+
+def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the first and the second new token are, by the model's own logits: all tokens side by side."""
+    size, length = model.vocabulary, len(prompt)
+    tokens = torch.tensor([prompt + list(range(size))])
+    depths = torch.tensor([[*range(length), *[length] * size]])
+    sees = torch.ones(length + size, length + size, dtype=torch.bool).tril()
+    sees[length:, length:] = torch.eye(size, dtype=torch.bool)
+    logits = model.fresh(1).forward(tokens, depths, sees[None])[0, length - 1 :]
+    laws = (logits.double() / temperature).softmax(-1)
+    return laws[0], laws[0] @ laws[1:]
+
+
+def distance(temperature: float, scheme: str) -> float:
+    """How far the first two tokens of samples are from their laws, in total variation."""
+    target, draft, prompt = md.GGUF(tiny_file("llama")), md.GGUF(tiny_file("llama", num_hidden_layers=1)), [3, 1, 4]
+    found = [Counter[int](), Counter[int]()]
+    for seed in range(SAMPLES // ROWS):
+        settings = dict(temperature=temperature, scheme=scheme, tree="2x1", measure=False, max_new_tokens=2)
+        rows, _ = md.generate(
+            target, draft, [prompt] * ROWS, generator=torch.Generator().manual_seed(seed), eos_token_id=[], **settings
+        )
+        for row in rows:
+            for place, counts in enumerate(found):
+                counts[int(row[place])] += 1
+    laws = law_of_two(target, prompt, 0.15)
+    return max(
+        sum(abs(counts[token] / SAMPLES - float(share)) for token, share in enumerate(law)) / 2
+        for counts, law in zip(found, laws, strict=True)
+    )
+
+
+BOUND = math.sqrt(61 / SAMPLES) / 2 + math.sqrt(math.log(2 / FALSE_ALARM) / (2 * SAMPLES))
+
+
+@pytest.mark.parametrize("scheme", ["anchored:lorenz", pytest.param("iid:recursive_rejection", marks=pytest.mark.slow)])
+def test_samples_have_the_law_of_the_logits(scheme):
+    """False alarm with odds of one in a million: the mean distance is at most sqrt(cells / count) / 2 (McDiarmid)."""
+    assert distance(0.15, scheme) < BOUND
+
+
+def test_a_biased_twin_is_caught():
+    assert distance(0.4, "anchored:lorenz") > BOUND
+
+
+def test_the_command_line_decodes_records_and_replays(tmp_path):
+    target, draft = map(str, pair_files())
+    models = ["--target", target, "--draft", draft]
+    call = ["generate", *models, "--prompt", TEXT, "--max-new-tokens", "12", "--tree", "2x1x1", "--json"]
+    result = CliRunner().invoke(app, [*call, "--trace", str(tmp_path / "t.jsonl"), "--stop", "zzz"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["records"][0]["text"]
+    assert CliRunner().invoke(app, ["replay", str(tmp_path / "t.jsonl")]).exit_code == 0
+
+
+def test_a_server_answers_as_generate_does():
+    target, draft, tokenizer = pair()
+    with served(service(target, draft, tokenizer)) as client:
+        body = dict(model="toy", prompt=TEXT, max_tokens=16, temperature=0, stop=["\n\n\n"])
+        answer = client.post("/v1/completions", json=body | {"n": 2}).json()
+        chat = dict(model="toy", messages=[{"role": "user", "content": "Hello"}], max_tokens=4)
+        assert client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+    text = tokenizer.decode(decoded(target, None, temperature=0)[0][:16])
+    assert [choice["text"] for choice in answer["choices"]] == [text] * 2
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "f16"])
+def test_quantised_weights_decode_as_llama_cpp_does(kind):
+    """The logits of a tree and those of one token differ by rounding, so only the first tokens are surely the same."""
+    target, draft = map(md.GGUF, pair_files(kind))
+    theirs = llama_plain.decode(target, pair()[2](TEXT)["input_ids"], 4)
+    assert decoded(target, draft, temperature=0, tree="2x1x1")[0][:4] == theirs
+
+
+def test_plans_tell_files_apart():
+    target, draft, _ = pair()
+    other = md.GGUF(tiny_file("llama"))
+    known = [identity(one, draft, md.scheme("iid:lorenz"), "deferred")["target"] for one in (target, other)]
+    assert known[0]["kind"] == "GGUF"
+    assert known[0] != known[1]
+    assert known[0] == identity(md.GGUF(pair_files()[0], "f32"), draft, md.scheme("iid:lorenz"), "deferred")["target"]
+
+
+def test_vocabularies_are_compared_token_by_token(tmp_path):
+    from ggufs import to_gguf
+
+    tokenizer = load_pair().tokenizer
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    first, second = (next(word for word, token in words.items() if token == place) for place in (40, 41))
+    words[first], words[second] = words[second], words[first]
+    tokenizer._tokenizer = tokenizer.backend_tokenizer.from_str(json.dumps(state))
+    to_gguf.write(load_pair().draft, tmp_path / "other.gguf", "f16", tokenizer)
+    wanted = "the vocabularies of target and draft differ: token 40 is"
+    call = ["generate", "--target", str(pair_files()[0]), "--draft", str(tmp_path / "other.gguf"), "--prompt", "a"]
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 2
+    assert "differ" in result.stderr
+    with pytest.raises(AdviceError, match=wanted):
+        md.generate(pair()[0], md.GGUF(tmp_path / "other.gguf"), [[1, 2]])
+
+
+def refused(path: Path) -> str:
+    """The one line that loading a file ends with."""
+    with pytest.raises(AdviceError) as caught:
+        md.GGUF(path)
+    assert "\n" not in str(caught.value)
+    assert ";" in str(caught.value)
+    return str(caught.value)
+
+
+def test_broken_files_get_one_line(tmp_path, monkeypatch):
+    whole, path = tiny_file("llama").read_bytes(), tmp_path / "broken.gguf"
+    assert "cannot read the model" in refused(path)
+    for content, said in (
+        (b"", "is no GGUF file"),
+        (b"<html>not found</html>", "is no GGUF file"),
+        (whole[:700], "is cut short or damaged (its header is broken)"),
+        (whole[:2000], "is cut short or damaged (0.0 MiB of 0.1 MiB are there)"),
+        (whole[:-3], "is cut short or damaged"),
+        (whole[:4] + b"\xff" * 3000, "is cut short or damaged"),
+        (whole.replace(b"blk.1.attn_q", b"blk.1.attn_x"), "llama.cpp cannot load"),
+        (whole.replace(b"llama", b"llamb"), "llama.cpp cannot load"),
+    ):
+        path.write_bytes(content)
+        assert said in refused(path)
+    from multidraft.models.llama_cpp import header, memory
+
+    monkeypatch.setattr(header, "free_memory", lambda: 1000)
+    assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
+    monkeypatch.undo()
+    model = md.GGUF(tiny_file("llama"))
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    with pytest.raises(AdviceError, match="the keys and values of 256 tokens of llama take"):
+        md.generate(model, None, [[1, 2]])
+
+
+def test_settings_and_misuse_get_advice(tmp_path):
+    with pytest.raises(AdviceError, match="cache_type is 'q9'"):
+        md.GGUF(tiny_file("llama"), cache_type="q9")
+    with pytest.raises(AdviceError, match="gpu_layers is -1"):
+        md.GGUF(tiny_file("llama"), gpu_layers=-1)
+    with pytest.raises(AdviceError, match="has no tokenizer"):
+        LlamaTokenizer(md.GGUF(tiny_file("llama")).weights)
+    for call in (["acceptance"], ["generate", "--prompt", "a", "--draft", "layers:2"]):
+        given = [] if "--draft" in call else ["--draft", str(pair_files()[1])]
+        result = CliRunner().invoke(app, [*call, "--target", str(pair_files()[0]), *given])
+        assert result.exit_code == 2, result.stdout
+        assert len(result.stderr.splitlines()) == 1

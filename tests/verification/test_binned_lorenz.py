@@ -1,0 +1,83 @@
+"""The Lorenz rule over bins is lossless whatever the bins, and loses no more acceptance than it says."""
+
+from itertools import product
+
+import pytest
+import torch
+from test_rules import EXACT, law_of, worst_deviation
+from torch import Tensor
+
+import multidraft as md
+from multidraft.drafting import Anchored, Iid
+from multidraft.drafting.law import Law
+from multidraft.studies.acceptance import random_pairs
+from multidraft.verification.binned_lorenz import BinnedLorenz, binned_schedule
+
+COARSE, FINE = 4, 512
+LAWS = [kind(drafts, a) for kind, drafts, a in product((Iid, Anchored), (2, 3), (1.0, 0.6))]
+
+
+@pytest.mark.parametrize("total", [1.0, 0.37])
+@pytest.mark.parametrize("bins", [2, 4])
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.drafts}-{law.draft_probability}")
+def test_law_is_the_target_with_fewer_bins_than_tokens(law: Law, bins: int, total: float) -> None:
+    worst = worst_deviation(BinnedLorenz(bins), law, total)
+    assert worst[0] < EXACT, worst
+
+
+def softmaxes(vocabulary: int, rows: int = 4) -> tuple[Tensor, Tensor]:
+    """A target and a draft like two models'."""
+    pairs = random_pairs(rows, vocabulary, 1)
+    return pairs.target.double().softmax(-1), pairs.draft.double().softmax(-1)
+
+
+@pytest.mark.parametrize("law", [Iid(2), Iid(3), Anchored(2)], ids=str)
+def test_many_tokens_share_a_bin(law: Law) -> None:
+    p, q = softmaxes(12)
+    emitted, rate = law_of(BinnedLorenz(5), law, p, q)
+    assert torch.allclose(emitted, p, rtol=0, atol=EXACT)
+    if isinstance(law, Iid):
+        plan = binned_schedule(5, p, q, torch.full((len(p),), law.drafts)).plan
+        assert torch.allclose(rate, plan.optimum, rtol=0, atol=EXACT)
+
+
+def rates(bins: int, drafts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The acceptance rate, what it is at least, and the optimum, at many more tokens than bins."""
+    p, q = softmaxes(3000)
+    optimum = md.optimal_acceptance_rate(p, q, law="iid", drafts=drafts)
+    rate = binned_schedule(bins, p, q, torch.full((len(p),), drafts)).plan.optimum
+    return rate, BinnedLorenz(bins).least(optimum, drafts), optimum
+
+
+@pytest.mark.parametrize("drafts", [2, 4, 8])
+@pytest.mark.parametrize("bins", [COARSE, 16, 64, FINE])
+def test_it_loses_no_more_than_it_says(bins: int, drafts: int) -> None:
+    rate, least, optimum = rates(bins, drafts)
+    assert (rate <= optimum + EXACT).all()
+    assert (rate >= least).all()
+
+
+@pytest.mark.parametrize("drafts", [2, 4, 8])
+def test_coarse_bins_lose_what_fine_ones_may_not(drafts: int) -> None:
+    """So that the bound above says something."""
+    (coarse, *_), (fine, least, optimum) = rates(COARSE, drafts), rates(FINE, drafts)
+    assert (coarse < least - 0.01).all()
+    assert (optimum - fine < 0.02).all()
+
+
+@pytest.mark.parametrize("name", ["iid:binned_lorenz", "anchored:binned_lorenz"])
+def test_the_audit_finds_coarse_bins_lossless(name: str) -> None:
+    report = md.audit(f"{name},bins=8", drafts=2, vocabulary=300, trials=4_000, trees=["2"])
+    assert report.verdict == "lossless", report.sentence
+
+
+def test_equal_distributions_lose_nothing() -> None:
+    p, _ = softmaxes(3000)
+    rate = binned_schedule(COARSE, p, p, torch.full((len(p),), 3)).plan.optimum
+    assert torch.allclose(rate, torch.ones_like(rate), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("bins", [1, 2.5, True])
+def test_bad_bins_get_advice(bins: object) -> None:
+    with pytest.raises(md.AdviceError, match="bins"):
+        md.scheme("iid:binned_lorenz", bins=bins)
