@@ -65,7 +65,8 @@ class Run:
             print(f"{piece.name} ...", flush=True)
             start = time.monotonic()
             record = in_a_process(piece, self.options, min(LIMIT, max(self.end - start, 60.0)))
-            self.journal.append(record | dict(seconds=round(time.monotonic() - start, 1)))
+            took = dict(seconds=round(time.monotonic() - start, 1), day=time.strftime("%Y-%m-%d"))
+            self.journal.append(record | took)
             print(f"{piece.name}: {record['status']}{': ' * bool(record['why'])}{record['why']}", flush=True)
             write_report(self.options.out, self.journal.settings, self.found)
 
@@ -134,7 +135,7 @@ def main() -> None:
             outputs.write(options.out / "piece.json", json.dumps(dict(why="") | found).encode())
             return
         check(options)
-        settings = dict(benchmark="gpu", device=options.device, quick=options.quick, day=time.strftime("%Y-%m-%d"))
+        settings = dict(benchmark="gpu", device=options.device, quick=options.quick)
         settings |= dict(commit=commit(), hardware=hardware(), versions=versions())
         Run(options, Journal(options.out / "pieces.jsonl", settings), time.monotonic() + 3600 * options.hours).go()
         print((options.out / "report.md").read_text())

@@ -14,18 +14,22 @@ from on_gpu.pieces import PIECES
 def write_report(out: Path, settings: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
     """Both files."""
     limits = bounds({name: record["lines"] for name, record in found.items()})
-    parts = [heading(settings), *(section(piece.name, found.get(piece.name)) for piece in PIECES)]
+    days = sorted({record["day"] for record in found.values()})
+    parts = [
+        heading(settings, " to ".join(dict.fromkeys([days[0], days[-1]]))),
+        *(section(piece.name, found.get(piece.name)) for piece in PIECES),
+    ]
     parts += [f"## bounds\n\n{meaning_of_bounds}", table(limits)] if limits else []
     outputs.write(out / "report.md", "\n\n".join([*parts, ""]).encode())
     whole = dict(settings=settings, pieces=found, bounds=limits)
     outputs.write(out / "report.json", json.dumps(whole, indent=1).encode())
 
 
-def heading(settings: dict[str, Any]) -> str:
+def heading(settings: dict[str, Any], days: str) -> str:
     """Where, when and with what."""
     machine, made = settings["hardware"], shown(settings["versions"])
     where = machine["gpu"] if settings["device"] != "cpu" else f"{machine['cpu']}, threads: {machine['threads']}"
-    lines = [f"# {where}", f"{settings['day']}, commit {settings['commit']}; {made}."]
+    lines = [f"# {where}", f"{days}, commit {settings['commit']}; {made}."]
     lines += ["Compiled means: both models. Milliseconds are medians."]
     lines += ["**Tiny shapes: this shows that all runs, and says nothing of speed.**"] * settings["quick"]
     return "\n\n".join(lines)

@@ -12,6 +12,7 @@ from multidraft.drafting import Law
 from multidraft.drafting.levels import by_turns, draw_level, note
 from multidraft.drafting.places import Drawing
 from multidraft.numerics.distributions import tempered
+from multidraft.numerics.waiting import placed, waits
 from multidraft.sampling.prefixes import Prefixes
 
 Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
@@ -46,17 +47,22 @@ class DraftTree:
         tokens = torch.full((batch, size), -1, device=device)
         tokens[:, 0] = root
         alias = torch.arange(size, device=device).expand(batch, -1)
-        sees = tree.sees.to(device).expand(batch, -1, -1)
+        sees = placed(tree.sees, device).expand(batch, -1, -1)
         drafted = torch.full((batch, size, law.width), -1, device=device)
         if repeats:
             alias, sees = alias.clone(), sees.clone()
-        depths = tree.depth_of_slots.to(device)
+        depths = placed(tree.depth_of_slots, device)
         return cls([tree] * batch, repeats, tokens, alias, sees, drafted, depths, [[]] * batch, roots=roots)
 
     @property
     def alike(self) -> bool:
         """Whether all rows have one and the same tree."""
         return all(tree is self.trees[0] for tree in self.trees)
+
+    @property
+    def read_whole(self) -> bool:
+        """Whether the target reads every slot, so that nobody has to wait for what was drawn before it can."""
+        return waits(self.tokens) and not self.repeats and self.alike
 
     def nodes_at(self, row: int, depth: int) -> list[int]:
         """A row's nodes at a depth."""

@@ -12,6 +12,7 @@ from multidraft.decoding.drafted_tree import DraftTree, Slots, same
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State, padded
 from multidraft.drafting.levels import numbers_of
+from multidraft.numerics.waiting import placed
 from multidraft.sampling.settings import settings_of_rows
 
 
@@ -22,7 +23,7 @@ def grow(state: State, plan: Plan) -> DraftTree:
         for rows, drawing in drafts.draws_at(depth):
             numbers = numbers_of(law, drawing.counts)
             uniform = [random.uniform(1, numbers) for random in state.random[rows]]
-            drafts.draw(law, rows, drawing, (torch.cat(uniform) if len(uniform) > 1 else uniform[0]).to(device))
+            drafts.draw(law, rows, drawing, placed(torch.cat(uniform) if len(uniform) > 1 else uniform[0], device))
         depth += 1
     return drafts
 
@@ -58,7 +59,7 @@ def forward(state: State, drafts: DraftTree, slots: Slots, depth: int) -> Float[
     position = (state.position + depth)[:, None].expand(-1, tokens.shape[1])
     if not any(state.unread):
         return state.draft.forward(tokens, position, visible)
-    chain = padded(state.unread, left=True).to(tokens.device)
+    chain = placed(padded(state.unread, left=True), tokens.device)
     known, length = chain >= 0, chain.shape[1]
     visible = torch.cat([known[:, None].expand(-1, tokens.shape[1], -1), visible], -1)
     if depth > 0:

@@ -10,8 +10,9 @@ from multidraft.decoding.tree import Tree
 class Row:
     """One row's tree: its nodes, where a drafted token leads, and which slots drew at a node."""
 
-    def __init__(self, tree: Tree, tokens: list[int], alias: list[int]):
+    def __init__(self, tree: Tree, tokens: list[int], alias: list[int], packed: bool = True):
         self.tree, self.token, self.node = tree, tokens, alias  # by slot: the tree above, its token, its node
+        self.packed = packed  # whether the target reads nodes alone, and no other slots
         self.slots: list[int] = []  # of the nodes, in the order in which the target reads them
         self.children: dict[int, dict[int, int]] = {}  # by node and token
         self.drew: dict[int, list[int]] = defaultdict(list)
@@ -32,7 +33,7 @@ class Row:
     @cached_property
     def place(self) -> dict[int, int]:
         """Where a node stands among those that the target has read."""
-        return {slot: place for place, slot in enumerate(self.slots)}
+        return {slot: place if self.packed else slot for place, slot in enumerate(self.slots)}
 
     def widest(self, node: int) -> int:
         """Of the slots that drew at a node, the one that drew most."""
@@ -51,6 +52,12 @@ class Row:
 
 def rows_of(drafts: DraftTree) -> list[Row]:
     """The tree of every row."""
-    tokens = drafts.tokens.tolist()
-    alias = drafts.alias.tolist() if drafts.repeats else [list(range(len(drafts.trees[0])))] * len(tokens)
-    return [Row(*parts) for parts in zip(drafts.trees, tokens, alias, strict=True)]
+    alias = drafts.alias.tolist() if drafts.repeats else None
+    return rows_with(drafts, drafts.tokens.tolist(), alias)
+
+
+def rows_with(drafts: DraftTree, tokens: list[list[int]], alias: list[list[int]] | None = None) -> list[Row]:
+    """The same where the tokens are known, and the aliases if there are any."""
+    alias = alias or [list(range(len(drafts.trees[0])))] * len(tokens)
+    parts = zip(drafts.trees, tokens, alias, strict=True)
+    return [Row(*each, packed=not drafts.read_whole) for each in parts]

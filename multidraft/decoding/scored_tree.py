@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.decoding.drafted_tree import DraftTree
-from multidraft.decoding.rows import Row
+from multidraft.decoding.rows import Row, rows_of
 from multidraft.drafting import Law
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import PerRow, Sampling
@@ -19,9 +19,16 @@ Place = tuple[int, int]  # a row and a node
 class ScoredTree:
     """A drafted tree with the target's logits at every node."""
 
-    def __init__(self, sampling: Sampling | PerRow, drafts: DraftTree, rows: list[Row], logits: Tensor):
-        self.sampling, self.drafts, self.rows, self.logits = sampling, drafts, rows, logits
+    def __init__(self, sampling: Sampling | PerRow, drafts: DraftTree, rows: list[Row] | None, logits: Tensor):
+        self.sampling, self.drafts, self.logits = sampling, drafts, logits
+        if rows is not None:
+            self.rows = rows
         self.known: dict[Place, Tensor] = {}  # target distributions that have been asked for
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The tree of every row."""
+        return rows_of(self.drafts)
 
     @property
     def at_once(self) -> bool:

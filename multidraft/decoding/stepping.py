@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
@@ -14,9 +15,10 @@ from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
-from multidraft.decoding.verdicts import Asked, Verdicts
+from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.distributions import pick
+from multidraft.numerics.waiting import placed, waits
 from multidraft.sampling.settings import settings_of_rows
 
 Hear = Callable[[int, int, float, Verdict], None]  # a row, a node, the weight of its target, and the verdict
@@ -49,8 +51,12 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
 
 def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
+    position = state.position[:, None]
+    if drafts.read_whole:
+        logits = state.target.forward(drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
+        return ScoredTree(settings_of_rows(state.sampling), drafts, None, logits)
     rows = rows_of(drafts)
-    logits = state.target.forward(*nodes_alone(drafts, rows, state.position[:, None]))
+    logits = state.target.forward(*nodes_alone(drafts, rows, position))
     return ScoredTree(settings_of_rows(state.sampling), drafts, rows, logits)
 
 
@@ -68,7 +74,8 @@ def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tens
 
 def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None) -> Decision:
     """Where the walk of every row ends, and its one more token; `hear` and the shape are told every verdict."""
-    rule, start, acceptance = Verdicts(plan.scheme, tree), walker(plan.walk), dict[int, float]()
+    start, acceptance = walker(plan.walk), dict[int, float]()
+    rule = verdicts_of(plan.scheme, tree, start)
 
     def verdicts(asked: Asked) -> dict[int, Verdict]:
         answers = rule(asked)
@@ -82,14 +89,18 @@ def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None)
 
     walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(tree.rows, state.random, strict=True)]
     endings = drive(walks, verdicts)
-    last = [draw_last(state.random[row], tree, row, ending) for row, ending in enumerate(endings)]
+    last = draw_last(state.random, [last_weights(tree, row, ending) for row, ending in enumerate(endings)])
     return Decision(endings, last, acceptance)
 
 
-def draw_last(random: Randomness, tree: ScoredTree, row: int, ending: Ending) -> int:
-    """The one more token."""
-    weights = last_weights(tree, row, ending)
-    return int(pick(weights, torch.tensor([random.number()], dtype=torch.float64, device=weights.device)))
+def draw_last(random: list[Randomness], weights: list[Float[Tensor, " vocabulary"]]) -> list[int]:
+    """The one more token of every row; where a look is a wait, all rows are looked at together."""
+    numbers = [torch.tensor([own.number()], dtype=torch.float64) for own in random]
+    if not waits(weights[0]):
+        return [int(pick(*pair)) for pair in zip(weights, numbers, strict=True)]
+    uniform = placed(torch.stack(numbers), weights[0].device)
+    same = [own.to(torch.float64) for own in weights]
+    return pick(torch.stack(same), uniform)[:, 0].tolist()
 
 
 def last_weights(tree: ScoredTree, row: int, ending: Ending) -> Float[Tensor, " vocabulary"]:
@@ -109,7 +120,7 @@ def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
         if tree.drafts.levels:
             state.draft.keep(padded(kept))
     device, prefixes = state.root.device, None
-    root, moved = torch.tensor(decision.last, device=device), torch.tensor([len(path) for path in paths], device=device)
+    root, moved = placed(decision.last, device), placed([len(path) for path in paths], device)
     if state.prefixes is not None:
         leaves = tree.drafts.prefixes((row, path[-1]) for row, path in enumerate(paths))
         prefixes = [leaf and leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.numerics.precision import FULL
@@ -99,6 +101,15 @@ def deferred(
     return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
+def shares(claims: Float[Tensor, "*batch children"]) -> Float[Tensor, "*batch children"]:
+    """The weights with which `deferred` enters children, if it does: they depend on nothing but what each may claim."""
+    ordered, order = claims.sort(dim=-1, descending=True, stable=True)
+    left = 1 - (ordered.cumsum(-1) - ordered)
+    share = (ordered / left.clamp(min=UNSEEN)).clamp(max=1)
+    entered = torch.where(share <= NEARLY_ONE, share.clamp(min=SMALLEST_SHARE), 1.0)
+    return torch.empty_like(entered).scatter_(-1, order, entered)
+
+
 def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """Picks a child or the residual at every node and never looks back (SpecInfer, SpecTr, Multi-Candidate SD)."""
     if not has_drafts(slot):
@@ -116,6 +127,7 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
 
 
 WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
+WEIGHTS: dict[Walker, Callable[[Tensor], Tensor]] = {deferred: shares, commit: torch.ones_like}  # of children, foreseen
 
 
 def walker(walk: str | Walker) -> Walker:

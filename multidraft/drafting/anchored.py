@@ -12,6 +12,7 @@ from multidraft.errors.kinds import check_flag, check_integer
 from multidraft.numerics.distributions import most_likely, pick
 from multidraft.numerics.loops import paired
 from multidraft.numerics.precision import TIE
+from multidraft.numerics.waiting import waits
 from multidraft.transport.anchored import optimal_anchored
 
 
@@ -107,7 +108,11 @@ class Anchored(Law):
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q': the draft distribution without the anchors."""
-        return without(draft, anchors) if self.has_anchors and bool((anchors >= 0).any()) else draft
+        return without(draft, anchors) if self.finds(anchors) else draft
+
+    def finds(self, anchors: Int[Tensor, "*batch drafts"]) -> bool:
+        """Whether there are anchors in any row, as far as can be known without waiting."""
+        return self.has_anchors and (waits(anchors) or bool((anchors >= 0).any()))
 
     def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
         """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
@@ -134,7 +139,7 @@ class Anchored(Law):
     ) -> Int[Tensor, "*batch width"]:
         """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
         n, anchors = self.drafts, self.anchor_tokens(draft)
-        found = self.has_anchors and bool((anchors >= 0).any())
+        found = self.finds(anchors)
         draws = pick(without(draft, anchors) if found else draft, uniform[..., n : 2 * n])
         if found:
             free = (anchors < 0).sum(-1, keepdim=True)
@@ -148,6 +153,10 @@ class Anchored(Law):
         """The distinct tokens in the order in which they first came."""
         if self.drafts == 1 and not self.has_anchors:
             return drafted[..., 1:2]
+        if waits(drafted):
+            first = (drafted >= 0) & ~is_duplicate(drafted)
+            order = (~first).to(torch.uint8).argsort(dim=-1, stable=True)
+            return drafted.masked_fill(~first, -1).gather(-1, order)[..., : self.drafts]
         distinct = [list(filled(row)) for row in drafted.reshape(-1, drafted.shape[-1]).tolist()]
         padded = [(tokens + [-1] * self.drafts)[: self.drafts] for tokens in distinct]
         return torch.tensor(padded, dtype=torch.int64, device=drafted.device).view(*drafted.shape[:-1], self.drafts)
@@ -159,6 +168,8 @@ def filled(positions: list[int]) -> dict[int, int]:
 
 
 def most_repeats(draws: Int[Tensor, "*batch draws"]) -> int:
-    """The largest number of draws in a row that were there before."""
+    """The largest number of draws in a row that were there before, as far as can be known without waiting."""
+    if waits(draws):
+        return draws.shape[-1] - 1
     counts = map(filled, draws.reshape(-1, draws.shape[-1]).tolist())
     return max((sum(count.values()) - len(count) for count in counts), default=0)

@@ -11,6 +11,7 @@ from multidraft.drafting.iid import Iid
 from multidraft.drafting.law import Law
 from multidraft.drafting.places import Drawing
 from multidraft.numerics.loops import paired
+from multidraft.numerics.waiting import index
 
 
 @paired("multidraft.drafting.level_loops", lambda _, law, draft, *__: type(law) in (Anchored, Iid) and draft.ndim == 3)
@@ -29,8 +30,9 @@ def draw_level(
     groups = groups_of(law, drawing.counts)
     tuples = torch.full((*draft.shape[:2], max(own.width for own, _, _ in groups)), -1, device=draft.device)
     for own, nodes, numbers in groups:
-        turns = by_turns(draft[:, nodes], own.drafts, 2)
-        tuples[:, nodes, : own.width] = own.draw(turns, uniform[:, numbers].view(len(draft), -1, own.numbers))
+        here, these = index(tuple(nodes), draft.device), index(tuple(numbers), draft.device)
+        turns = by_turns(draft[:, here], own.drafts, 2)
+        tuples[:, here, : own.width] = own.draw(turns, uniform[:, these].reshape(len(draft), -1, own.numbers))
     note(drawing, law, tuples, tokens, drafted)
 
 
@@ -45,12 +47,15 @@ def note(
 
     Nothing is drawn at an empty slot below the root.
     """
+    device = tokens.device
+    slots = index(tuple(drawing.slots), device)
     if drawing.slots != [0]:
-        tuples = tuples.masked_fill(tokens[:, drawing.slots, None] < 0, -1)
-    drafted[:, drawing.slots, : tuples.shape[-1]] = tuples
+        tuples = tuples.masked_fill(tokens[:, slots, None] < 0, -1)
+    drafted[:, slots, : tuples.shape[-1]] = tuples
     for own, nodes, _ in groups_of(law, drawing.counts):
         children = [drawing.first[node] + rank for node in nodes for rank in range(own.drafts)]
-        tokens[:, children] = own.children(tuples[:, nodes, : own.width]).flatten(1)
+        drawn = tuples[:, index(tuple(nodes), device), : own.width]
+        tokens[:, index(tuple(children), device)] = own.children(drawn).flatten(1)
 
 
 @lru_cache(1024)  # trees that grow take many forms

@@ -8,6 +8,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.numerics.loops import paired
 from multidraft.numerics.precision import BELOW_ONE
+from multidraft.numerics.waiting import waits
 
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
@@ -58,11 +59,28 @@ def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Te
     tensor([ 2,  0, -1])
     """
     size = draft.shape[-1]
+    if waits(draft):
+        value, token = first_of_equals(draft, min(count, size))
+        token = token.masked_fill(value <= 0, -1)
+        return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
     value, token = draft.topk(min(count + 1, size), -1)
     if (value[..., 1:] == value[..., :-1]).logical_and(value[..., 1:] > 0).any():  # topk has no order among equals
         value, token = draft.sort(dim=-1, descending=True, stable=True)
     token = token.masked_fill(value <= 0, -1)[..., :count]
     return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
+
+
+def first_of_equals(
+    draft: Float[Tensor, "*batch vocabulary"], count: int
+) -> tuple[Float[Tensor, "*batch count"], Int[Tensor, "*batch count"]]:
+    """The largest values and where they are, the first of equal ones, without a look at whether there are any."""
+    size, least = draft.shape[-1], draft.topk(max(count, 1), -1).values[..., -1:]
+    above, equal = draft > least, draft == least
+    chosen = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    from_the_end = torch.where(chosen, torch.arange(size, 0, -1, device=draft.device), 0)
+    token = size - from_the_end.topk(count, -1).values
+    value, order = draft.gather(-1, token).sort(dim=-1, descending=True, stable=True)
+    return value, token.gather(-1, order)
 
 
 def descending(

@@ -7,6 +7,7 @@ from torch import Tensor
 from multidraft.drafting.anchored import Anchored
 from multidraft.drafting.law import at_each
 from multidraft.numerics.loops import paired
+from multidraft.numerics.waiting import waits
 from multidraft.verification.coupling import couple
 from multidraft.verification.lorenz import ScheduleOf, drawable_schedule, verify_draws
 from multidraft.verification.naive import naive
@@ -63,5 +64,7 @@ def in_three_stages(
 
 
 def most_filled(positions: Int[Tensor, "*batch some"]) -> int:
-    """The largest number of positions in a row that hold a token."""
+    """The largest number of positions in a row that hold a token, as far as can be known without waiting."""
+    if waits(positions):
+        return positions.shape[-1]
     return int((positions >= 0).sum(-1).max()) if positions.numel() else 0

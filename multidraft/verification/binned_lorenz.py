@@ -104,6 +104,7 @@ def binned_schedule(
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
+    most: int | None = None,
 ) -> Binned:
     """The schedule for `count` i.i.d. drafts; what is never drafted, or has hardly any target, is in the last bin."""
     p, q = target.double(), draft.double()
@@ -111,15 +112,15 @@ def binned_schedule(
     q = q / total.clamp(min=SMALLEST_NORMAL)
     q = q * (q > DRAWABLE)
     count = torch.where(total[..., 0] > 0, count, 0)
-    most = count.clamp(min=1)[..., None].double()
-    ratio = torch.minimum(p / q.clamp(min=DRAWABLE), most) * (q > 0)
-    apart = (most * bins).log_() / bins  # bins are so far apart, in logarithms
-    place = ((most / ratio.clamp(min=SMALLEST_NORMAL)).log_() / apart).clamp_(max=bins).long()
-    edge = most * (-apart * torch.arange(1, bins + 2, device=p.device)).exp_()
+    top = count.clamp(min=1)[..., None].double()
+    ratio = torch.minimum(p / q.clamp(min=DRAWABLE), top) * (q > 0)
+    apart = (top * bins).log_() / bins  # bins are so far apart, in logarithms
+    place = ((top / ratio.clamp(min=SMALLEST_NORMAL)).log_() / apart).clamp_(max=bins).long()
+    edge = top * (-apart * torch.arange(1, bins + 2, device=p.device)).exp_()
     edge[..., -1] = 0.0
     edge = edge.scatter_reduce_(-1, place, ratio, "amin", include_self=False).cummin(-1).values
     Q = torch.zeros_like(edge).scatter_add_(-1, place, q)
     P = edge * Q
     order = torch.arange(bins + 1, device=p.device).expand_as(Q)
-    plan = Schedule(P, Q, order, *phases(edge, Q, P, count, draft_probability), torch.zeros_like(total[..., 0]))
+    plan = Schedule(P, Q, order, *phases(edge, Q, P, count, draft_probability, most), torch.zeros_like(total[..., 0]))
     return Binned(p, q, place, edge, plan)

@@ -21,6 +21,7 @@ from multidraft.drafting.law import Law, at_each
 from multidraft.numerics.distributions import descending
 from multidraft.numerics.loops import paired
 from multidraft.numerics.precision import DRAWABLE, SMALLEST_NORMAL, SPARE, missing, next_target
+from multidraft.numerics.waiting import waits
 from multidraft.verification import coupling
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.roots import by_count, power, smallest_root
@@ -127,8 +128,12 @@ def schedule(
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
+    most: int | None = None,
 ) -> Schedule:
-    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
+    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`).
+
+    `most` is the largest count that is possible, where a look at the counts is a wait.
+    """
     p, q = target.double(), draft.double()
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=SMALLEST_NORMAL)
@@ -136,7 +141,7 @@ def schedule(
     ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
     count = torch.where(total[..., 0] > 0, count, 0)
     in_order = (ratio, q.gather(-1, order), drawable.gather(-1, order))
-    return Schedule(p, q, order, *phases(*in_order, count, draft_probability), (p - drawable).sum(-1))
+    return Schedule(p, q, order, *phases(*in_order, count, draft_probability, most), (p - drawable).sum(-1))
 
 
 def phases(
@@ -145,15 +150,16 @@ def phases(
     p: Float[Tensor, "*batch positions"],
     count: Int[Tensor, "*batch"],
     a: float,
+    most: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Q, T, drop, s, alpha* and the record of a `Schedule`, from its tokens in the order of their ratios p/q."""
     Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
-    D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
+    D = (1 - by_count(count, most, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
     M = D.cummin(-1).values.clamp_(max=0)
     drop = shifted(M).sub_(D)
     m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1)
     c = (P + M).sub_(m * Q).clamp_(min=0)
-    T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
+    T = by_count(count, most, lambda n, c, m: smallest_root(n, c, m, a), c, m)
     T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
     survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
     return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
@@ -198,8 +204,11 @@ def drawable_schedule(
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
+    most: int | None = None,
 ) -> Schedule | Truncated:
     """The schedule of the tokens that can be drafted alone, where they are few enough for a short sort to pay."""
+    if waits(draft):
+        return schedule(target, draft, count, draft_probability, most)
     size = max(int((draft > 0).sum(-1).max()), 1)
     if 2 * size >= draft.shape[-1]:
         return schedule(target, draft, count, draft_probability)
@@ -208,7 +217,7 @@ def drawable_schedule(
     return Truncated(target, tokens, plan)
 
 
-ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # from target, draft, count and a: what a Schedule offers
+ScheduleOf = Callable[[Tensor, Tensor, Tensor, float, int], Any]  # as `schedule`: what a Schedule offers
 
 
 def verify_draws(
@@ -220,10 +229,11 @@ def verify_draws(
     schedule_of: ScheduleOf = drawable_schedule,
 ) -> Verified:
     """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
-    if int(count.max()) <= 1:
-        possible = draft if int(count.min()) == 1 else draft * (count > 0)[..., None]
+    most = draws.shape[-1] if waits(draws) else int(count.max())
+    if most <= 1:
+        possible = draft if not waits(draws) and int(count.min()) == 1 else draft * (count > 0)[..., None]
         return verify_one(target, possible, draws, draft_probability)
-    plan = schedule_of(target, draft, count, draft_probability)
+    plan = schedule_of(target, draft, count, draft_probability, most)
     return Verified(target, plan.accept(draws), plan.remainder, lambda: plan.record + plan.undrafted)
 
 

@@ -84,8 +84,12 @@ def drawable_schedule(
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
+    most: int | None = None,
 ) -> Schedule:
-    """As `lorenz.drawable_schedule`, row by row; a row equal to the one before shares its schedule."""
+    """As `lorenz.drawable_schedule`, row by row; a row equal to the one before shares its schedule.
+
+    Here a look costs nothing, and `most` is not needed.
+    """
     rows = list[Row]()
     for p, q, n in zip(lines(target), lines(draft), count.flatten().tolist(), strict=True):
         rows.append(rows[-1] if rows and rows[-1].is_of(p, q, n) else row_of(p, q, n, draft_probability))

@@ -5,14 +5,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.numerics.precision import NEVER_ZERO
+from multidraft.numerics.waiting import waits
 
 STEPS = 40
 CONVERGED = 1e-15
 ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
+BETWEEN_LOOKS = 8  # steps on a device, where a look is a wait
 
 
-def by_count(count: Int[Tensor, "*batch"], function, *arguments: Tensor) -> Tensor:
-    """`function(n, *rows)` for the rows of each number of drafts n, put together again."""
+def by_count(count: Int[Tensor, "*batch"], most: int | None, function, *arguments: Tensor) -> Tensor:
+    """`function(n, *rows)` for the rows of each number of drafts n, put together again.
+
+    On a device all numbers up to the largest possible, `most`, are computed for all rows, and nobody waits.
+    """
+    if waits(count) and most is not None:
+        result = function(most, *arguments)
+        for n in range(most):
+            result = torch.where(count[..., None] == n, function(n, *arguments), result)
+        return result
     counts = set(count.flatten().tolist())
     if len(counts) == 1:
         return function(counts.pop(), *arguments)
@@ -80,6 +90,9 @@ def descend(
         high = power(x, n - 1)
         slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
         value = high.mul_(a).sub_(m).mul_(x).add_(d)
+        if waits(value) and (step + 1) % BETWEEN_LOOKS:
+            x = x.sub_(value.div_(slope))
+            continue
         if float(value.max()) <= small:
             break
         if step == ALL_TOGETHER and x.numel() > MANY:

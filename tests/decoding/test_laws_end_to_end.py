@@ -24,6 +24,8 @@ from multidraft.auditing.enumeration import (
 )
 from multidraft.auditing.mutants import MUTANTS
 from multidraft.catalogue import SCHEMES
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.foreseen import Foreseen
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
@@ -210,6 +212,18 @@ def test_samples_of_large_trees_agree_with_the_target(name, tree, _, walk):
 def test_all_target_distributions_at_once(name, walk, monkeypatch):
     """As on a GPU."""
     monkeypatch.setattr(ScoredTree, "at_once", True)
+    assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
+
+
+@pytest.mark.parametrize("name", ["anchored:lorenz", "without_replacement:recursive_rejection"])
+@pytest.mark.parametrize("walk", WALKS)
+def test_verdicts_at_all_nodes_at_once(name, walk, monkeypatch):
+    """As on a device, where a walk knows all claims before it begins."""
+    monkeypatch.setattr(ScoredTree, "at_once", True)
+    monkeypatch.setattr(DraftTree, "read_whole", property(lambda drafts: drafts.alike and not drafts.repeats))
+    monkeypatch.setattr(
+        Foreseen, "__call__", lambda foreseen, asked: {r: foreseen.known[r, n][1] for r, (n, _) in asked.items()}
+    )
     assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
 
 

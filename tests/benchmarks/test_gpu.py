@@ -1,0 +1,61 @@
+"""`make gpu`: what is done is not run again, what goes on is begun again, and the report says what is known so far."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import gpu
+import pytest
+from on_gpu import report
+from on_gpu.pieces import Piece
+
+from multidraft.studies.journal import Journal
+
+PIECES = [Piece("first", ""), Piece("steady", "", goes_on=True), Piece("broken", ""), Piece("last", "")]
+SETTINGS = dict(
+    device="cpu", quick=True, commit="0123abc", hardware=dict(cpu="a CPU", threads=1), versions=dict(torch="2")
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch) -> list[str]:
+    """Runs all pieces once; returns which were begun, by what a made-up process says of them."""
+    begun: list[str] = []
+
+    def process(piece: Piece, options: Namespace, limit: float) -> dict:
+        begun.append(piece.name)
+        slow = piece.name == "steady" and begun.count("steady") < 3
+        status = "out of time" if slow else "failed" if piece.name == "broken" else "done"
+        return dict(piece=piece.name, status=status, why="", lines=[dict(speed=1.5, way=None)] * (status == "done"))
+
+    for module in (gpu, report):
+        monkeypatch.setattr(module, "PIECES", PIECES)
+    monkeypatch.setattr(gpu, "in_a_process", process)
+    return begun
+
+
+def go(out: Path, seconds: float = 3600.0) -> None:
+    gpu.Run(
+        Namespace(out=out, quick=True), Journal(out / "pieces.jsonl", SETTINGS), gpu.time.monotonic() + seconds
+    ).go()
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
+    go(tmp_path)
+    assert run == ["first", "steady", "steady", "steady", "broken", "last"]
+    go(tmp_path)
+    assert run[6:] == ["broken"]
+    text, data = (tmp_path / "report.md").read_text(), json.loads((tmp_path / "report.json").read_text())
+    assert "commit 0123abc" in text
+    assert "| 1.5 |  |" in text
+    assert {name: own["status"] for name, own in data["pieces"].items()} == {
+        "first": "done",
+        "steady": "done",
+        "broken": "failed",
+        "last": "done",
+    }
+
+
+def test_no_piece_begins_when_the_time_is_over(tmp_path: Path, run: list[str]) -> None:
+    go(tmp_path, seconds=0.0)
+    assert run == []

@@ -1,0 +1,105 @@
+"""How often the host waits for a device in a step, counted on a device that is not there; and the same tokens come."""
+
+import pytest
+import torch
+from distant import THERE, Device, Distant, There, near
+
+import multidraft as md
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import Plan
+from multidraft.decoding.stepping import step
+from multidraft.decoding.tree import Tree
+from multidraft.models.table import TableModel, random_table
+from multidraft.numerics.distributions import most_likely
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+VOCABULARY, STEPS, ROWS = 12, 4, 2
+ONCE_AND_LAST = 2  # what every node claims, and after the walk the last tokens
+
+
+def steps(tree: str, scheme: str, walk: str, device: Device | None = None) -> list[list[int]]:
+    """What some steps emit, near, or on the device."""
+    models = [TableModel(random_table(VOCABULARY, 2, seed), VOCABULARY) for seed in (0, 1)]
+    if device is not None:
+        models = [There(model, device) for model in models]
+    plan = Plan(md.scheme(scheme), Tree.parse(tree), walk=walk, measure=False)
+    random = [torch.Generator().manual_seed(row) for row in range(ROWS)]
+    state = start([[1, 2, 3]] * ROWS, *models, plan, 100, random, Info())
+    if device is not None:
+        device.waits.clear()
+    emitted: list[list[int]] = [[] for _ in range(ROWS)]
+    for _ in range(STEPS):
+        state, new = step(state, plan, Info())
+        for row, own in zip(emitted, new, strict=True):
+            row += own.tokens
+    return emitted
+
+
+FORESEEN = [
+    ("2x1x1", "anchored:lorenz", "deferred"),
+    ("2x1x1", "anchored:binned_lorenz", "commit"),
+    ("1x1x1", "iid:lorenz", "deferred"),
+    ("2x2", "without_replacement:recursive_rejection", "deferred"),
+    ("3x1", "greedy:maximal_coupling", "commit"),
+    ("2x1", "anchored:lorenz,draft_probability=0.6", "deferred"),
+]
+
+
+@pytest.mark.parametrize(("tree", "scheme", "walk"), FORESEEN)
+def test_a_step_waits_twice(tree: str, scheme: str, walk: str) -> None:
+    with Device() as device:
+        there = steps(tree, scheme, walk, device)
+    assert there == steps(tree, scheme, walk)
+    assert sum(device.waits.values()) == ONCE_AND_LAST * STEPS, device.waits
+
+
+@pytest.mark.parametrize(("tree", "scheme"), [("3x2x1", "anchored:lorenz"), ("3/2,1,0", "anchored:lorenz")])
+def test_three_drafts_also_wait_for_roots(tree: str, scheme: str) -> None:
+    with Device() as device:
+        there = steps(tree, scheme, "deferred", device)
+    assert there == steps(tree, scheme, "deferred")
+    others = {place: count for place, count in device.waits.items() if "roots.py" not in place}
+    assert sum(others.values()) == ONCE_AND_LAST * STEPS, others
+
+
+def test_slots_that_coincide_are_asked_for() -> None:
+    """The same tokens come; how often the host waits is not settled there."""
+    with Device() as device:
+        there = steps("2x1x1", "iid:lorenz", "deferred", device)
+    assert there == steps("2x1x1", "iid:lorenz", "deferred")
+    assert sum(device.waits.values()) > ONCE_AND_LAST * STEPS
+
+
+def test_the_count_sees_what_waits() -> None:
+    """So that the counts above can fail."""
+    values, mask = torch.arange(4), torch.tensor([True, False, True, False])
+    with Device() as device:
+        distant, chosen = Distant(values), Distant(mask)
+        for asks in (
+            lambda: int(distant[2]),
+            distant.tolist,
+            distant.cpu,
+            lambda: bool((distant > 1).any()),
+            lambda: distant[[0, 1]],
+            lambda: distant[chosen],
+            lambda: chosen.nonzero(),
+            lambda: values.to(THERE),
+            lambda: torch.tensor([1, 2], device=THERE),
+        ):
+            before = sum(device.waits.values())
+            asks()
+            assert sum(device.waits.values()) == before + 1
+        device.waits.clear()
+        assert near(distant[1:].cumsum(0) + values.to(THERE, non_blocking=True)[1:]).tolist() == [2, 5, 9]
+        assert not device.waits
+        with pytest.raises(RuntimeError, match="two devices"):
+            distant + values
+
+
+def test_the_first_of_equals_without_a_look() -> None:
+    draft = torch.tensor([[0.2, 0.3, 0.3, 0.1, 0.1], [0.0, 1.0, 0.0, 0.0, 0.0], [0.2] * 5])
+    for count in range(8):
+        with Device():
+            found = near(most_likely(Distant(draft), count))
+        assert found.equal(most_likely(draft, count))
