@@ -17,11 +17,12 @@ from multidraft.decoding.batch import select
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.endings import all_endings
 from multidraft.decoding.growing import bare_root, read_level
+from multidraft.decoding.last_tokens import last_weights
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State
-from multidraft.decoding.stepping import emit, keep, last_weights, score
+from multidraft.decoding.stepping import emit, keep, score
 from multidraft.decoding.walks import Ending
 from multidraft.models import LanguageModel
 from multidraft.sampling.settings import settings_of_rows

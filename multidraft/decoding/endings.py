@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.verdicts import Verdicts
@@ -39,7 +40,8 @@ def all_endings(tree: ScoredTree, plan: Plan, walk: str | Walker | None = None) 
 
     The walk is that of the plan unless another is given.
     """
-    start, verdicts = walker(walk or plan.walk), Remembered(Verdicts(plan.scheme, tree))
+    start = walker(walk or plan.walk)
+    verdicts = Remembered(verdicts_of(plan.scheme, tree, start))
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in tree.rows]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]

@@ -1,5 +1,6 @@
 """What stays the same over a generation, what the next step needs, and what a step emits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -81,6 +82,7 @@ class Decision:
     endings: list[Ending]
     last: list[int]  # the one more token
     acceptance: dict[int, float]  # what the rule accepts of the tuple at the root, by row; nothing where none was drawn
+    numbers: Sequence[float] = ()  # what the one more token was drawn with, by row
 
 
 @dataclass(frozen=True)

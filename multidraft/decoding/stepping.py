@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.drafted_tree import DraftTree
@@ -11,14 +10,12 @@ from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
 from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
-from multidraft.numerics.distributions import pick
-from multidraft.numerics.waiting import placed, waits
+from multidraft.numerics.waiting import placed
 from multidraft.sampling.settings import settings_of_rows
 
 Hear = Callable[[int, int, float, Verdict], None]  # a row, a node, the weight of its target, and the verdict
@@ -75,7 +72,8 @@ def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tens
 def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None) -> Decision:
     """Where the walk of every row ends, and its one more token; `hear` and the shape are told every verdict."""
     start, acceptance = walker(plan.walk), dict[int, float]()
-    rule = verdicts_of(plan.scheme, tree, start)
+    numbers = [random.number() for random in state.random]  # of the last tokens: before coins, for `Foreseen`
+    rule = verdicts_of(plan.scheme, tree, start, numbers)
 
     def verdicts(asked: Asked) -> dict[int, Verdict]:
         answers = rule(asked)
@@ -89,25 +87,7 @@ def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None)
 
     walks = [start(0, 1.0, row.has_drafts, random.coin) for row, random in zip(tree.rows, state.random, strict=True)]
     endings = drive(walks, verdicts)
-    last = draw_last(state.random, [last_weights(tree, row, ending) for row, ending in enumerate(endings)])
-    return Decision(endings, last, acceptance)
-
-
-def draw_last(random: list[Randomness], weights: list[Float[Tensor, " vocabulary"]]) -> list[int]:
-    """The one more token of every row; where a look is a wait, all rows are looked at together."""
-    numbers = [torch.tensor([own.number()], dtype=torch.float64) for own in random]
-    if not waits(weights[0]):
-        return [int(pick(*pair)) for pair in zip(weights, numbers, strict=True)]
-    uniform = placed(torch.stack(numbers), weights[0].device)
-    same = [own.to(torch.float64) for own in weights]
-    return pick(torch.stack(same), uniform)[:, 0].tolist()
-
-
-def last_weights(tree: ScoredTree, row: int, ending: Ending) -> Float[Tensor, " vocabulary"]:
-    """What it is drawn from: the residual where the walk stopped, or for a bonus the target at the leaf."""
-    if ending.weights is not None:
-        return ending.weights()
-    return tree.target([row], (ending.leaf,))[0]
+    return Decision(endings, rule.last(endings, numbers), acceptance, numbers)
 
 
 def keep(state: State, tree: ScoredTree, decision: Decision) -> State:

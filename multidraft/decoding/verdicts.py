@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
+from multidraft.decoding.last_tokens import draw_last
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.walks import Child, Verdict
+from multidraft.decoding.walks import Child, Ending, Verdict
 from multidraft.verification import Outcome
 from multidraft.verification.coupling import residual
 
@@ -39,6 +40,10 @@ class Verdicts:
         for scheme, rows in batches.items():
             answers |= self.evaluate(scheme, rows, asked)
         return answers
+
+    def last(self, endings: list[Ending], numbers: list[float]) -> list[int]:
+        """The one more token of every row, drawn with these numbers."""
+        return draw_last(self.tree, endings, numbers)
 
     def coupled(self, row: int, node: int, weight: float, token: int, slot: int) -> Verdict:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""

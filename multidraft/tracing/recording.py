@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
+from multidraft.decoding.last_tokens import last_weights
 from multidraft.decoding.randomness import BLOCK, Randomness
 from multidraft.decoding.rows import Row
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Shape
 from multidraft.decoding.state import Decision, Plan, State
-from multidraft.decoding.stepping import decide, last_weights
+from multidraft.decoding.stepping import decide
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Ending, Verdict
 from multidraft.sampling.settings import Sampling
@@ -137,7 +138,7 @@ def describe_step(tree: ScoredTree, row: int, listener: Listener, decision: Deci
         "nodes": describe_nodes(tree, row, listener.drawn, scheme),
         "walk": listener.events,
         "path": decision.endings[row].path,
-        "last": describe_last(tree, row, decision.endings[row], decision.last[row], listener.latest),
+        "last": describe_last(tree, row, decision.endings[row], decision.last[row], decision.numbers[row]),
     }
 
 

@@ -29,7 +29,7 @@ from multidraft.decoding.foreseen import Foreseen
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import WALKS, Child, Ending, Verdict, commit
+from multidraft.decoding.walks import WALKS, WEIGHTS, Child, Ending, Verdict, commit
 from multidraft.generation.inputs import check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
@@ -225,6 +225,8 @@ def test_verdicts_at_all_nodes_at_once(name, walk, monkeypatch):
         Foreseen, "__call__", lambda foreseen, asked: {r: foreseen.known[r, n][1] for r, (n, _) in asked.items()}
     )
     assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] <= EXACT
+    monkeypatch.setitem(WEIGHTS, WALKS[walk], lambda claims: claims)  # the mutant enters with what a child may claim
+    assert law_of(name, "2x1", walk, 3, "flat, cooler")[1] > BIASED
 
 
 # Mutants: each is a mistake that a decoder could make, and both kinds of checks must see it
