@@ -197,6 +197,7 @@ def fuzz(client: httpx2.Client, address: str, body: dict) -> None:
     assert '"code": 500' not in response.text
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # which the server's thread does meanwhile
 @pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("address", "base"), [("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
 def test_random_bodies_get_an_answer_or_a_refusal(client, address, base, count):
