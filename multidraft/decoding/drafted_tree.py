@@ -12,7 +12,7 @@ from multidraft.drafting import Law
 from multidraft.drafting.levels import by_turns, draw_level, note
 from multidraft.drafting.places import Drawing
 from multidraft.numerics.distributions import tempered
-from multidraft.numerics.waiting import placed, waits
+from multidraft.numerics.waiting import index, placed, waits
 from multidraft.sampling.prefixes import Prefixes
 
 Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
@@ -135,20 +135,20 @@ class DraftTree:
     def distributions(self, rows: slice, slots: list[int]) -> Float[Tensor, "rows group *drafters vocabulary"]:
         """What is drawn from at slots of one level, in rows of one tree."""
         level, places = self.level_of(rows.start, slots)
-        return self.levels[level][rows] if places == slice(None) else self.levels[level][rows, places]
+        return self.levels[level][rows, places]
 
     def logits_at(self, row: int, slot: int) -> Float[Tensor, "*drafters vocabulary"]:
         """What the draft model said at a slot."""
         level, places = self.level_of(row, [slot])
         return self.logits[level][row, places].squeeze(0)
 
-    def level_of(self, row: int, slots: list[int]) -> tuple[int, slice | list[int]]:
+    def level_of(self, row: int, slots: list[int]) -> tuple[int, slice | Tensor]:
         """On which level the draft model has read slots, and in which places there."""
         before = 0
-        for index, level in enumerate(self.levels):
+        for number, level in enumerate(self.levels):
             here = self.read[row][before : before + level.shape[1]]
             if slots[0] in here:
-                return index, slice(None) if slots == here else span([here.index(slot) for slot in slots])
+                return number, index(tuple(map(here.index, slots)), level.device)
             before += level.shape[1]
         raise IndexError(f"nothing was drawn at slot {slots[0]}")
 

@@ -6,24 +6,19 @@ claims of all nodes are then fetched together with the tokens, and with the last
 end, for the number that it will be drawn with is known. The walk goes on among plain numbers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
+from multidraft.decoding.judging import Group, Inputs, Judging, groups_in
+from multidraft.decoding.pieces import PIECES
 from multidraft.decoding.rows import rows_with
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.verdicts import NEGLIGIBLE, Asked, Verdicts
 from multidraft.decoding.walks import WEIGHTS, Child, Ending, Verdict, Walker
-from multidraft.drafting.levels import groups_of
-from multidraft.drafting.places import Drawing
-from multidraft.numerics.distributions import pick
-from multidraft.numerics.waiting import index, placed
-from multidraft.verification import Outcome
+from multidraft.numerics.waiting import placed
 
 ROUNDING = 1e-9  # of a weight, between here and there; another one is not foreseen
 
@@ -36,17 +31,6 @@ def verdicts_of(scheme: Scheme, tree: ScoredTree, walk: Walker, numbers: Sequenc
     return Foreseen(scheme, tree, weights_of, numbers)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Nodes of a level with the same number of drafts, judged together."""
-
-    slots: list[int]
-    children: list[list[int]]  # of each
-    outcome: Outcome
-    claims: Float[Tensor, "batch group drafts"]
-    last: Int[Tensor, "batch group"]  # the token that comes instead of a draft
-
-
 class Foreseen(Verdicts):
     """A scheme's rule over a tree in which every slot is a node of its own, the same in all rows."""
 
@@ -54,58 +38,34 @@ class Foreseen(Verdicts):
         self, scheme: Scheme, tree: ScoredTree, weights_of: Callable[[Tensor], Tensor], numbers: Sequence[float]
     ):
         super().__init__(scheme, tree)
-        self.weights_of = weights_of
-        shape, tokens = tree.drafts.trees[0], tree.drafts.tokens
-        self.weights = torch.ones(tokens.shape, dtype=torch.float64, device=tokens.device)
-        self.uniform = placed(list(numbers) or [0.0] * len(tokens), tokens.device)[:, None, None]
+        drafts, sampling = tree.drafts, tree.sampling
+        uniform = placed(list(numbers) or [0.0] * len(drafts.tokens), drafts.tokens.device)[:, None, None]
+        judging = Judging(groups_in(scheme, drafts), sampling, weights_of)
+        inputs = Inputs(tree.logits, drafts.tokens, drafts.drafted, uniform, drafts.levels)
+        key = (scheme, drafts.trees[0], tuple(drafts.read[0]), sampling, weights_of)
+        lines, tree.everywhere, *residuals = PIECES.run(key, judging, inputs)
         self.foretold = dict[tuple[int, int, bool], int]()  # by row, node, and whether all drafts on the way were kept
-        self.known = self.fetched([group for drawing in shape.draws for group in self.judged(drawing)])
+        self.known = self.fetched(lines, list(zip(judging.groups, residuals, strict=True)))
 
-    def judged(self, drawing: Drawing) -> Iterator[Group]:
-        """The outcomes of a level, and the weights of the next one's nodes."""
-        for law, nodes, _ in groups_of(self.scheme.law, drawing.counts):
-            slots = [drawing.slots[node] for node in nodes]
-            children = [[drawing.first[node] + rank for rank in range(law.drafts)] for node in nodes]
-            group = self.group(self.scheme.with_drafts(law.drafts), slots, children)
-            self.weights[:, self.at(list(chain(*children)))] = self.weights_of(group.claims).flatten(1)
-            yield group
-
-    def group(self, scheme: Scheme, slots: list[int], children: list[list[int]]) -> Group:
-        """What the rule says of a group, its targets scaled to the weights that the walk would come with."""
-        drafts, here = self.tree.drafts, self.at(slots)
-        target, tuples = self.tree.everywhere[:, here], drafts.drafted[:, here, : scheme.law.width]
-        target = target * self.weights[:, here, None].to(target.dtype)
-        outcome = scheme.verify(target, drafts.distributions(slice(0, len(target)), slots), tuples)
-        tokens = drafts.tokens[:, self.at(list(chain(*children)))].unflatten(1, (len(slots), -1))
-        same = (tokens[..., None] == tuples[..., None, :]) & (tokens >= 0)[..., None]
-        claims = (same * outcome.accept.double()[..., None, :]).sum(-1)
-        return Group(slots, children, outcome, claims, self.drawn(outcome.residual))
-
-    def drawn(self, weights: Float[Tensor, "batch group vocabulary"]) -> Int[Tensor, "batch group"]:
-        """A token by these weights in every row, with the row's number."""
-        return pick(weights, self.uniform.expand(-1, weights.shape[1], -1))[..., 0]
-
-    def at(self, slots: list[int]) -> slice | Tensor:
-        """An index that is there already."""
-        return index(tuple(slots), self.weights.device)
-
-    def fetched(self, groups: list[Group]) -> dict[tuple[int, int], tuple[float, Verdict]]:
+    def fetched(
+        self, values: Tensor, groups: list[tuple[Group, Tensor]]
+    ) -> dict[tuple[int, int], tuple[float, Verdict]]:
         """By row and slot the weight and the verdict, after the one wait; the rows' tokens come with it."""
-        parts = [self.tree.drafts.tokens, self.weights, self.drawn(self.tree.everywhere)]
-        for group in groups:
-            parts += [group.last, group.outcome.residual_mass, group.claims.flatten(1)]
-        known, size = dict[tuple[int, int], tuple[float, Verdict]](), self.weights.shape[1]
-        lines = torch.cat([part.double() for part in parts], 1).tolist()
+        known, size = dict[tuple[int, int], tuple[float, Verdict]](), self.tree.drafts.tokens.shape[1]
+        lines = values.tolist()
         self.tree.rows = rows_with(self.tree.drafts, [list(map(int, line[:size])) for line in lines])
         for row, line in enumerate(lines):
             weights, bonus, numbers = line[size : 2 * size], line[2 * size : 3 * size], iter(line[3 * size :])
             self.foretold |= {(row, slot, True): int(token) for slot, token in enumerate(bonus)}
-            for group in groups:
+            for group, residual in groups:
                 last, masses = ([next(numbers) for _ in group.slots] for _ in range(2))
                 self.foretold |= {(row, slot, False): int(token) for slot, token in zip(group.slots, last, strict=True)}
                 for place, (slot, mass) in enumerate(zip(group.slots, masses, strict=True)):
                     claims = [next(numbers) for _ in group.children[place]]
-                    known[row, slot] = weights[slot], verdict(group, row, place, mass, claims)
+                    known[row, slot] = (
+                        weights[slot],
+                        verdict(group.children[place], claims, mass, partial(residual.__getitem__, (row, place))),
+                    )
         return known
 
     def __call__(self, asked: Asked) -> dict[int, Verdict]:
@@ -125,8 +85,8 @@ class Foreseen(Verdicts):
         return [self.foretold[place] for place in places]
 
 
-def verdict(group: Group, row: int, place: int, mass: float, claims: list[float]) -> Verdict:
+def verdict(slots: list[int], claims: list[float], mass: float, residual: Callable[[], Tensor]) -> Verdict:
     """The verdict at one node; its residual stays where it is."""
-    pairs = zip(group.children[place], claims, strict=True)
+    pairs = zip(slots, claims, strict=True)
     children = tuple(Child(slot, claim) for slot, claim in pairs if claim > NEGLIGIBLE)
-    return Verdict(children, lambda: group.outcome.residual[row, place], lambda: mass)
+    return Verdict(children, residual, lambda: mass)

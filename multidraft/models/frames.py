@@ -1,12 +1,13 @@
 """A step's inputs in tensors that stay, padded to a bucket, so that the step is the same every time: a replay."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from multidraft.numerics.graphs import Call, captured
 
 Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
 SPARE = 8  # slots of the memory that no step sees
@@ -28,7 +29,7 @@ class Frame:
         self.slots = memory[0].shape[2] - 1 - self.places % SPARE
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
-        self.replay: Callable[[], Tensor] | None = None
+        self.replay: Call | None = None
         self.mark()
 
     def mark(self) -> None:
@@ -53,32 +54,14 @@ class Frame:
     def record(self, step: Step, pool: Any) -> None:
         """Run for the first time: what is to be compiled is compiled, and on a GPU what is launched is captured."""
         if self.tokens.is_cuda:
-            self.replay = captured(partial(self.call, step), pool)
+            self.replay = captured(lambda: [self.call(step)], pool)
         else:
             self.call(step)
 
     def run(self, step: Step) -> Float[Tensor, "rows tokens vocabulary"]:
         """The logits, of padded rows and tokens too."""
-        return self.replay() if self.replay else self.call(step)
+        return self.replay()[0] if self.replay else self.call(step)
 
     def call(self, step: Step) -> Tensor:
         """Run the step itself."""
         return step(self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory)
-
-
-def captured(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
-    """All that a call launches, as one graph; it runs twice before, which settles what is chosen when it first runs."""
-    here, aside, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        for _ in range(2):
-            call()
-    here.wait_stream(aside)
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
-        result = call()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return result.clone()  # which the next replay of any graph of the pool may overwrite
-
-    return replay

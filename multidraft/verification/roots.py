@@ -10,7 +10,7 @@ from multidraft.numerics.waiting import waits
 STEPS = 40
 CONVERGED = 1e-15
 ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
-BETWEEN_LOOKS = 8  # steps on a device, where a look is a wait
+BLIND = 28  # steps on a device, where a look is a wait: as many as a root has needed that is double but for rounding
 
 
 def by_count(count: Int[Tensor, "*batch"], most: int | None, function, *arguments: Tensor) -> Tensor:
@@ -83,21 +83,20 @@ def descend(
     """Newton's method for a x^n - m x + d from above; once little is left to do in many rows, that goes on alone.
 
     A small value is enough: where the function is flat, the law hardly depends on the root. What has not converged
-    after `STEPS` has x^n below 1e-16 and cannot be seen in any law.
+    after `STEPS` has x^n below 1e-16 and cannot be seen in any law. A root that has converged stays while others go
+    on: a step more would divide rounding by a slope that may be rounding too. On a device nobody looks at all.
     """
     small = CONVERGED * max(1, n / 4)  # the rounding of x^n
-    for step in range(steps):
+    for step in range(BLIND if waits(x) else steps):
         high = power(x, n - 1)
         slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
         value = high.mul_(a).sub_(m).mul_(x).add_(d)
-        if waits(value) and (step + 1) % BETWEEN_LOOKS:
-            x = x.sub_(value.div_(slope))
-            continue
-        if float(value.max()) <= small:
-            break
-        if step == ALL_TOGETHER and x.numel() > MANY:
-            going = (value > small).nonzero(as_tuple=True)
-            x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
-            break
-        x = x.sub_(value.div_(slope))
+        if not waits(value):
+            if float(value.max()) <= small:
+                break
+            if step == ALL_TOGETHER and x.numel() > MANY:
+                going = (value > small).nonzero(as_tuple=True)
+                x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
+                break
+        x = x.sub_((value / slope).masked_fill_(value <= small, 0.0))
     return x

@@ -2,38 +2,14 @@
 
 import pytest
 import torch
-from distant import THERE, Device, Distant, There, near
+from distant import THERE, Device, Distant, near
+from steps_there import steps
 
-import multidraft as md
-from multidraft.decoding.metrics import Info
-from multidraft.decoding.prefill import start
-from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
-from multidraft.decoding.tree import Tree
-from multidraft.models.table import TableModel, random_table
 from multidraft.numerics.distributions import most_likely
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-VOCABULARY, STEPS, ROWS = 12, 4, 2
+STEPS = 4
 ONCE = 1  # what every node claims, with the last token at each
-
-
-def steps(tree: str, scheme: str, walk: str, device: Device | None = None) -> list[list[int]]:
-    """What some steps emit, near, or on the device."""
-    models = [TableModel(random_table(VOCABULARY, 2, seed), VOCABULARY) for seed in (0, 1)]
-    if device is not None:
-        models = [There(model, device) for model in models]
-    plan = Plan(md.scheme(scheme), Tree.parse(tree), walk=walk, measure=False)
-    random = [torch.Generator().manual_seed(row) for row in range(ROWS)]
-    state = start([[1, 2, 3]] * ROWS, *models, plan, 100, random, Info())
-    if device is not None:
-        device.waits.clear()
-    emitted: list[list[int]] = [[] for _ in range(ROWS)]
-    for _ in range(STEPS):
-        state, new = step(state, plan, Info())
-        for row, own in zip(emitted, new, strict=True):
-            row += own.tokens
-    return emitted
 
 
 FORESEEN = [
@@ -43,31 +19,26 @@ FORESEEN = [
     ("2x2", "without_replacement:recursive_rejection", "deferred"),
     ("3x1", "greedy:maximal_coupling", "commit"),
     ("2x1", "anchored:lorenz,draft_probability=0.6", "deferred"),
+    ("3x2x1", "anchored:lorenz", "deferred"),
+    ("3/2,1,0", "anchored:lorenz", "deferred"),
+    ("3/2,1,2", "anchored:lorenz", "deferred"),
+    ("4x2", "anchored:binned_lorenz", "commit"),
 ]
 
 
 @pytest.mark.parametrize(("tree", "scheme", "walk"), FORESEEN)
 def test_a_step_waits_once(tree: str, scheme: str, walk: str) -> None:
     with Device() as device:
-        there = steps(tree, scheme, walk, device)
-    assert there == steps(tree, scheme, walk)
+        there = steps(STEPS, tree, scheme, walk, device)
+    assert there == steps(STEPS, tree, scheme, walk)
     assert sum(device.waits.values()) == STEPS * ONCE, device.waits
-
-
-@pytest.mark.parametrize(("tree", "scheme"), [("3x2x1", "anchored:lorenz"), ("3/2,1,0", "anchored:lorenz")])
-def test_three_drafts_also_wait_for_roots(tree: str, scheme: str) -> None:
-    with Device() as device:
-        there = steps(tree, scheme, "deferred", device)
-    assert there == steps(tree, scheme, "deferred")
-    others = {place: count for place, count in device.waits.items() if "roots.py" not in place}
-    assert sum(others.values()) == STEPS * ONCE, others
 
 
 def test_slots_that_coincide_are_asked_for() -> None:
     """The same tokens come; how often the host waits is not settled there."""
     with Device() as device:
-        there = steps("2x1x1", "iid:lorenz", "deferred", device)
-    assert there == steps("2x1x1", "iid:lorenz", "deferred")
+        there = steps(STEPS, "2x1x1", "iid:lorenz", "deferred", device)
+    assert there == steps(STEPS, "2x1x1", "iid:lorenz", "deferred")
     assert sum(device.waits.values()) > STEPS * ONCE
 
 
