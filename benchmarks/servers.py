@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,11 +84,12 @@ def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
 def serve_plainly(port: int, target: str, draft: str) -> None:
     """Our server with no draft model."""
     from multidraft.commands.serving import Serving
+    from multidraft.decoding.tree import NO_DRAFTS
     from multidraft.server.engine import Engine
     from multidraft.server.running import bound, run
 
     made = Serving(target, draft, tree="1").service()
-    made.engine = Engine(made.engine.target, None, made.engine.plan, made.limits)
+    made.engine = Engine(made.engine.target, None, replace(made.engine.plan, tree=NO_DRAFTS), made.limits)
     with bound("127.0.0.1", port) as listener:
         run(made, listener, lambda: None)
 
