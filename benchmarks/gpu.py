@@ -47,6 +47,11 @@ class Run:
         """The last record of every piece that has one."""
         return {record["piece"]: record for record in self.journal.records}
 
+    @property
+    def failed(self) -> list[str]:
+        """The pieces that ended with an error."""
+        return [name for name, record in self.found.items() if record["status"] == "failed"]
+
     def left(self) -> Iterator[Piece]:
         """The pieces that are not done, as long as there is time; one that goes on by itself is begun again."""
         for piece in PIECES:
@@ -137,8 +142,11 @@ def main() -> None:
         check(options)
         settings = dict(benchmark="gpu", device=options.device, quick=options.quick)
         settings |= dict(commit=commit(), hardware=hardware(), versions=versions())
-        Run(options, Journal(options.out / "pieces.jsonl", settings), time.monotonic() + 3600 * options.hours).go()
+        run = Run(options, Journal(options.out / "pieces.jsonl", settings), time.monotonic() + 3600 * options.hours)
+        run.go()
         print((options.out / "report.md").read_text())
+        if run.failed:
+            sys.exit(f"gpu.py: failed: {', '.join(run.failed)}; see {options.out / 'report.md'}")
     except AdviceError as error:
         sys.exit(f"gpu.py: {error}")
     except KeyboardInterrupt:

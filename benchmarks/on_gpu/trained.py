@@ -28,8 +28,8 @@ def measure(asked: Asked) -> list[Line]:
     start = time.perf_counter()
     for role in train_pair(text, folder, recipe):
         print(f"{role}: {folder / role}", flush=True)
-    scores = evaluate_pair(text, folder, recipe).as_dict()
     pair = load_pair(folder)
+    scores = evaluate_pair(text, pair, recipe).as_dict()
     sizes = {role: getattr(pair, role).num_parameters() for role in ("target", "draft")}
     return [dict(parameters=sizes, seconds=round(time.perf_counter() - start, 1)) | scores]
 

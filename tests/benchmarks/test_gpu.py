@@ -6,7 +6,8 @@ from pathlib import Path
 
 import gpu
 import pytest
-from on_gpu import report
+from on_gpu import report, trained
+from on_gpu.asked import Asked
 from on_gpu.pieces import Piece
 
 from multidraft.studies.journal import Journal
@@ -34,14 +35,16 @@ def run(tmp_path: Path, monkeypatch) -> list[str]:
     return begun
 
 
-def go(out: Path, seconds: float = 3600.0) -> None:
-    gpu.Run(
-        Namespace(out=out, quick=True), Journal(out / "pieces.jsonl", SETTINGS), gpu.time.monotonic() + seconds
-    ).go()
+def go(out: Path, seconds: float = 3600.0) -> list[str]:
+    """What has failed."""
+    end = gpu.time.monotonic() + seconds
+    run = gpu.Run(Namespace(out=out, quick=True), Journal(out / "pieces.jsonl", SETTINGS), end)
+    run.go()
+    return run.failed
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
-    go(tmp_path)
+    assert go(tmp_path) == ["broken"]
     assert run == ["first", "steady", "steady", "steady", "broken", "last"]
     go(tmp_path)
     assert run[6:] == ["broken"]
@@ -59,3 +62,9 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
 def test_no_piece_begins_when_the_time_is_over(tmp_path: Path, run: list[str]) -> None:
     go(tmp_path, seconds=0.0)
     assert run == []
+
+
+def test_a_pair_is_trained_and_scored(tmp_path: Path) -> None:
+    [line] = trained.measure(Asked("cpu", True, tmp_path, None))
+    assert line["target_bits_per_byte"] > 0
+    assert trained.load(Asked("cpu", True, tmp_path, None)).draft.num_parameters() == line["parameters"]["draft"]
