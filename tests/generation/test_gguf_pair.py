@@ -208,11 +208,11 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
         assert said in refused(path)
     from multidraft.models.llama_cpp import header, memory
 
-    monkeypatch.setattr(header, "free_memory", lambda: 1000)
+    monkeypatch.setattr(header, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
     monkeypatch.undo()
     model = md.GGUF(tiny_file("llama"))
-    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "available", lambda device: 1000)
     with pytest.raises(AdviceError, match="the keys and values of 256 tokens of llama take"):
         md.generate(model, None, [[1, 2]])
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.binding import library
+from multidraft.models.memory import available, readable
 
 MAGIC = b"GGUF"
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a model that was split into several files
@@ -31,10 +34,10 @@ class Settings(ctypes.Structure):
 def check(path: Path) -> None:
     """Raise unless there is a whole GGUF file, with all its parts, and as much memory as its weights take."""
     needed = sum(checked(part).tensors for part in parts(path))
-    free = free_memory()
+    free = available(torch.device("cpu"))
     if free is not None and needed > free:
         raise AdviceError(
-            f"the weights of {str(path)!r} take {shown(needed)} of memory and {shown(free)} are free; "
+            f"the weights of {str(path)!r} take {readable(needed)} of memory and {readable(free)} are free; "
             "use a file with fewer bits a weight, or a smaller model"
         )
 
@@ -59,7 +62,7 @@ def checked(path: Path) -> Header:
         raise AdviceError(f"{str(path)!r} is no GGUF file; give one whose name ends in .gguf, or a folder for PyTorch")
     header = read(path)
     if header is None or size < header.end:
-        there = "its header is broken" if header is None else f"{shown(size)} of {shown(header.end)} are there"
+        there = "its header is broken" if header is None else f"{readable(size)} of {readable(header.end)} are there"
         raise AdviceError(f"the GGUF file {str(path)!r} is cut short or damaged ({there}); get it again")
     return header
 
@@ -91,20 +94,3 @@ def functions() -> Any:
     for name in ("gguf_get_tensor_size", "gguf_get_tensor_offset"):
         getattr(found, name).argtypes, getattr(found, name).restype = [ctypes.c_void_p, number], number
     return found
-
-
-def free_memory() -> int | None:
-    """Bytes that a program can still have; None where the system does not say."""
-    listing = Path("/proc/meminfo")
-    if listing.exists():
-        lines = dict(line.split(":", 1) for line in listing.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def shown(size: int) -> str:
-    """A number of bytes for people."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.binding import last_error
-from multidraft.models.llama_cpp.header import free_memory, shown
 from multidraft.models.llama_cpp.weights import Weights
+from multidraft.models.memory import available, readable
 
 PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
 ROOM = 4  # a memory that is too small grows by a fourth at least
@@ -88,11 +88,11 @@ class Memory:
 
     def check(self, cells: int) -> None:
         """Raise where so many tokens cannot be held."""
-        needed, free = cells * self.bytes_of_token, free_memory()
+        needed, free = cells * self.bytes_of_token, available(torch.device("cpu"))
         if free is not None and needed > free:
             raise AdviceError(
-                f"the keys and values of {cells} tokens of {self.weights.family} take {shown(needed)} of memory and "
-                f"{shown(free)} are free; use fewer or shorter rows"
+                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
+                f"{readable(free)} are free; use fewer or shorter rows"
             )
 
     @property
