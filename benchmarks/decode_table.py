@@ -50,26 +50,31 @@ class Rates:
         return 1 - sum(run["draft"] + run["target"] for run in self.runs[case]) / total
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read(path: Path, benchmark: str = "decode") -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings and the runs of a file, which may still be growing."""
-    advice = "give a file that benchmarks/decode.py has written"
+    advice = f"give a file that benchmarks/{benchmark}.py has written"
     texts, _ = json_lines.whole(path, "the results", advice)
     lines = [json_lines.parse(text, f"{path} line {number}", advice) for number, text in enumerate(texts, 1)]
-    if not lines or lines[0].get("benchmark") != "decode":
+    if not lines or lines[0].get("benchmark") != benchmark:
         raise AdviceError(f"{path} holds no results; {advice}")
     return lines[0], lines[1:]
 
 
 def rates_of(settings: dict[str, Any], runs: list[dict[str, Any]]) -> list[Rates]:
     """By temperature, from the turns in which every case has run; raises where there is none."""
-    cases = [Case(*case) for case in settings["cases"]]
-    turns: dict[tuple[float, int, int], dict[Case, dict[str, Any]]] = defaultdict(dict)
+    found = rates_at(settings["temperatures"], settings["cases"], runs)
+    if not found:
+        raise AdviceError("no prompt has been decoded by every case yet; let the benchmark go on")
+    return found
+
+
+def rates_at(temperatures: list[float], known: list[list[str]], runs: list[dict[str, Any]]) -> list[Rates]:
+    """The same at some temperatures; of none that has no such turn."""
+    cases, turns = [Case(*case) for case in known], defaultdict[tuple, dict[Case, dict[str, Any]]](dict)
     for run in runs:
         turns[run["temperature"], run["seed"], run["turn"]][Case(*run["case"])] = run
     whole = {key: turn for key, turn in turns.items() if len(turn) == len(cases)}
-    if not whole:
-        raise AdviceError("no prompt has been decoded by every case yet; let the benchmark go on")
-    return [resampled(t, cases, whole) for t in settings["temperatures"] if any(key[0] == t for key in whole)]
+    return [resampled(t, cases, whole) for t in temperatures if any(key[0] == t for key in whole)]
 
 
 def resampled(temperature: float, cases: list[Case], turns: dict[Any, dict[Case, dict[str, Any]]]) -> Rates:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -136,9 +137,7 @@ def ours(
 
 def settings_of(options: argparse.Namespace) -> list[Setting]:
     """All that is measured, one apart from another."""
-    return [
-        Setting(*own) for own in ((a, b, c) for a in options.layers for b in options.kinds for c in options.threads)
-    ]
+    return [Setting(*own) for own in product(options.layers, options.kinds, options.threads)]
 
 
 @contextmanager

@@ -1,31 +1,18 @@
 """What `local.py` measured, as tables: for each number of layers, type of weights and number of threads one."""
 
-from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from contestants import Case
-from decode_table import Rates, counted, resampled, with_interval
-
-from multidraft.errors import AdviceError, json_lines
+from decode_table import Rates, counted, rates_at, read, with_interval
 
 Run = dict[str, Any]
 
 
-def read(path: Path) -> tuple[Run, list[Run]]:
-    """The settings and the runs of a file, which may still be growing."""
-    advice = "give a file that benchmarks/local.py has written"
-    texts, _ = json_lines.whole(path, "the results", advice)
-    lines = [json_lines.parse(text, f"{path} line {number}", advice) for number, text in enumerate(texts, 1)]
-    if not lines or lines[0].get("benchmark") != "local":
-        raise AdviceError(f"{path} holds no results; {advice}")
-    return lines[0], lines[1:]
-
-
 def markdown(path: Path, baseline: Case) -> str:
     """All tables, for a page."""
-    head, runs = read(path)
+    head, runs = read(path, "local")
     settings = list(dict.fromkeys(tuple(run["setting"]) for run in runs))
     parts = [heading(head, runs), *(part for setting in settings for part in of_setting(head, runs, setting, baseline))]
     return "\n\n".join(parts)
@@ -51,20 +38,10 @@ def of_setting(head: Run, runs: list[Run], setting: tuple, baseline: Case) -> li
     layers, kind, threads = setting
     mine = [run for run in runs if tuple(run["setting"]) == setting]
     parts = [f"**{counted(layers, 'layer')}, {kind}, {counted(threads, 'thread')}**"]
-    if rates := rates_of(head, mine):
+    if rates := rates_at(head["temperature"], head["cases"], [run for run in mine if "case" in run]):
         parts.append(speeds(rates, baseline))
     parts += [passes(run["passes_of"]) for run in mine if "passes_of" in run]
     return parts
-
-
-def rates_of(head: Run, runs: list[Run]) -> list[Rates]:
-    """By temperature, from the turns in which every case has run."""
-    cases, turns = [Case(*case) for case in head["cases"]], defaultdict[tuple, dict[Case, Run]](dict)
-    for run in runs:
-        if "case" in run:
-            turns[run["temperature"], run["seed"], run["turn"]][Case(*run["case"])] = run
-    whole = {key: turn for key, turn in turns.items() if len(turn) == len(cases)}
-    return [resampled(t, cases, whole) for t in head["temperature"] if any(key[0] == t for key in whole)]
 
 
 def speeds(rates: list[Rates], baseline: Case) -> str:
