@@ -10,7 +10,7 @@ from jaxtyping import Bool
 
 from multidraft.planning.pair_plan import PairPlan
 
-NOTHING = 0.01
+NOTHING = 0.01  # of a plain run's seconds
 SPREAD = 0.12  # of the logarithm of rows' tokens a step around their mean, over the prompts of benchmarks/prompts.jsonl
 
 
@@ -29,9 +29,10 @@ def pays(
     trees = plan.choice(temperature)
     tokens = trees.tokens() * allowed
     reading = sum(prompts) * plan.costs.at(len(prompts)).reading
-    drafting = whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets))
     plain = whole(lambda rows: 1 / float(trees.seconds(rows)[0]), budgets)
-    return reading + drafting < plain or reading < NOTHING * plain
+    if reading < NOTHING * plain:
+        return True
+    return reading + whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets)) < plain
 
 
 def eased(budgets: Sequence[int]) -> list[float]:
@@ -46,5 +47,5 @@ def whole(speed: Callable[[int], float], work: Sequence[float | int]) -> float:
     >>> whole(lambda rows: 1 / rows, [3, 1])  # one second a token and row: two of the first, then two of the other
     4.0
     """
-    done = [0.0, *sorted(work)]
-    return sum((new - old) / speed(len(work) - row) for row, (old, new) in enumerate(pairwise(done)))
+    steps = enumerate(pairwise([0.0, *sorted(work)]))
+    return sum((new - old) / speed(len(work) - row) for row, (old, new) in steps if new > old)
