@@ -166,15 +166,15 @@ def test_the_optimum_knows_of_drafting_sometimes() -> None:
 @pytest.mark.parametrize("name", ["iid:lorenz", "iid:k_sequential", "iid:naive", "anchored:lorenz"])
 def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
     """Never where there is a formula, and within four printed errors where there is none (one run in 10,000)."""
-    above = []
-    for seed in range(20):
+    above, tokens = [], 12 if name == "anchored:lorenz" else 3  # an error needs some steps to be estimated from
+    for seed in range(10, 30):
         models = (TableModel(random_table(SIZE, 3, seed + model), SIZE) for model in (100, 200))
-        settings = dict(scheme=name, tree="3", max_new_tokens=12, generator=torch.Generator().manual_seed(seed))
+        settings = dict(scheme=name, tree="3", max_new_tokens=tokens, generator=torch.Generator().manual_seed(seed))
         _, info = md.generate(*models, [[0]], **settings)
         assert info.acceptance_rate <= info.optimal_acceptance_rate + 4 * info.acceptance_error + 1e-12
         assert (info.acceptance_error == 0) == (name != "anchored:lorenz")
         above.append(info.acceptance / info.row_passes > info.optimal_acceptance_rate)
-    assert any(above) or name == "iid:naive", "what was drawn is above the optimum now and then"
+    assert any(above), "what was drawn is above the optimum now and then"
 
 
 def test_the_error_is_that_of_the_difference() -> None:

@@ -131,23 +131,27 @@ def test_one_row_takes_the_short_way_and_is_right(name):
         run.accept(trees)
 
 
+def check_level_by_level(run: Session, twin: Session, tolerance: float) -> None:
+    """The twin reads a tree level by level and says what the other says at once; then both keep the same paths."""
+    trees = forest(len(PROMPTS), 7, run.generator)
+    trees = Forest(trees.tokens, [[-1, -1, 0, 0, 1, 2, 4]] * len(PROMPTS))
+    at_once, positions = run.read(trees), run.positions(trees)
+    for level in [[0, 1], [2, 3, 4], [5, 6]]:
+        pending = level[-1] + 1
+        got = twin.model.forward(trees.tokens[:, level], positions[:, level], trees.visible[:, level, :pending])
+        assert error(got, at_once[:, level]) < tolerance
+    chosen = torch.tensor([[1, 4, 6], [0, 3, -1], [1, -1, -1]])
+    for each in (run, twin):
+        each.model.keep(chosen)
+    for row, path in enumerate(chosen):
+        run.sequences[row] += trees.tokens[row, path[path >= 0]].tolist()
+
+
 @pytest.mark.parametrize("name", ["llama", "opt", "gemma3", "phi3 window"])
 def test_level_by_level_equals_at_once(name):
     run, twin = session(name), session(name)
-    levels = [[0, 1], [2, 3, 4], [5, 6]]
     for _ in range(2):
-        trees = forest(len(PROMPTS), 7, run.generator)
-        trees = Forest(trees.tokens, [[-1, -1, 0, 0, 1, 2, 4]] * len(PROMPTS))
-        at_once, positions = run.read(trees), run.positions(trees)
-        for level in levels:
-            pending = level[-1] + 1
-            got = twin.model.forward(trees.tokens[:, level], positions[:, level], trees.visible[:, level, :pending])
-            assert error(got, at_once[:, level]) < TOLERANCE
-        chosen = torch.tensor([[1, 4, 6], [0, 3, -1], [1, -1, -1]])
-        for each in (run, twin):
-            each.model.keep(chosen)
-        for row, path in enumerate(chosen):
-            run.sequences[row] += trees.tokens[row, path[path >= 0]].tolist()
+        check_level_by_level(run, twin, TOLERANCE)
         trees = forest(len(PROMPTS), 4, run.generator)
         assert error(twin.model.forward(trees.tokens, run.positions(trees), trees.visible), run.read(trees)) < TOLERANCE
         for each in (run, twin):

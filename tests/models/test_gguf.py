@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ggufs import pair_files, tiny_file
-from test_cache import PROMPTS, Forest, Session, error, forest
+from test_cache import PROMPTS, Forest, Session, check_level_by_level, error, forest
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
@@ -54,20 +54,8 @@ def test_trees_read_at_once_equal_paths_read_alone_over_several_rounds(name):
 
 def test_level_by_level_equals_at_once():
     run, twin = session("llama"), session("llama")
-    levels = [[0, 1], [2, 3, 4], [5, 6]]
     for _ in range(2):
-        trees = forest(len(PROMPTS), 7, run.generator)
-        trees = Forest(trees.tokens, [[-1, -1, 0, 0, 1, 2, 4]] * len(PROMPTS))
-        at_once, positions = run.read(trees), run.positions(trees)
-        for level in levels:
-            pending = level[-1] + 1
-            got = twin.model.forward(trees.tokens[:, level], positions[:, level], trees.visible[:, level, :pending])
-            assert error(got, at_once[:, level]) < TOLERANCE
-        chosen = torch.tensor([[1, 4, 6], [0, 3, -1], [1, -1, -1]])
-        for each in (run, twin):
-            each.model.keep(chosen)
-        for row, path in enumerate(chosen):
-            run.sequences[row] += trees.tokens[row, path[path >= 0]].tolist()
+        check_level_by_level(run, twin, TOLERANCE)
         assert [row.length for row in twin.model.rows] == list(map(len, run.sequences))
 
 
