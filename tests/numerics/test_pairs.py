@@ -13,7 +13,7 @@ from multidraft.drafting.anchored import anchors_of
 from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
-from multidraft.numerics.distributions import pick
+from multidraft.numerics.distributions import pick, pick_each
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
 from multidraft.verification.coupling import residual
@@ -36,6 +36,10 @@ def parts_of(outcome: Outcome) -> Iterator[Tensor]:
 
 def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield pick(draft, torch.rand(len(draft), 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+
+
+def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield torch.tensor([pick_each(draft, [number] * len(draft)) for number in (0.0, 0.01, 0.4, 0.99)])
 
 
 def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -69,6 +73,7 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
+    "multidraft.numerics.distributions.pick_each": ([Iid(1)], picked_each),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.verification.coupling.residual": (IID, coupled),
