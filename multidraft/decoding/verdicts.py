@@ -12,7 +12,7 @@ from multidraft.decoding.last_tokens import draw_last
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.walks import Child, Ending, Verdict
 from multidraft.verification import Outcome
-from multidraft.verification.coupling import residual
+from multidraft.verification.coupling import claim, residual
 
 Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
@@ -47,9 +47,8 @@ class Verdicts:
 
     def coupled(self, row: int, node: int, weight: float, token: int, slot: int) -> Verdict:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
-        target, draft = self.tree.target([row], (node,))[0], self.tree.draft([row], (node,))[0]
-        likely, drawn = weight * float(target[token]), float(draft[token])
-        accept = 1.0 if likely >= drawn else likely / drawn
+        target, draft = self.tree.one(row, node), self.tree.drafts.distribution(row, self.tree.rows[row].widest(node))
+        accept = claim(target, draft, weight, token)
 
         @cache
         def left() -> Tensor:

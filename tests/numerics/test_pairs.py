@@ -16,7 +16,7 @@ from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick, pick_each
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
-from multidraft.verification.coupling import residual
+from multidraft.verification.coupling import claim, residual
 from multidraft.verification.lorenz import drawable_schedule, lorenz
 
 DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
@@ -61,6 +61,11 @@ def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterato
         yield residual(p, law.draft_probability * q, weight, 0.25)
 
 
+def claimed(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    places = zip(target, draft, (1.0, 0.7, 0.05), drafted[:, 0].tolist(), strict=True)
+    yield torch.tensor([claim(p, q, weight, token) for p, q, weight, token in places])
+
+
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
     yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
@@ -76,6 +81,7 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick_each": ([Iid(1)], picked_each),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
+    "multidraft.verification.coupling.claim": ([Iid(1)], claimed),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
