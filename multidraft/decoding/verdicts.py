@@ -47,7 +47,7 @@ class Verdicts:
 
     def coupled(self, row: int, node: int, weight: float, token: int, slot: int) -> Verdict:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
-        target, draft = self.tree.one(row, node), self.tree.drafts.distribution(row, self.tree.rows[row].widest(node))
+        target, draft = self.tree.one(row, node), self.tree.draft([row], (node,))[0]
         accept = claim(target, draft, weight, token)
 
         @cache
@@ -73,9 +73,9 @@ class Verdicts:
 def verdict(children: dict[int, int], tokens: list[int], accept: list[float], outcome: Outcome, index: int) -> Verdict:
     """The verdict at one node: duplicates added up, which `children` leads from tokens to nodes."""
     claims: dict[int, float] = defaultdict(float)
-    for token, claim in zip(tokens, accept, strict=True):
-        claims[token] += claim
-    found = tuple(Child(children[token], claim) for token, claim in claims.items() if claim > NEGLIGIBLE)
+    for token, part in zip(tokens, accept, strict=True):
+        claims[token] += part
+    found = tuple(Child(children[token], all_parts) for token, all_parts in claims.items() if all_parts > NEGLIGIBLE)
     return Verdict(found, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
 
 
