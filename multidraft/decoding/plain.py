@@ -16,6 +16,7 @@ from multidraft.decoding.state import Emitted, Plan, State, release, take_over
 from multidraft.decoding.walks import walker
 from multidraft.numerics.distributions import pick_each
 from multidraft.numerics.waiting import waits
+from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import PerRow, Sampling, settings_of_rows
 
 
@@ -34,7 +35,7 @@ def plain_step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitte
             logits = state.target.forward(state.root[:, None], state.position[:, None], sees)[:, 0]
         with info.watch.part("rule"):
             numbers = [random.number() for random in state.random]
-            last = pick_each(sampling.target(logits, state.prefixes), numbers)
+            last = drawn(sampling, logits, state.prefixes, numbers)
             take_coins(state, plan)
     except BaseException:
         release(state)
@@ -53,6 +54,18 @@ def plain_step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitte
 def alone(rows: int) -> tuple[Bool[Tensor, "rows 1 1"], Int[Tensor, "rows 1"]]:
     """Every row's root sees itself, and is kept."""
     return torch.ones(rows, 1, 1, dtype=torch.bool), torch.zeros(rows, 1, dtype=torch.int64)
+
+
+def drawn(
+    sampling: Sampling | PerRow,
+    logits: Float[Tensor, "rows vocabulary"],
+    prefixes: Prefixes | None,
+    numbers: list[float],
+) -> list[int]:
+    """A token of every row, with the row's number, which is taken also where nothing depends on it."""
+    if sampling.is_argmax:
+        return logits.argmax(-1).tolist()
+    return pick_each(sampling.target(logits, prefixes), numbers)
 
 
 def take_coins(state: State, plan: Plan) -> None:
