@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
@@ -72,6 +72,7 @@ class State:
     unread: list[list[int]]  # the tokens before it that the draft model has not read, if there are any
     sampling: list[Sampling]  # of every row, which it keeps from its start
     prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
+    said: Float[Tensor, "batch 1 vocabulary"] | None = None  # by the target at the root, where it has read it already
     used: bool = False  # the models have moved on from it
 
 

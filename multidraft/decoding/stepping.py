@@ -1,6 +1,7 @@
 """The step: draft a tree, score it in one target pass, walk it, keep what was accepted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
+from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.waiting import placed
@@ -25,8 +27,11 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     """Draft, score, walk, keep: one target pass, and at least one new token for every row.
 
     Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
-    not: an interruption while the caches are written leaves them of two minds.
+    not: an interruption while the caches are written leaves them of two minds. Where the target has read the root with
+    the prompt, nothing is drafted, and there is no pass but that one.
     """
+    if state.said is not None:
+        plan = replace(plan, tree=NO_DRAFTS)
     take_over(state)
     try:
         with info.watch.part("draft"):
@@ -48,13 +53,13 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
 
 def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
-    position = state.position[:, None]
+    sampling, position = settings_of_rows(state.sampling), state.position[:, None]
     if drafts.read_whole:
-        logits = state.target.forward(drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
-        return ScoredTree(settings_of_rows(state.sampling), drafts, None, logits)
-    rows = rows_of(drafts)
-    logits = state.target.forward(*nodes_alone(drafts, rows, position))
-    return ScoredTree(settings_of_rows(state.sampling), drafts, rows, logits)
+        rows, nodes = None, (drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
+    else:
+        rows = rows_of(drafts)
+        nodes = nodes_alone(drafts, rows, position)
+    return ScoredTree(sampling, drafts, rows, state.target.forward(*nodes) if state.said is None else state.said)
 
 
 def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +98,9 @@ def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None)
 def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *ending.path] for ending in decision.endings]
-    state.target.keep(padded([[row.place[slot] for slot in path] for row, path in zip(tree.rows, paths, strict=True)]))
+    if state.said is None:
+        slots = [[row.place[slot] for slot in path] for row, path in zip(tree.rows, paths, strict=True)]
+        state.target.keep(padded(slots))
     unread = state.unread
     if state.draft is not None:
         kept, unread = kept_of(state, tree.drafts, tree.rows, paths)

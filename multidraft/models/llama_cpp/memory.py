@@ -131,18 +131,18 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], logits: bool) -> Float[Tensor, "scored vocabulary"]:
-        """Read tokens, those that others see before them; their logits, in a copy, which no other pass overwrites."""
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
+        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
-        batch, _ = self.batch(tokens, logits)
+        batch, _ = self.batch(tokens, wanted)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-        read = torch.empty(len(tokens) if logits else 0, self.weights.vocabulary)
-        if logits:
+        read = torch.empty(sum(wanted), self.weights.vocabulary)
+        if len(read):
             ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
         return read
 
@@ -152,7 +152,7 @@ class Memory:
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
 
-    def batch(self, tokens: Sequence[Token], logits: bool) -> tuple[Any, Any]:
+    def batch(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> tuple[Any, Any]:
         """The same as llama.cpp takes it, and the numbers of all sequences, which it points into."""
         count, numbers = len(tokens), [sequence for one in tokens for sequence in one.sequences]
         sequences = (ctypes.c_int32 * len(numbers))(*numbers)
@@ -166,7 +166,7 @@ class Memory:
             (ctypes.c_int32 * count)(*[one.position for one in tokens]),
             (ctypes.c_int32 * count)(*sizes),
             ctypes.cast((ctypes.c_void_p * count)(*places), POINTERS),
-            (ctypes.c_int8 * count)(*[logits] * count),
+            (ctypes.c_int8 * count)(*wanted),
         )
         return batch, sequences
 
