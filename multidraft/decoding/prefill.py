@@ -71,7 +71,7 @@ def read_all(
 
 def read_texts(
     reader: LanguageModel, texts: list[list[int]], logits: Scored = False
-) -> Float[Tensor, "batch scored vocabulary"]:
+) -> Float[Tensor, "batch scored *drafters vocabulary"]:
     """Keep these, which end together, piece by piece; the last logits, if asked for."""
     tokens, lengths = padded(texts, left=True), torch.tensor([len(text) for text in texts])[:, None]
     size, scores = tokens.shape[1], torch.empty(0)

@@ -1,7 +1,7 @@
 """What stays the same over a generation, what the next step needs, and what a step emits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Shape, shape_of
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
@@ -97,6 +97,11 @@ class Emitted:
     def first(self, count: int) -> "Emitted":
         """The first tokens."""
         return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
+
+
+def plan_at(state: State, plan: Plan) -> Plan:
+    """The plan of a state's next step: what the target has said with the prompt needs no drafts, and no other pass."""
+    return plan if state.said is None else replace(plan, tree=NO_DRAFTS)
 
 
 def take_over(state: State) -> None:

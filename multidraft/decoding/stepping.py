@@ -1,7 +1,6 @@
 """The step: draft a tree, score it in one target pass, walk it, keep what was accepted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
-from multidraft.decoding.tree import NO_DRAFTS
+from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, plan_at, release, take_over
 from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.waiting import placed
@@ -27,11 +25,9 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     """Draft, score, walk, keep: one target pass, and at least one new token for every row.
 
     Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
-    not: an interruption while the caches are written leaves them of two minds. Where the target has read the root with
-    the prompt, nothing is drafted, and there is no pass but that one.
+    not: an interruption while the caches are written leaves them of two minds.
     """
-    if state.said is not None:
-        plan = replace(plan, tree=NO_DRAFTS)
+    plan = plan_at(state, plan)
     take_over(state)
     try:
         with info.watch.part("draft"):
