@@ -15,12 +15,12 @@ def join(state: State, other: State) -> State:
     """
     if (state.draft is None) != (other.draft is None):
         raise AdviceError("one of the states has a draft model and the other has none; start both with the same models")
+    take_over(state)
+    take_over(other)
     if state.said is not None or other.said is not None:
         raise AdviceError(
             "a target has read its rows' last tokens; take a step, which draws from that, before rows join"
         )
-    take_over(state)
-    take_over(other)
     state.target.join(other.target)
     if state.draft is not None:
         state.draft.join(other.draft)

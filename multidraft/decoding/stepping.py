@@ -27,7 +27,7 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
     not: an interruption while the caches are written leaves them of two minds.
     """
-    plan = plan_at(state, plan)
+    plan, passes = plan_at(state, plan), state.said is None  # the pass over a prompt counts as none
     take_over(state)
     try:
         with info.watch.part("draft"):
@@ -41,8 +41,9 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
         raise
     with info.watch.part("cache"):
         state = keep(state, tree, decision)
-    with info.watch.part("measuring"):
-        info.add_step(plan, tree, decision)
+    if passes:
+        with info.watch.part("measuring"):
+            info.add_step(plan, tree, decision)
     ends = enumerate(zip(decision.endings, decision.last, strict=True))
     return state, [emit(plan, tree, row, ending, last) for row, (ending, last) in ends]
 

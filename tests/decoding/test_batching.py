@@ -160,8 +160,11 @@ def test_misuse_gets_advice():
     for use in (lambda: step(state, plan, info), lambda: select(state, [0]), lambda: join(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
+    with pytest.raises(md.AdviceError, match="take a step, which draws from that, before rows join"):
+        join(newer, begin(tiny, PROMPTS[:1], plan, [2]))
+    newer, other = (step(begin(models, PROMPTS[:1], plan, [2]), plan, info)[0] for models in (tiny, padded_tiny))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
-        join(newer, begin(padded_tiny, PROMPTS[:1], plan, [2]))
+        join(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
         join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
