@@ -130,7 +130,8 @@ class DraftTree:
 
         It is a distribution a draft then, as the law `distinct` has it.
         """
-        return by_turns(self.distributions(slice(row, row + 1), [slot])[:, 0], self.trees[row].drafts[slot], 1)[0]
+        level, place = self.place_of(row, slot)
+        return by_turns(self.levels[level][row, place], self.trees[row].drafts[slot], 0)
 
     def distributions(self, rows: slice, slots: list[int]) -> Float[Tensor, "rows group *drafters vocabulary"]:
         """What is drawn from at slots of one level, in rows of one tree."""
@@ -139,18 +140,22 @@ class DraftTree:
 
     def logits_at(self, row: int, slot: int) -> Float[Tensor, "*drafters vocabulary"]:
         """What the draft model said at a slot."""
-        level, places = self.level_of(row, [slot])
-        return self.logits[level][row, places].squeeze(0)
+        level, place = self.place_of(row, slot)
+        return self.logits[level][row, place]
 
     def level_of(self, row: int, slots: list[int]) -> tuple[int, slice | Tensor]:
         """On which level the draft model has read slots, and in which places there."""
-        before = 0
+        level, places = zip(*(self.place_of(row, slot) for slot in slots), strict=True)
+        return level[0], index(places, self.tokens.device)
+
+    def place_of(self, row: int, slot: int) -> tuple[int, int]:
+        """On which level the draft model has read a slot, and in which place there."""
+        place = self.read[row].index(slot)
         for number, level in enumerate(self.levels):
-            here = self.read[row][before : before + level.shape[1]]
-            if slots[0] in here:
-                return number, index(tuple(map(here.index, slots)), level.device)
-            before += level.shape[1]
-        raise IndexError(f"nothing was drawn at slot {slots[0]}")
+            if place < level.shape[1]:
+                return number, place
+            place -= level.shape[1]
+        raise IndexError(f"nothing was drawn at slot {slot}")
 
     def temper(self, rows: slice, slots: list[int], temper: float) -> None:
         """Draw at slots of a level from what is at their temperature times `temper`, which the rule will be told."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.drafting.optimal import optimum
 
 if TYPE_CHECKING:
@@ -40,14 +41,9 @@ class Stopwatch:
         finally:
             self.seconds["rest"] += self.now() - start - (sum(self.seconds.values()) - before)
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> "Part":
         """Book the time of a block under `name`."""
-        start = self.now()
-        try:
-            yield
-        finally:
-            self.seconds[name] += self.now() - start
+        return Part(self, name)
 
     def __add__(self, other: "Stopwatch") -> "Stopwatch":
         """Seconds of both, part by part."""
@@ -63,6 +59,19 @@ class Stopwatch:
         if self.synchronise:
             torch.cuda.synchronize()
         return time.perf_counter()
+
+
+class Part:
+    """A block whose time is booked; small, for there are several in every step."""
+
+    def __init__(self, watch: Stopwatch, name: str):
+        self.watch, self.name = watch, name
+
+    def __enter__(self) -> None:
+        self.start = self.watch.now()
+
+    def __exit__(self, *_: object) -> None:
+        self.watch.seconds[self.name] += self.watch.now() - self.start
 
 
 @dataclass
@@ -136,6 +145,18 @@ class Info:
             for count in set(roots.values()):
                 rows = [row for row in roots if roots[row] == count]
                 self.measure(plan.scheme.with_drafts(count), tree, rows, decision)
+
+    def add_plain(self, plan: "Plan", rows: int) -> None:
+        """The same of rows whose trees are their roots alone."""
+        self.target_passes += 1
+        self.row_passes += rows
+        self.bonus += rows
+        self.shapes[NO_DRAFTS.name] += rows
+        if outlook := plan.shape.outlook():
+            self.predicted_tokens += outlook.tokens
+            self.predicted_seconds += outlook.seconds
+        if plan.measure:
+            self.measured += rows
 
     def add_row(self, row: "Row", path: list[int]) -> None:
         """One row's tree, and the accepted path in it."""

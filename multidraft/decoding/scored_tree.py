@@ -44,11 +44,21 @@ class ScoredTree:
         """The target's distribution at one node of each of the rows."""
         if self.at_once:
             return self.line(self.everywhere, rows, nodes)
+        if len(rows) == 1:
+            return self.one(rows[0], nodes[0])[None]
         places = list(zip(rows, nodes, strict=True))
         if new := [place for place in dict.fromkeys(places) if place not in self.known]:
             rows, nodes = [row for row, _ in new], tuple(node for _, node in new)
             self.known |= zip(new, self.sampling.of_rows(rows).target(*self.scored(rows, nodes)), strict=True)
-        return torch.stack([self.known[place] for place in places]) if len(places) > 1 else self.known[places[0]][None]
+        return torch.stack([self.known[place] for place in places])
+
+    def one(self, row: int, node: int) -> Float[Tensor, " vocabulary"]:
+        """The same at one node."""
+        if self.at_once:
+            return self.everywhere[row, self.rows[row].place[node]]
+        if (row, node) not in self.known:
+            self.known[row, node] = self.sampling.of_rows([row]).target(*self.scored([row], (node,)))[0]
+        return self.known[row, node]
 
     def scored(
         self, rows: list[int], nodes: tuple[int, ...]
@@ -59,7 +69,7 @@ class ScoredTree:
     def line(self, values: Tensor, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked vocabulary"]:
         """What the target has said at one node of each of the rows."""
         places = [self.rows[row].place[node] for row, node in zip(rows, nodes, strict=True)]
-        return values[rows[0], places[0]][None] if len(rows) == 1 else values[rows, places]  # a view where it can be
+        return values[rows[0], places[0], None] if len(rows) == 1 else values[rows, places]  # a view where it can be
 
     def draft(self, rows: list[int], nodes: tuple[int, ...]) -> Float[Tensor, "asked *drafts vocabulary"]:
         """The draft distributions that the nodes' tuples were drawn from: of a node's slots, the one that drew most."""

@@ -10,6 +10,7 @@ from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.plain import is_plain, plain_step
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, plan_at, release, take_over
@@ -28,6 +29,8 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     not: an interruption while the caches are written leaves them of two minds.
     """
     plan, passes = plan_at(state, plan), state.said is None  # the pass over a prompt counts as none
+    if is_plain(state, plan):
+        return plain_step(state, plan, info)
     take_over(state)
     try:
         with info.watch.part("draft"):

@@ -11,7 +11,8 @@ from transformers import GenerationConfig
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
 from multidraft.models import Scored
-from multidraft.models.llama_cpp.memory import Memory, Token
+from multidraft.models.llama_cpp.batch import Token
+from multidraft.models.llama_cpp.memory import Memory
 from multidraft.models.llama_cpp.row import KEPT, Row
 from multidraft.models.llama_cpp.weights import Weights
 
@@ -137,6 +138,8 @@ class GGUF:
 
 def sight(visible: Bool[Tensor, "batch new pending"]) -> tuple[list[list[int]], list[list[int]]]:
     """How many slots each new one sees before itself, and the last of them, or what stands for none."""
+    if visible.shape[2] == 1:  # itself alone
+        return [[0]] * len(visible), [[KEPT]] * len(visible)
     old, counts, last = visible.shape[2] - visible.shape[1], list[list[int]](), list[list[int]]()
     for lines in visible.tolist():
         before = [line[:slot] for slot, line in enumerate(lines, old)]

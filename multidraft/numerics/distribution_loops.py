@@ -19,6 +19,12 @@ def pick(
     return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
 
 
+def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
+    """As `distributions.pick_each`."""
+    same_shape("weights and numbers", weights.shape[:-1], (len(numbers),))
+    return pick_lines(lines(weights), np.array(numbers)[:, None])[:, 0].tolist()
+
+
 @compiled
 def pick_lines(weights, uniform):
     """As `pick_into`, for every line."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.numerics.loops import paired
 from multidraft.numerics.precision import BELOW_ONE
-from multidraft.numerics.waiting import waits
+from multidraft.numerics.waiting import placed, waits
 
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
@@ -50,6 +50,12 @@ def pick(
     index = torch.searchsorted(cumulative, point, right=True)
     index = index.minimum(torch.searchsorted(cumulative, total.contiguous()))  # a subnormal total may be the point
     return torch.where(total > 0, index, -1)
+
+
+@paired("multidraft.numerics.distribution_loops")
+def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
+    """One token of every row, as `pick` draws it with the row's number."""
+    return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
 
 
 def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:

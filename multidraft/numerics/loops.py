@@ -72,7 +72,7 @@ def compiled(function: Callable, any_order: bool = False) -> Callable:
 
 def lines(values: Tensor) -> np.ndarray:
     """The rows of a tensor for a loop."""
-    return values.detach().contiguous().view(-1, values.shape[-1]).numpy()
+    return np.ascontiguousarray(values.detach().numpy()).reshape(-1, values.shape[-1])
 
 
 def same_shape(names: str, *shapes: tuple[int, ...]) -> None:

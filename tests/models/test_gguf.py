@@ -1,11 +1,15 @@
 """Trees read by llama.cpp against paths read alone, by it and by Hugging Face; rows that come, leave and share."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
-from ggufs import pair_files, tiny_file
+from ggufs import STATEFUL, pair_files, stateful_file, tiny_file, window_file, window_model
 from test_cache import PROMPTS, Forest, Session, check_level_by_level, error, forest
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
@@ -19,10 +23,13 @@ TOLERANCE = 1e-4  # of the largest logit; float32 in another order gives less th
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
+    return begun(tiny_model(name), tiny_file(name), prompts, capacity)
+
+
+def begun(plain: PreTrainedModel, path: Path, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
     generator = torch.Generator().manual_seed(sum(prompts))
     sequences = [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in prompts]
-    reader = GGUF(tiny_file(name), cache_type="f32").fresh(capacity)
-    made = Session(tiny_model(name), reader, sequences, generator)
+    made = Session(plain, GGUF(path, cache_type="f32").fresh(capacity), sequences, generator)
     made.prefill()
     return made
 
@@ -50,6 +57,25 @@ def test_trees_read_at_once_equal_paths_read_alone_over_several_rounds(name):
         assert error(got, run.expected(trees)) < TOLERANCE
         assert error(got, alone(run, trees)) < TOLERANCE
         run.accept(trees)
+
+
+def test_sliding_windows_are_kept_whole_and_cut_at_paths():
+    """llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise."""
+    run = begun(window_model(), window_file())
+    everything = replace(run, plain=window_model(sliding_window=CONTEXT))  # wrong: the window is as wide as the context
+    for _ in range(3):
+        trees = forest(len(PROMPTS), 7, run.generator)
+        got = run.read(trees)
+        assert error(got, alone(run, trees)) < TOLERANCE
+        assert error(got, run.expected(trees)) < 10 * TOLERANCE
+        assert error(got, everything.expected(trees)) > 1000 * TOLERANCE
+        run.accept(trees)
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_models_with_a_state_are_refused_by_name(family):
+    with pytest.raises(AdviceError, match=f"^{family} has .* recurrent state, which cannot be rolled back"):
+        GGUF(stateful_file(family))
 
 
 def test_level_by_level_equals_at_once():

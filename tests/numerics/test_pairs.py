@@ -13,10 +13,10 @@ from multidraft.drafting.anchored import anchors_of
 from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
-from multidraft.numerics.distributions import pick
+from multidraft.numerics.distributions import pick, pick_each
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
-from multidraft.verification.coupling import residual
+from multidraft.verification.coupling import claim, residual
 from multidraft.verification.lorenz import drawable_schedule, lorenz
 
 DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
@@ -38,6 +38,10 @@ def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator
     yield pick(draft, torch.rand(len(draft), 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
 
 
+def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield torch.tensor([pick_each(draft, [number] * len(draft)) for number in (0.0, 0.01, 0.4, 0.99)])
+
+
 def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield anchors_of(draft, law.drafts, law.anchors)
 
@@ -57,6 +61,11 @@ def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterato
         yield residual(p, law.draft_probability * q, weight, 0.25)
 
 
+def claimed(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    places = zip(target, draft, (1.0, 0.7, 0.05), drafted[:, 0].tolist(), strict=True)
+    yield torch.tensor([claim(p, q, weight, token) for p, q, weight, token in places])
+
+
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
     yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
@@ -69,8 +78,10 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
+    "multidraft.numerics.distributions.pick_each": ([Iid(1)], picked_each),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
+    "multidraft.verification.coupling.claim": ([Iid(1)], claimed),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),

@@ -7,9 +7,8 @@ cells, and moves nothing. Cells that belong to no sequence are free, wherever th
 import ctypes
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
 import torch
@@ -17,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.models.llama_cpp.batch import Batch, Token
 from multidraft.models.llama_cpp.binding import last_error
 from multidraft.models.llama_cpp.weights import Weights
 from multidraft.models.memory import available, readable
@@ -25,16 +25,7 @@ PASS = 512  # tokens that llama.cpp computes together; a longer batch is several
 ROOM = 4  # a memory that is too small grows by a fourth at least
 FEW = 16  # sequences to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
-POINTERS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 FULL = 1  # what llama_decode says where it finds no cells
-
-
-class Token(NamedTuple):
-    """What is read: a token at a position of sequences, the first of which says what it sees."""
-
-    token: int
-    position: int
-    sequences: list[int]
 
 
 class Memory:
@@ -48,6 +39,7 @@ class Memory:
         self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
         self.context: Any = None
         self.closing: Any = None
+        self.batch: Batch | None = None
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
@@ -136,7 +128,7 @@ class Memory:
         self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
-        batch, _ = self.batch(tokens, wanted)
+        batch = self.filled(tokens, wanted)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
@@ -152,23 +144,12 @@ class Memory:
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
 
-    def batch(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> tuple[Any, Any]:
-        """The same as llama.cpp takes it, and the numbers of all sequences, which it points into."""
-        count, numbers = len(tokens), [sequence for one in tokens for sequence in one.sequences]
-        sequences = (ctypes.c_int32 * len(numbers))(*numbers)
-        sizes = [len(one.sequences) for one in tokens]
-        first, size = ctypes.addressof(sequences), ctypes.sizeof(ctypes.c_int32)
-        places = [first + size * (end - own) for end, own in zip(accumulate(sizes), sizes, strict=True)]
-        batch = self.library.llama_batch(
-            count,
-            (ctypes.c_int32 * count)(*[one.token for one in tokens]),
-            None,
-            (ctypes.c_int32 * count)(*[one.position for one in tokens]),
-            (ctypes.c_int32 * count)(*sizes),
-            ctypes.cast((ctypes.c_void_p * count)(*places), POINTERS),
-            (ctypes.c_int8 * count)(*wanted),
-        )
-        return batch, sequences
+    def filled(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+        """The same as llama.cpp takes it."""
+        sequences = sum(len(one.sequences) for one in tokens)
+        if self.batch is None or not self.batch.holds(len(tokens), sequences):
+            self.batch = Batch(self.library, 2 * len(tokens), 2 * sequences)
+        return self.batch.fill(tokens, wanted)
 
 
 def move(library: Any, old: Any, new: Any) -> None:

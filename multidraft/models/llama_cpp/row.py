@@ -8,7 +8,8 @@ k k k k   a  b  c          1: k k k k a b c
 from weakref import finalize
 
 from multidraft.errors import AdviceError
-from multidraft.models.llama_cpp.memory import Memory, Token
+from multidraft.models.llama_cpp.batch import Token
+from multidraft.models.llama_cpp.memory import Memory
 
 KEPT = -1  # the place before the first pending slot: the last kept token
 NONE = -1  # where a slot holds no token
@@ -45,6 +46,8 @@ class Row:
         One that stands elsewhere than behind all that it sees only fills a batch up; nor is any read that lies beyond
         the context.
         """
+        if not self.through and positions == [self.length] and self.length < context:
+            return self.follow(tokens[0], positions[0])
         old, places = len(self.through), list(zip(positions, counts, strict=True))
         self.parents += before
         self.depths += [count + 1 for count in counts]
@@ -55,6 +58,12 @@ class Row:
                 self.carry(old + end, old, carried)
         self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
         return {slot: Token(tokens[slot], positions[slot], carried[slot]) for slot in real}
+
+    def follow(self, token: int, position: int) -> dict[int, Token]:
+        """The same of one token behind the kept ones, which is all that plain decoding reads."""
+        sequence = self.ends[0] = self.ends.pop(KEPT)
+        self.through, self.depths, self.parents = [sequence], [1], [KEPT]
+        return {0: Token(token, position, [sequence])}
 
     def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
         """Give the path to an end, as far as it is new, a sequence."""
@@ -82,7 +91,8 @@ class Row:
         held = [slot for slot in path if self.through[slot] != NONE]
         stays = self.through[held[-1]] if held else self.sequences[0]
         self.length += len(held)
-        self.memory.cut(stays, self.length)
+        if self.ends.get(held[-1] if held else KEPT) != stays:  # it goes on behind the path
+            self.memory.cut(stays, self.length)
         for sequence in self.sequences:
             if sequence != stays:
                 self.memory.drop(sequence)
