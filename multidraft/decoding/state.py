@@ -27,6 +27,7 @@ class Tracer(Protocol):
     """Is told what happens and why; decodes as without it."""
 
     seconds: float  # of its own, which are not counted
+    looks: bool  # whether it wants to see the trees of steps that draft nothing
 
     def begin(self, state: "State", plan: "Plan", prompts: list[list[int]]) -> "State":
         """The prompts have been read; decoding goes on from the state that it returns."""

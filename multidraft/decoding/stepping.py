@@ -10,7 +10,7 @@ from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.plain import is_plain, plain_step
+from multidraft.decoding.plain import answered, going_on, is_bare, is_looked_at
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, plan_at, release, take_over
@@ -29,19 +29,23 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     not: an interruption while the caches are written leaves them of two minds.
     """
     plan, passes = plan_at(state, plan), state.said is None  # the pass over a prompt counts as none
-    if is_plain(state, plan):
-        return plain_step(state, plan, info)
     take_over(state)
     try:
         with info.watch.part("draft"):
-            drafts = grow(state, plan)
-        with info.watch.part("target"):
-            tree = score(state, drafts)
-        with info.watch.part("rule"):
-            decision = (plan.trace.decide if plan.trace else decide)(state, plan, tree)
+            drafts = grow(state, plan) if plan.shape.most_drafts or is_looked_at(state, plan) else None
+        if drafts is None or is_bare(state, plan, drafts):
+            answer = answered(state, plan, info)
+        else:
+            answer = None
+            with info.watch.part("target"):
+                tree = score(state, drafts)
+            with info.watch.part("rule"):
+                decision = (plan.trace.decide if plan.trace else decide)(state, plan, tree)
     except BaseException:
         release(state)
         raise
+    if answer is not None:
+        return going_on(state, plan, answer, info)
     with info.watch.part("cache"):
         state = keep(state, tree, decision)
     if passes:

@@ -212,6 +212,7 @@ class Engine:
         """The plan with what a step's rows ask for."""
         asked = [job.logprobs for job in jobs if job.logprobs is not None]
         measure = self.info.target_passes % MEASURED_EVERY == 0
+        self.onlooker.forget()
         return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
 
     def pass_on(self, job: Job, index: int, new: Emitted) -> bool:
@@ -219,9 +220,10 @@ class Engine:
         if fault := fault_of(job.sampling):
             tell(job, Failed(fault))
             return False
+        tree, path = self.onlooker.seen(index, job.last)
         new, reason = job.cut(new)
         self.info.tokens += len(new.tokens)
-        tell(job, Stepped(new, self.onlooker.rows[index], self.onlooker.paths[index]))
+        tell(job, Stepped(new, tree, path))
         if reason is not None:
             tell(job, Ended(reason))
         return reason is None
