@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import psutil
 
 from multidraft.errors import AdviceError
 
@@ -31,6 +32,20 @@ class Contestant(NamedTuple):
     name: str
     command: list[str]
     fields: dict[str, Any]
+
+
+class Server(NamedTuple):
+    """A contestant that runs."""
+
+    url: str
+    process: int
+
+    @property
+    def seconds(self) -> float:
+        """What it has taken of all processors so far, with the processes that it has begun."""
+        first = psutil.Process(self.process)
+        times = [each.cpu_times() for each in (first, *first.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
 
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
@@ -53,17 +68,31 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
     return found
 
 
+def cores() -> list[int]:
+    """The processors that we may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def with_threads(count: int) -> dict[str, str]:
+    """An environment in which a server computes with so many threads: vLLM takes the processors that it is to use."""
+    return os.environ | {
+        "OMP_NUM_THREADS": str(count),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores()[:count])),
+    }
+
+
 @contextmanager
-def running(contestant: Contestant, log: Path) -> Iterator[str]:
-    """The address of a contestant's server, which runs until the block ends."""
+def running(contestant: Contestant, log: Path, threads: int) -> Iterator[Server]:
+    """A contestant's server, which runs until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [part.replace("{port}", str(port)) for part in contestant.command]
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
+    settings = with_threads(threads)
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=settings) as process:
         try:
             wait(f"http://127.0.0.1:{port}/health", process, contestant.name, log)
-            yield f"http://127.0.0.1:{port}"
+            yield Server(f"http://127.0.0.1:{port}", process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
 
