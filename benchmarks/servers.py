@@ -105,7 +105,7 @@ def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
             if httpx2.get(address).status_code == 200:
                 return
         except httpx2.TransportError:
-            time.sleep(0.2)
+            time.sleep(1)  # asking costs, and one of ours measures meanwhile
     last = (log.read_text(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
     raise AdviceError(f"the server {name!r} did not begin ({last}); see {log}, or leave it out")
 
