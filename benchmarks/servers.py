@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +43,12 @@ class Server(NamedTuple):
     @property
     def seconds(self) -> float:
         """What it has taken of all processors so far, with the processes that it has begun."""
-        first = psutil.Process(self.process)
-        times = [each.cpu_times() for each in (first, *first.children(recursive=True))]
-        return sum(time.user + time.system for time in times)
+        first, total = psutil.Process(self.process), 0.0
+        for each in (first, *first.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # one may end meanwhile
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
 
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
