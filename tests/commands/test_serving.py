@@ -11,6 +11,7 @@ from multidraft.commands import serving
 from multidraft.commands.drafters import Models
 from multidraft.commands.serving import Serving
 from multidraft.models.table import TableModel, random_table
+from multidraft.planning import steering
 from multidraft.server.job import Ended, Job
 
 SIZE = 6
@@ -34,9 +35,8 @@ def service(monkeypatch) -> Iterator:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_engine_computes_with_the_threads_that_are_asked_for(service, count):
-    """Torch keeps a number for every thread of Python; what counts is that of the engine's own."""
+def threads_of(made) -> set[int]:
+    """How many the engine's own thread computes with: torch keeps a number for every thread of Python."""
     seen, over = list[int](), threading.Event()
 
     def hear(event) -> None:
@@ -44,6 +44,24 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(service, count)
         if isinstance(event, Ended):
             over.set()
 
-    service(tree="2x1", threads=count).engine.submit([Job([1, 2], 5, hear)])
+    made.engine.submit([Job([1, 2], 5, hear)])
     assert over.wait(60)
-    assert set(seen) == {count}
+    return set(seen)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_engine_computes_with_the_threads_that_are_asked_for(service, count):
+    assert threads_of(service(tree="2x1", threads=count)) == {count}
+
+
+def test_it_computes_with_those_that_a_plan_was_measured_with(service, monkeypatch):
+    """They are looked for among as many as were asked for."""
+    allowed = []
+
+    def steered(plan, *_):
+        allowed.append(torch.get_num_threads())
+        return plan, 2
+
+    monkeypatch.setattr(steering, "steered", steered)
+    assert threads_of(service(tree="auto", threads=3)) == {2}
+    assert allowed == [3]
