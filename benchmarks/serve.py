@@ -122,11 +122,8 @@ async def measured(server: Server, contestant: Contestant, load: Load, options: 
     kind, size = load
     unlimited = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=unlimited) as http:
-        client, start, before = (
-            Client(http, options.target, contestant.fields, options),
-            time.perf_counter(),
-            server.seconds,
-        )
+        client = Client(http, options.target, contestant.fields, options)
+        start, before = time.perf_counter(), server.seconds
         await (client.closed(int(size)) if kind == "closed" else client.open(size))
     seconds, found = time.perf_counter() - start, dict(server=contestant.name, load=kind, size=size)
     return found | dict(cores=(server.seconds - before) / seconds) | summary(client.answers, seconds)

@@ -73,7 +73,7 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
 
 def cores() -> list[int]:
     """The processors that we may use."""
-    return sorted(os.sched_getaffinity(0))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def with_threads(count: int) -> dict[str, str]:
