@@ -8,10 +8,11 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Bool
 
+from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 
 NOTHING = 0.01  # of a plain run's seconds
-SPREAD = 0.12  # of the logarithm of rows' tokens a step around their mean, over the prompts of benchmarks/prompts.jsonl
+SPREAD = 0.8  # of the logarithm of a row's steps, times the root of its tokens; benchmarks/prompts.jsonl, 24 to 128
 
 
 def pays(
@@ -26,19 +27,33 @@ def pays(
     A run of many rows ends with its slowest one: towards its end few rows are left, and passes are no longer shared.
     Where reading the prompts takes next to nothing it is always worth a try, since texts may be easier than expected.
     """
-    trees = plan.choice(temperature)
-    tokens = trees.tokens() * allowed
     reading = sum(prompts) * plan.costs.at(len(prompts)).reading
-    plain = whole(lambda rows: 1 / float(trees.seconds(rows)[0]), budgets)
+    plain = whole(lambda rows: 1 / float(plan.choice(temperature).seconds(rows)[0]), budgets)
     if reading < NOTHING * plain:
         return True
-    return reading + whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets)) < plain
+    return reading + (1 + MARGIN) * whole(best(plan, temperature, allowed), eased(budgets)) < plain
+
+
+def delay(
+    plan: PairPlan, temperature: float | int, budgets: Sequence[int], allowed: Bool[np.ndarray, " trees"]
+) -> float:
+    """How many times longer a run with drafts takes because its rows come to their ends one after the other."""
+    speed = best(plan, temperature, allowed)
+    return whole(speed, eased(budgets)) / whole(speed, budgets) if any(budgets) else 1.0
+
+
+def best(plan: PairPlan, temperature: float | int, allowed: Bool[np.ndarray, " trees"]) -> Callable[[int], float]:
+    """By rows, how many tokens a second each of them makes with the tree that is best for so many."""
+    trees = plan.choice(temperature)
+    tokens = trees.tokens() * allowed
+    return lambda rows: float((tokens / trees.seconds(rows)).max())
 
 
 def eased(budgets: Sequence[int]) -> list[float]:
     """What rows have to do in tokens of an average row: texts differ in how easily they are drafted."""
     places = (NormalDist().inv_cdf((row + 0.5) / len(budgets)) for row in range(len(budgets)))
-    return [budget * math.exp(SPREAD * place) for budget, place in zip(budgets, places, strict=True)]
+    pairs = zip(budgets, places, strict=True)
+    return [budget * math.exp(SPREAD * place / math.sqrt(max(budget, 1))) for budget, place in pairs]
 
 
 def whole(speed: Callable[[int], float], work: Sequence[float | int]) -> float:

@@ -119,7 +119,7 @@ class Pilot(Growing):
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """Learn from what the rule accepts, which is exact: no coin is in it."""
         kind, place = self.kinds[row, node]
-        self.ease.add(verdict.acceptance, weight * self.rates[nearest(weight)][kind][place], weight)
+        self.ease.add(verdict.acceptance, weight * self.rates[nearest(weight)][kind][place], weight, len(tree.rows))
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
