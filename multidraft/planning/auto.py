@@ -64,7 +64,6 @@ class Auto:
         self.ease = Ease(PRIOR)
         self.choice, self.rows, self.age = 0, 0, 0  # the first candidate has no drafts
         self.pause, self.probing = PAUSE, False
-        self.delay = 1.0  # how many times longer a whole run takes with drafts than its steps say
         self.expected = Outlook(0.0, 0.0)
 
     @property
@@ -80,10 +79,10 @@ class Auto:
         return self.shape.seed(rows)
 
     def choose(self, rows: int) -> None:
-        """The candidate with most tokens a second, by a margin; where that is no drafts, a probe before it is believed again."""
+        """The candidate with most tokens a second, by a margin; no drafts are believed again after a probe."""
         tokens = self.candidates.tokens(self.ease.exponent)
         speeds = self.allowed * tokens / self.candidates.seconds(rows)
-        speeds[1:] /= self.delay * (1 + MARGIN)
+        speeds[1:] /= 1 + MARGIN
         best = int(speeds.argmax())
         resting = not self.choice and rows == self.rows and not self.probing
         self.probing = resting and not best and bool(self.allowed[1:].any())

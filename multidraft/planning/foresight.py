@@ -27,26 +27,14 @@ def pays(
     A run of many rows ends with its slowest one: towards its end few rows are left, and passes are no longer shared.
     Where reading the prompts takes next to nothing it is always worth a try, since texts may be easier than expected.
     """
-    reading = sum(prompts) * plan.costs.at(len(prompts)).reading
-    plain = whole(lambda rows: 1 / float(plan.choice(temperature).seconds(rows)[0]), budgets)
-    if reading < NOTHING * plain:
-        return True
-    return reading + (1 + MARGIN) * whole(best(plan, temperature, allowed), eased(budgets)) < plain
-
-
-def delay(
-    plan: PairPlan, temperature: float | int, budgets: Sequence[int], allowed: Bool[np.ndarray, " trees"]
-) -> float:
-    """How many times longer a run with drafts takes because its rows come to their ends one after the other."""
-    speed = best(plan, temperature, allowed)
-    return whole(speed, eased(budgets)) / whole(speed, budgets) if any(budgets) else 1.0
-
-
-def best(plan: PairPlan, temperature: float | int, allowed: Bool[np.ndarray, " trees"]) -> Callable[[int], float]:
-    """By rows, how many tokens a second each of them makes with the tree that is best for so many."""
     trees = plan.choice(temperature)
     tokens = trees.tokens() * allowed
-    return lambda rows: float((tokens / trees.seconds(rows)).max())
+    reading = sum(prompts) * plan.costs.at(len(prompts)).reading
+    plain = whole(lambda rows: 1 / float(trees.seconds(rows)[0]), budgets)
+    if reading < NOTHING * plain:
+        return True
+    drafted = whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets))
+    return reading + (1 + MARGIN) * drafted < plain
 
 
 def eased(budgets: Sequence[int]) -> list[float]:

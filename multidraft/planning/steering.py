@@ -7,7 +7,7 @@ from multidraft.catalogue import Scheme
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.planning.auto import Auto, Limits
-from multidraft.planning.foresight import delay, pays
+from multidraft.planning.foresight import pays
 from multidraft.planning.keeping import plan_for
 from multidraft.planning.subject import Subject
 
@@ -34,6 +34,4 @@ def steered(
     auto = Auto(found, temperature, limits, tempers)
     if budgets and not pays(found, temperature, [len(prompt) for prompt in subject.prompts], budgets, auto.allowed):
         return replace(plan, tree=NO_DRAFTS), found.threads
-    if budgets:
-        auto.delay = delay(found, temperature, budgets, auto.allowed)
     return replace(plan, tree=auto), found.threads

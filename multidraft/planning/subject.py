@@ -39,7 +39,7 @@ class Subject:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What its steps are timed with: where one thread does everything, other programs do not stretch its seconds."""
+        """What steps are timed with: where one thread does everything, other programs do not stretch its seconds."""
         models = self.target, self.draft
         alone = all(isinstance(model, PreTrainedModel) and home(model).type == "cpu" for model in models)
         return time.thread_time if alone and torch.get_num_threads() == 1 else time.perf_counter
