@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 
-NOTHING = 0.01  # of a plain run's seconds
+NOTHING = 0.005  # of a plain run's seconds
 SPREAD = 0.8  # of the logarithm of a row's steps, times the root of its tokens; benchmarks/prompts.jsonl, 24 to 128
 
 

@@ -34,13 +34,13 @@ def test_reading_the_prompt_must_be_earned_back():
 
 def test_drafts_are_tried_where_reading_takes_next_to_nothing():
     useless = 0.0
-    assert pays(of(0.009 * 300 / 20, useless), 1.0, [20], [30], EVERY)
-    assert not pays(of(0.011 * 300 / 20, useless), 1.0, [20], [30], EVERY)
+    assert pays(of(0.004 * 300 / 20, useless), 1.0, [20], [30], EVERY)
+    assert not pays(of(0.006 * 300 / 20, useless), 1.0, [20], [30], EVERY)
 
 
 def test_rows_that_go_on_alone_make_a_batch_of_drafts_slower():
     """Passes take the same with one row or two: plainly they share them to the end, and with drafts not quite."""
-    alone, together = (of(0.0103 * 300, 0.145, rows) for rows in [(1,), (1, 2)])
+    alone, together = (of(0.0053 * 300, 0.145, rows) for rows in [(1,), (1, 2)])
     assert pays(alone, 1.0, [1], [30], EVERY)
     assert not pays(together, 1.0, [1, 1], [30, 30], EVERY)
 
