@@ -1,13 +1,14 @@
 """Servers under load: tokens a second, time to the first token, and time between tokens, of several servers in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/serve.py                          # our server: plain, the default tree, auto
+    python benchmarks/serve.py                                            # our server: plain, the default tree, auto
     python benchmarks/serve.py --transformers transformers --vllm ENVIRONMENT/bin/vllm --json > serve.json
     python benchmarks/serve.py --quick                                    # a minute or two, to see that it runs
 
 In the closed loop so many clients each ask again as soon as they are answered; in the open one requests come as a
 Poisson process, whether or not others have been answered. All servers run from the beginning to the end, and take their
-turns at each load, so that a noisy machine hits all alike. A step of ours brings several tokens at once: each counts as
-having taken its share of the time since the step before.
+turns at each load, so that a noisy machine hits all alike, and each computes with --threads threads; `auto` may take
+fewer. How many processors a server really kept busy is in the column "cores". A step of ours brings several tokens at
+once: each counts as having taken its share of the time since the step before.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import httpx2
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from servers import ZOO, Contestant, contestants, running
+from servers import ZOO, Contestant, Server, contestants, cores, running
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError
@@ -116,14 +117,16 @@ def note(answer: Answer, line: str) -> None:
             answer.came.append((time.perf_counter(), new))
 
 
-async def measured(url: str, contestant: Contestant, load: Load, options: argparse.Namespace) -> dict[str, Any]:
+async def measured(server: Server, contestant: Contestant, load: Load, options: argparse.Namespace) -> dict[str, Any]:
     """What one server does under a load."""
     kind, size = load
     unlimited = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=unlimited) as http:
-        client, start = Client(http, options.target, contestant.fields, options), time.perf_counter()
+    async with httpx2.AsyncClient(base_url=server.url, timeout=600, limits=unlimited) as http:
+        client = Client(http, options.target, contestant.fields, options)
+        start, before = time.perf_counter(), server.seconds
         await (client.closed(int(size)) if kind == "closed" else client.open(size))
-    return dict(server=contestant.name, load=kind, size=size) | summary(client.answers, time.perf_counter() - start)
+    seconds, found = time.perf_counter() - start, dict(server=contestant.name, load=kind, size=size)
+    return found | dict(cores=(server.seconds - before) / seconds) | summary(client.answers, seconds)
 
 
 def summary(answers: list[Answer], seconds: float) -> dict[str, Any]:
@@ -150,24 +153,27 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     who, results = contestants(options), []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = [stack.enter_context(running(each, logs / f"{place}.log")) for place, each in enumerate(who)]
+        begun = [
+            stack.enter_context(running(each, logs / f"{place}.log", options.threads)) for place, each in enumerate(who)
+        ]
         warm = argparse.Namespace(**vars(options) | dict(requests=2))
-        for url, each in zip(urls, who, strict=True):
-            asyncio.run(measured(url, each, ("closed", 2), warm))
-        turns = [(load, url, each) for load in loads for url, each in zip(urls, who, strict=True)]
-        for load, url, each in tqdm(turns, desc="measuring", unit="load"):
-            results.append(asyncio.run(measured(url, each, load, options)))
+        for server, each in zip(begun, who, strict=True):
+            asyncio.run(measured(server, each, ("closed", 2), warm))
+        turns = [(load, *pair) for load in loads for pair in zip(begun, who, strict=True)]
+        for load, server, each in tqdm(turns, desc="measuring", unit="load"):
+            results.append(asyncio.run(measured(server, each, load, options)))
     return results
 
 
-def table(results: list[dict[str, Any]]) -> Table:
+def table(results: list[dict[str, Any]], threads: int) -> Table:
     """For people; times in milliseconds."""
     times = [f"{what}_{part}" for what in ("first_token", "between_tokens") for part in ("p50", "p99")]
-    shown = Table("load", "server", "failed", "tokens/s", *(name.replace("_", " ") + ", ms" for name in times))
+    heads = ["load", "server", "failed", "tokens/s", *(name.replace("_", " ") + ", ms" for name in times), "cores"]
+    shown = Table(*heads, title=f"Servers with {threads} thread{'s' * (threads > 1)} each")
     for row in results:
         cells = ["" if row[name] is None else f"{UNIT * row[name]:.1f}" for name in times]
-        where = f"{row['load']} {row['size']:g}"
-        shown.add_row(where, row["server"], str(row["failed"]), f"{row['tokens_per_second']:.0f}", *cells)
+        where, speed = f"{row['load']} {row['size']:g}", f"{row['tokens_per_second']:.0f}"
+        shown.add_row(where, row["server"], str(row["failed"]), speed, *cells, f"{row['cores']:.1f}")
     return shown
 
 
@@ -185,10 +191,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--threads", type=int, default=len(cores()), help="of each server; default: all processors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help=f"to see that it runs: {QUICK}")
     options = parser.parse_args(given)
+    if not 1 <= options.threads <= len(cores()):
+        parser.error(f"--threads {options.threads}: there are 1 to {len(cores())} here")
     vars(options).update(QUICK if options.quick else {})
     options.texts = [json.loads(line)["prompt"] for line in options.prompts.read_text().splitlines()]
     return options
@@ -205,10 +214,10 @@ def main(given: list[str] | None = None) -> None:
         sys.exit(130)
     if options.json:
         asked = {name: str(value) for name, value in vars(options).items() if name != "texts"}
-        machine = dict(hardware=hardware(), versions=versions(), commit=commit())
+        machine = dict(hardware=hardware() | dict(threads=options.threads), versions=versions(), commit=commit())
         print(json.dumps(dict(settings=asked, day=datetime.now(UTC).date().isoformat()) | machine | dict(runs=results)))
     else:
-        Console(width=max(140, Console().width)).print(table(results))
+        Console(width=max(140, Console().width)).print(table(results, options.threads))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
+import psutil
 
 from multidraft.errors import AdviceError
 
@@ -31,6 +32,23 @@ class Contestant(NamedTuple):
     name: str
     command: list[str]
     fields: dict[str, Any]
+
+
+class Server(NamedTuple):
+    """A contestant that runs."""
+
+    url: str
+    process: int
+
+    @property
+    def seconds(self) -> float:
+        """What it has taken of all processors so far, with the processes that it has begun."""
+        first, total = psutil.Process(self.process), 0.0
+        for each in (first, *first.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # one may end meanwhile
+                times = each.cpu_times()
+                total += times.user + times.system
+        return total
 
 
 def contestants(options: argparse.Namespace) -> list[Contestant]:
@@ -53,17 +71,31 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
     return found
 
 
+def cores() -> list[int]:
+    """The processors that we may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def with_threads(count: int) -> dict[str, str]:
+    """An environment in which a server computes with so many threads: vLLM takes the processors that it is to use."""
+    return os.environ | {
+        "OMP_NUM_THREADS": str(count),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores()[:count])),
+    }
+
+
 @contextmanager
-def running(contestant: Contestant, log: Path) -> Iterator[str]:
-    """The address of a contestant's server, which runs until the block ends."""
+def running(contestant: Contestant, log: Path, threads: int) -> Iterator[Server]:
+    """A contestant's server, which runs until the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [part.replace("{port}", str(port)) for part in contestant.command]
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
+    settings = with_threads(threads)
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=settings) as process:
         try:
             wait(f"http://127.0.0.1:{port}/health", process, contestant.name, log)
-            yield f"http://127.0.0.1:{port}"
+            yield Server(f"http://127.0.0.1:{port}", process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
 
@@ -76,7 +108,7 @@ def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
             if httpx2.get(address).status_code == 200:
                 return
         except httpx2.TransportError:
-            time.sleep(0.2)
+            time.sleep(1)  # asking costs, and one of ours measures meanwhile
     last = (log.read_text(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
     raise AdviceError(f"the server {name!r} did not begin ({last}); see {log}, or leave it out")
 

@@ -21,7 +21,7 @@ from multidraft.decoding.last_tokens import last_weights
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Decision, Emitted, Plan, State
+from multidraft.decoding.state import Decision, Emitted, Plan, State, plan_at
 from multidraft.decoding.stepping import emit, keep, score
 from multidraft.decoding.walks import Ending
 from multidraft.models import LanguageModel
@@ -76,9 +76,11 @@ def step_law(target: LanguageModel, draft: LanguageModel, prompt: list[int], pla
     return StepLaw(law, sum(branch.probability * len(branch.ending.path) for branch in branches))
 
 
-def first_state(target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan) -> State:
-    """The state in which the decoder starts after one prompt."""
-    return start([prompt], target, draft, plan, len(prompt), torch.Generator(), Info())
+def first_state(
+    target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan, whole: bool = False
+) -> State:
+    """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
+    return start([prompt], target, draft, plan, len(prompt), torch.Generator(), Info(), whole=whole)
 
 
 def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
@@ -143,6 +145,7 @@ def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
 
 def all_trees(state: State, plan: Plan) -> Forest:
     """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
+    plan = plan_at(state, plan)
     drafts, depth = bare_root(state, plan), 0
     origin, probability = torch.arange(len(state.root)), torch.ones(len(state.root), dtype=torch.float64)
     while read_level(state, plan, drafts, depth):

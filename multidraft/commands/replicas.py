@@ -34,7 +34,7 @@ def application(settings: dict[str, Any]) -> "Application":
 
 
 def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Application":
-    """Replicas of an engine each.
+    """Replicas of an engine each, which computes with as many threads as it has processors: Ray sees to that.
 
     An engine is at its best with many rows: replicas come when three quarters of them are taken, and what an engine
     cannot begin at once waits in Serve's queue, for whichever has room first.
@@ -43,7 +43,7 @@ def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Applicati
     made: Any = serve.deployment(
         serve.ingress(lambda: app_of(serving))(),
         name=NAME,
-        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": serving.threads or 1, "num_gpus": gpus},
         autoscaling_config={
             "min_replicas": least,
             "max_replicas": most,

@@ -1,5 +1,6 @@
 """`multidraft serve`: an OpenAI-compatible server over a pair of models, in this process or in replicas on Ray."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,10 @@ def serve(
         int, Option(min=1, help="Seconds that a request may take, waiting included; then a 504.")
     ] = USUAL.request,
     drain: Annotated[int, Option(min=0, help="Seconds for what is under way when stopped.")] = USUAL.drain,
+    threads: Annotated[
+        int | None,
+        Option(min=1, help="Threads of an engine. Default: torch's own, on Ray 1; auto may use fewer."),
+    ] = None,
     ray: Annotated[
         str | None, Option(help="In replicas on Ray: HOST:PORT of a cluster, or `local`: Ray on this machine.")
     ] = None,
@@ -53,10 +58,12 @@ def serve(
     if api_key == "":
         raise AdviceError("--api-key is empty, so nobody could be told from anybody; give some text, or leave it out")
     limits = Limits(max_tokens_in_cache, max_rows, max_queue, prefill_tokens, drain, request_timeout)
-    serving = Serving(target, draft, scheme, tree, walk, name, api_key, template_of(chat_template), limits)
+    serving = Serving(target, draft, scheme, tree, walk, name, api_key, template_of(chat_template), limits, threads)
     serving.check()
     if ray is not None:
         return on_ray(ray, serving, host, port, replicas, most_replicas or replicas)
+    if threads is not None and threads > (here := os.cpu_count() or 1):
+        raise AdviceError(f"--threads {threads} is more than the {here} processors of this machine; give fewer")
     if replicas > 1 or most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
     from multidraft.server.running import bound, run

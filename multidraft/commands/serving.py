@@ -32,6 +32,7 @@ class Serving:
     api_key: str | None = None
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
+    threads: int | None = None  # on the processor; None for as many as torch takes by itself
 
     @property
     def known_as(self) -> str:
@@ -54,9 +55,13 @@ class Serving:
 
     def service(self) -> "Service":
         """The service over the models, which are loaded here and now."""
+        import torch
+
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)  # of the threads that begin from here on, the engine's among them
         models = load(self.target, self.draft)
         if self.template is not None:
             models.tokenizer.chat_template = self.template

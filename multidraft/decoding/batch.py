@@ -17,6 +17,10 @@ def join(state: State, other: State) -> State:
         raise AdviceError("one of the states has a draft model and the other has none; start both with the same models")
     take_over(state)
     take_over(other)
+    if state.said is not None or other.said is not None:
+        raise AdviceError(
+            "a target has read its rows' last tokens; take a step, which draws from that, before rows join"
+        )
     state.target.join(other.target)
     if state.draft is not None:
         state.draft.join(other.draft)
@@ -47,4 +51,6 @@ def select(state: State, going: list[int]) -> State:
     random, unread = [state.random[i] for i in going], [state.unread[i] for i in going]
     sampling = [state.sampling[i] for i in going]
     prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
-    return State(state.target, state.draft, random, state.root[rows], state.position[rows], unread, sampling, prefixes)
+    said = None if state.said is None else state.said[rows]
+    root, position = state.root[rows], state.position[rows]
+    return State(state.target, state.draft, random, root, position, unread, sampling, prefixes, said)

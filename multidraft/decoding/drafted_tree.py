@@ -66,9 +66,9 @@ class DraftTree:
 
     def nodes_at(self, row: int, depth: int) -> list[int]:
         """A row's nodes at a depth."""
-        columns = (self.depths == depth).nonzero()[:, 0].tolist()
         token, alias = self.tokens[row].tolist(), self.alias[row].tolist()
-        return [slot for slot in columns if token[slot] >= 0 and alias[slot] == slot]
+        level = (slot for slot, own in enumerate(self.trees[row].depths) if own == depth)
+        return [slot for slot in level if token[slot] >= 0 and alias[slot] == slot]
 
     def prefixes(self, places: Iterable[tuple[int, int]]) -> Prefixes | None:
         """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
@@ -31,6 +31,7 @@ class Stopwatch:
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "measuring"), 0.0))
     synchronise: bool = False  # wait for the GPU at every boundary, so that its time is booked where it belongs
+    clock: Callable[[], float] = time.perf_counter
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -47,7 +48,9 @@ class Stopwatch:
 
     def __add__(self, other: "Stopwatch") -> "Stopwatch":
         """Seconds of both, part by part."""
-        return Stopwatch({part: self.seconds[part] + other.seconds[part] for part in self.seconds}, self.synchronise)
+        return Stopwatch(
+            {part: self.seconds[part] + other.seconds[part] for part in self.seconds}, self.synchronise, self.clock
+        )
 
     def move(self, seconds: float, source: str, to: str) -> None:
         """Book seconds under another part, such as the time that a caller spent on showing the text."""
@@ -58,7 +61,7 @@ class Stopwatch:
         """The clock, after pending work on the GPU where asked."""
         if self.synchronise:
             torch.cuda.synchronize()
-        return time.perf_counter()
+        return self.clock()
 
 
 class Part:

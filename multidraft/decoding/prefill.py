@@ -1,6 +1,7 @@
 """Prompts are read: both models keep all of each but its last token, the root of the first tree.
 
-Those of similar lengths are read together, which pads little.
+Where the target reads that one as well, it has said all that the first new token is drawn from: the first step then
+drafts nothing, and takes no pass of its own. Prompts of similar lengths are read together, which pads little.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.randomness import for_rows
 from multidraft.decoding.state import Plan, State, padded
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel
+from multidraft.models import LanguageModel, Scored
 from multidraft.models.causal_lm import CausalLM, Model, place_of
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.lanes import cost_on, grouped
@@ -35,32 +36,49 @@ def start(
     info: Info,
     seen: list[list[int]] | None = None,
     sampling: list[Sampling] | None = None,
+    whole: bool = False,
 ) -> State:
     """Both models read all of each prompt but its last token, which is the root of the first tree.
 
     Processors, where they look back, see `seen` in place of the prompts. `sampling` gives every row settings of its
-    own, in place of the plan's.
+    own, in place of the plan's. The target reads prompts as a `whole` where that is asked for.
     """
     groups = grouped([len(prompt) for prompt in prompts], cost_on(place_of(target_model)))
-    growth, pairs = longest - max(map(len, prompts)), []
+    growth, pairs, said = longest - max(map(len, prompts)), [], []
     for rows in groups:
         own = [prompts[row] for row in rows]
         pairs.append(readers(target_model, draft_model, plan, max(map(len, own)) + growth))
-        read_all(*pairs[-1], own, info)
+        said.append(read_all(*pairs[-1], own, whole, info))
     order = torch.tensor([row for rows in groups for row in rows]).argsort()
     target, draft = (joined(parts, order) for parts in zip(*pairs, strict=True))
     assert target is not None
-    return at_roots(target, draft, prompts, plan, generator, seen, sampling)
+    answers = torch.cat(said)[order.to(said[0].device)] if whole else None
+    return at_roots(target, draft, prompts, plan, generator, seen, sampling, answers)
 
 
-def read_all(target: LanguageModel, draft: LanguageModel | None, prompts: list[list[int]], info: Info) -> None:
-    """Both readers keep all of each prompt but its last token."""
-    tokens = padded([prompt[:-1] for prompt in prompts])
-    for name, reader in ("target", target), ("draft", draft):
-        with info.watch.part(name):
-            for first in range(0, max(tokens.shape[1], 1), CHUNK):  # once at least, which settles the number of rows
-                if reader is not None:
-                    read(reader, tokens[:, first : first + CHUNK], first)
+def read_all(
+    target: LanguageModel, draft: LanguageModel | None, prompts: list[list[int]], whole: bool, info: Info
+) -> Float[Tensor, "batch scored vocabulary"]:
+    """Both readers keep all of each prompt but its last token; or the target the whole, and its logits there."""
+    roots = [prompt[:-1] for prompt in prompts]
+    with info.watch.part("target"):
+        said = read_texts(target, prompts if whole else roots, "last" if whole else False)
+    if draft is not None:
+        with info.watch.part("draft"):
+            read_texts(draft, roots)
+    return said
+
+
+def read_texts(
+    reader: LanguageModel, texts: list[list[int]], logits: Scored = False
+) -> Float[Tensor, "batch scored *drafters vocabulary"]:
+    """Keep these, which end together, piece by piece; the last logits, if asked for."""
+    tokens, lengths = padded(texts, left=True), torch.tensor([len(text) for text in texts])[:, None]
+    size, scores = tokens.shape[1], torch.empty(0)
+    for first in range(0, max(size, 1), CHUNK):  # once at least, which settles the number of rows
+        done = (lengths - size + first).clamp(min=0)
+        scores = read(reader, tokens[:, first : first + CHUNK], done, first + CHUNK >= size and logits)
+    return scores
 
 
 def joined(readers: Sequence[LanguageModel | None], order: Int[Tensor, " batch"]) -> LanguageModel | None:
@@ -99,16 +117,23 @@ def reader_of(model: Model, capacity: int, compiled: bool = False) -> LanguageMo
 
 
 def read(
-    reader: LanguageModel, chunk: Int[Tensor, "batch new"], first: int, logits: bool = False
+    reader: LanguageModel,
+    chunk: Int[Tensor, "batch new"],
+    done: Int[Tensor, "batch 1"] | int,
+    logits: Scored = False,
 ) -> Float[Tensor, "batch scored *drafters vocabulary"]:
-    """Keep a piece of the prompts that begins at position `first`; -1 fills rows up. Their logits, if asked for."""
-    chunk = chunk.to(reader.device)
-    position = torch.arange(first, first + chunk.shape[1], device=reader.device)
-    causal = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool, device=reader.device).tril()
-    tokens, visible = chunk.clamp(min=0), causal.expand(len(chunk), -1, -1)
-    scores = reader.forward(tokens, position.expand_as(chunk), visible, logits)
-    reader.keep(torch.where(chunk >= 0, position - first, -1).cpu())
-    return scores
+    """Keep a piece of texts, of which so many tokens are `done`; -1 fills rows up at their left. Logits, if asked for.
+
+    What fills up stands at position 1, where no text begins, and sees itself alone.
+    """
+    column, empty = torch.arange(chunk.shape[1]), (chunk < 0).sum(1, keepdim=True)
+    position = torch.where(chunk >= 0, done + column - empty, 1)
+    visible = torch.ones((chunk.shape[1],) * 2, dtype=torch.bool).tril() & (chunk >= 0)[:, None]
+    visible |= torch.eye(chunk.shape[1], dtype=torch.bool)
+    tokens, position, visible = (each.to(reader.device) for each in (chunk.clamp(min=0), position, visible))
+    scores = reader.forward(tokens, position, visible, logits)
+    reader.keep(torch.where(column + empty < chunk.shape[1], column + empty, -1))
+    return scores[:, -1:] if logits == "last" else scores
 
 
 def at_roots(
@@ -119,8 +144,9 @@ def at_roots(
     generator: torch.Generator | list[torch.Generator] | None,
     seen: list[list[int]] | None = None,
     sampling: list[Sampling] | None = None,
+    said: Float[Tensor, "batch 1 vocabulary"] | None = None,
 ) -> State:
-    """The state in which the readers have read all of each prompt but its last token."""
+    """The state in which the readers have read all of each prompt but its last token, or the target what it `said`."""
     sampling = list(sampling or [plan.sampling] * len(prompts))
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
@@ -128,7 +154,7 @@ def at_roots(
     position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
     random, unread = for_rows(generator, len(prompts)), [list[int]()] * len(prompts)
     prefixes = begun(seen or prompts, sampling, root.device)
-    return State(target, draft, random, root, position, unread, sampling, prefixes)
+    return State(target, draft, random, root, position, unread, sampling, prefixes, said)
 
 
 def begun(sequences: list[list[int]], sampling: list[Sampling], device: torch.device) -> Prefixes | None:

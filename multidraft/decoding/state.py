@@ -1,12 +1,12 @@
 """What stays the same over a generation, what the next step needs, and what a step emits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.catalogue import Scheme
@@ -14,7 +14,7 @@ from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Shape, shape_of
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
@@ -27,6 +27,7 @@ class Tracer(Protocol):
     """Is told what happens and why; decodes as without it."""
 
     seconds: float  # of its own, which are not counted
+    looks: bool  # whether it wants to see the trees of steps that draft nothing
 
     def begin(self, state: "State", plan: "Plan", prompts: list[list[int]]) -> "State":
         """The prompts have been read; decoding goes on from the state that it returns."""
@@ -72,6 +73,7 @@ class State:
     unread: list[list[int]]  # the tokens before it that the draft model has not read, if there are any
     sampling: list[Sampling]  # of every row, which it keeps from its start
     prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
+    said: Float[Tensor, "batch 1 vocabulary"] | None = None  # by the target at the root, where it has read it already
     used: bool = False  # the models have moved on from it
 
 
@@ -96,6 +98,11 @@ class Emitted:
     def first(self, count: int) -> "Emitted":
         """The first tokens."""
         return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
+
+
+def plan_at(state: State, plan: Plan) -> Plan:
+    """The plan of a state's next step: what the target has said with the prompt needs no drafts, and no other pass."""
+    return plan if state.said is None else replace(plan, tree=NO_DRAFTS)
 
 
 def take_over(state: State) -> None:

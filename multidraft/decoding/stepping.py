@@ -10,10 +10,10 @@ from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.plain import is_plain, plain_step
+from multidraft.decoding.plain import answered, going_on, is_bare, is_looked_at
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, release, take_over
+from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, plan_at, release, take_over
 from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
 from multidraft.numerics.waiting import placed
@@ -28,36 +28,42 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
     Go on from the state that it returns. If it is interrupted, the old state is as good as before, or says that it is
     not: an interruption while the caches are written leaves them of two minds.
     """
-    if is_plain(state, plan):
-        return plain_step(state, plan, info)
+    plan, passes = plan_at(state, plan), state.said is None  # the pass over a prompt counts as none
     take_over(state)
     try:
         with info.watch.part("draft"):
-            drafts = grow(state, plan)
-        with info.watch.part("target"):
-            tree = score(state, drafts)
-        with info.watch.part("rule"):
-            decision = (plan.trace.decide if plan.trace else decide)(state, plan, tree)
+            drafts = grow(state, plan) if plan.shape.most_drafts or is_looked_at(state, plan) else None
+        if drafts is None or is_bare(state, plan, drafts):
+            answer = answered(state, plan, info)
+        else:
+            answer = None
+            with info.watch.part("target"):
+                tree = score(state, drafts)
+            with info.watch.part("rule"):
+                decision = (plan.trace.decide if plan.trace else decide)(state, plan, tree)
     except BaseException:
         release(state)
         raise
+    if answer is not None:
+        return going_on(state, plan, answer, info)
     with info.watch.part("cache"):
         state = keep(state, tree, decision)
-    with info.watch.part("measuring"):
-        info.add_step(plan, tree, decision)
+    if passes:
+        with info.watch.part("measuring"):
+            info.add_step(plan, tree, decision)
     ends = enumerate(zip(decision.endings, decision.last, strict=True))
     return state, [emit(plan, tree, row, ending, last) for row, (ending, last) in ends]
 
 
 def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
-    position = state.position[:, None]
+    sampling, position = settings_of_rows(state.sampling), state.position[:, None]
     if drafts.read_whole:
-        logits = state.target.forward(drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
-        return ScoredTree(settings_of_rows(state.sampling), drafts, None, logits)
-    rows = rows_of(drafts)
-    logits = state.target.forward(*nodes_alone(drafts, rows, position))
-    return ScoredTree(settings_of_rows(state.sampling), drafts, rows, logits)
+        rows, nodes = None, (drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
+    else:
+        rows = rows_of(drafts)
+        nodes = nodes_alone(drafts, rows, position)
+    return ScoredTree(sampling, drafts, rows, state.target.forward(*nodes) if state.said is None else state.said)
 
 
 def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,7 +102,9 @@ def decide(state: State, plan: Plan, tree: ScoredTree, hear: Hear | None = None)
 def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *ending.path] for ending in decision.endings]
-    state.target.keep(padded([[row.place[slot] for slot in path] for row, path in zip(tree.rows, paths, strict=True)]))
+    if state.said is None:
+        slots = [[row.place[slot] for slot in path] for row, path in zip(tree.rows, paths, strict=True)]
+        state.target.keep(padded(slots))
     unread = state.unread
     if state.draft is not None:
         kept, unread = kept_of(state, tree.drafts, tree.rows, paths)

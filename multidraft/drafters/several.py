@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel
+from multidraft.models import LanguageModel, Scored
 from multidraft.models.causal_lm import readable
 from multidraft.models.resized import are_close, fitted
 
@@ -37,7 +37,7 @@ class Together:
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool,
+        logits: Scored,
     ) -> Float[Tensor, "batch scored drafters vocabulary"]:
         """The logits of all."""
         scores = [drafter.forward(tokens, positions, visible, logits) for drafter in self.drafters]
@@ -75,7 +75,7 @@ class Several(Together):
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored drafters vocabulary"]:
         return self.scores(tokens, positions, visible, logits)
 
@@ -111,7 +111,7 @@ class Mixture(Together):
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         scores = self.scores(tokens, positions, visible, logits)
         laws = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)

@@ -25,7 +25,7 @@ from multidraft.generation.inputs import (
 from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
 from multidraft.models import versions
-from multidraft.models.causal_lm import Model, home
+from multidraft.models.causal_lm import Model, answers_prompts, home
 from multidraft.planning.making import using
 from multidraft.planning.steering import steered
 from multidraft.planning.subject import Subject
@@ -132,7 +132,9 @@ def run(
     info = Info(watch=Stopwatch(synchronise=options.synchronise))
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:
-        state = start(prompts, target, draft, plan, longest, options.generator, info, seen)
+        state = start(
+            prompts, target, draft, plan, longest, options.generator, info, seen, whole=answers_prompts(target)
+        )
         if plan.trace is not None:
             state = plan.trace.begin(state, plan, prompts)
         tokens = loop(state, plan, stopping, stream, info)

@@ -5,11 +5,13 @@ A model holds, for each row of a batch, *kept* tokens (the row's sequence so far
 token is visible to all that come after.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Scored = bool | Literal["last"]  # of new tokens: all, none, or each row's last one
 
 
 @runtime_checkable
@@ -33,15 +35,15 @@ class LanguageModel(Protocol):
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         """Append `new` tokens to the pending ones and return their next-token logits.
 
         `positions` are depths in the sequence: the row's first token is at 0, so kept token number j is at j. One
         beyond the model's context counts as the last. `visible[b, i, j]` says whether new token i of row b sees pending
         slot j; `pending` counts all slots, the new ones included (they come last), and a token sees itself. With
-        `logits=False` (reading a prompt) none is scored. The first call settles the number of rows, and may bring no
-        tokens.
+        `logits=False` (reading a prompt) none is scored, with `"last"` only the last one is wanted. The first call
+        settles the number of rows, and may bring no tokens.
         """
         ...
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel
+from multidraft.models import LanguageModel, Scored
 from multidraft.models.cache import TreeCache
 from multidraft.models.gguf import GGUF
 from multidraft.models.lane_attention import by_lanes, together
@@ -62,7 +62,7 @@ class CausalLM:
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
         if asked_from != self.device:
@@ -73,8 +73,8 @@ class CausalLM:
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         tokens, positions, visible = (self.lanes.arranged(rows) for rows in (tokens, positions, visible))
-        scores = self.read(tokens, positions, visible, {} if logits else self.without_logits)
-        scores = self.lanes.restored(scores) if logits else scores[:, :0]
+        scores = self.read(tokens, positions, visible, {} if logits is True else self.without_logits)
+        scores = self.lanes.restored(scores if logits is True else scores[:, -1:]) if logits else scores[:, :0]
         return scores if scores.device == asked_from else scores.to(asked_from)
 
     def read(
@@ -144,6 +144,11 @@ def takes_lanes(model: PreTrainedModel) -> bool:
 def is_ragged(model: Model) -> bool:
     """Whether a batch takes memory by the sum of its lengths, and not by rows times the longest."""
     return takes_lanes(model) if isinstance(model, PreTrainedModel) else isinstance(model, PrefixModel | GGUF)
+
+
+def answers_prompts(model: Model) -> bool:
+    """Whether reading prompts to their ends saves a pass; one of a model without weights is free: trees come first."""
+    return not isinstance(model, PrefixModel)
 
 
 def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabulary"]:

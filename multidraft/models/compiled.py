@@ -11,6 +11,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
+from multidraft.models import Scored
 from multidraft.models.buckets import SLOTS, WIDEST, bucket, buckets
 from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiling import steps_of
@@ -38,9 +39,9 @@ class CompiledCausalLM(CausalLM):
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
-        if logits and 0 < tokens.shape[1] <= WIDEST and not self.cache.pending:
+        if logits is True and 0 < tokens.shape[1] <= WIDEST and not self.cache.pending:
             self.settle(tokens.shape[1])
         return super().forward(tokens, positions, visible, logits)
 

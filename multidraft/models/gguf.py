@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
+from multidraft.models import Scored
 from multidraft.models.llama_cpp.batch import Token
 from multidraft.models.llama_cpp.memory import Memory
 from multidraft.models.llama_cpp.row import KEPT, Row
@@ -72,7 +73,7 @@ class GGUF:
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         """As for any model. Slots that only fill a batch up are not read, and have logits of zero."""
         with self.memory.lock:
@@ -85,15 +86,20 @@ class GGUF:
             self.pending += tokens.shape[1]
             return self.scores(each, tokens.shape[1], logits).to(tokens.device)
 
-    def scores(self, rows: list[dict[int, Token]], new: int, logits: bool) -> Float[Tensor, "batch scored vocabulary"]:
+    def scores(
+        self, rows: list[dict[int, Token]], new: int, logits: Scored
+    ) -> Float[Tensor, "batch scored vocabulary"]:
         """What llama.cpp says, and zero where a slot is not read."""
+        first = 0 if logits is True else new - bool(logits)  # slot of which logits are wanted
         told = [token for row in rows for token in row.values()]
-        read = self.memory.read(told, logits) if told else torch.empty(0, self.vocabulary)
-        if not logits or len(told) == len(rows) * new:
-            return read.view(len(rows), -1, self.vocabulary)
-        scores = torch.zeros(len(rows) * new, self.vocabulary)
-        scores[[index * new + slot for index, row in enumerate(rows) for slot in row]] = read
-        return scores.view(len(rows), new, self.vocabulary)
+        wanted = [slot >= first for row in rows for slot in row]
+        read = self.memory.read(told, wanted) if told else torch.empty(0, self.vocabulary)
+        if len(read) == len(rows) * (new - first):
+            return read.view(len(rows), new - first, self.vocabulary)
+        scores = torch.zeros(len(rows), new - first, self.vocabulary)
+        places = [(index, slot - first) for index, row in enumerate(rows) for slot in row if slot >= first]
+        scores[tuple(torch.tensor(places).T)] = read
+        return scores
 
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         with self.memory.lock:

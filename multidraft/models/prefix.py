@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.models import Scored
+
 Prefix = tuple[int, ...]
 
 
@@ -43,7 +45,7 @@ class PrefixModel(ABC):
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         if not self.kept:
             self.begin(len(tokens))
@@ -51,11 +53,13 @@ class PrefixModel(ABC):
         self.pending = torch.cat([self.pending, tokens.cpu()], 1)
         if not logits:
             return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.dtype, device=tokens.device)
+        if logits == "last":
+            visible = visible[:, -1:]
         rows = enumerate(zip(self.kept, self.pending, visible.cpu(), strict=True))
         probabilities = [
             self.next_token(row, kept + tuple(slots[seen].tolist())) for row, (kept, slots, new) in rows for seen in new
         ]
-        return torch.stack(probabilities).to(tokens.device, self.dtype).log().unflatten(0, tokens.shape)
+        return torch.stack(probabilities).to(tokens.device, self.dtype).log().unflatten(0, visible.shape[:2])
 
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         rows = zip(self.kept, self.pending, chosen.cpu(), strict=True)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel
+from multidraft.models import LanguageModel, Scored
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 
@@ -53,7 +53,7 @@ class Resized:
         tokens: Int[Tensor, "batch new"],
         positions: Int[Tensor, "batch new"],
         visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
+        logits: Scored = True,
     ) -> Float[Tensor, "batch scored vocabulary"]:
         readable = tokens.where(tokens < self.model.vocabulary, 0)
         return resize(self.model.forward(readable, positions, visible, logits), self.vocabulary)

@@ -10,6 +10,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Verdict
 from multidraft.errors import AdviceError
 from multidraft.planning.averages import Ease
+from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.pilot import Pilot
 
@@ -63,6 +64,7 @@ class Auto:
         self.ease = Ease(PRIOR)
         self.choice, self.rows, self.age = 0, 0, 0  # the first candidate has no drafts
         self.pause, self.probing = PAUSE, False
+        self.expected = Outlook(0.0, 0.0)
 
     @property
     def shape(self) -> Fixed | Pilot:
@@ -77,9 +79,10 @@ class Auto:
         return self.shape.seed(rows)
 
     def choose(self, rows: int) -> None:
-        """The candidate with most tokens a second; where that is no drafts, a probe before it is believed again."""
+        """The candidate with most tokens a second, by a margin; no drafts are believed again after a probe."""
         tokens = self.candidates.tokens(self.ease.exponent)
         speeds = self.allowed * tokens / self.candidates.seconds(rows)
+        speeds[1:] /= 1 + MARGIN
         best = int(speeds.argmax())
         resting = not self.choice and rows == self.rows and not self.probing
         self.probing = resting and not best and bool(self.allowed[1:].any())
@@ -90,6 +93,7 @@ class Auto:
             self.pause = PAUSE
         self.choice, self.rows, self.age = best, rows, 0
         self.growing = rows == 1 and best > 0 and not self.probing
+        self.expected = Outlook(rows * float(tokens[best]), float(self.candidates.seconds(rows)[best]))
 
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """The drawing slots of the tree that was chosen."""
@@ -108,13 +112,9 @@ class Auto:
         here = tree.rows[row]
         depth = here.tree.depths[node]
         predicted = self.rates.accepted(min(here.count(node), self.rates.most), weight, depth)
-        self.ease.add(verdict.acceptance, weight * predicted, weight)
+        self.ease.add(verdict.acceptance, weight * predicted, weight, len(tree.rows))
         self.shape.hear(tree, row, node, weight, verdict)
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""
-        if expected := self.shape.outlook():
-            return expected
-        tokens = self.candidates.tokens(self.ease.exponent)[self.choice]
-        seconds = self.candidates.seconds(self.rows)[self.choice]
-        return Outlook(self.rows * float(tokens), float(seconds))
+        return self.shape.outlook() or self.expected

@@ -35,7 +35,7 @@ def compared(subject: Subject, texts: list[list[int]], known: AtTemperature, cos
         state = subject.begin(growing, [text[-PROMPT:]], turn)
         for _ in range(STEPS):
             trials = tried(state, fixed), tried(state, growing)
-            state, (drafting, *_) = timed(state, growing)
+            state, (drafting, *_) = timed(state, growing, subject.clock)
             yield *trials, (drafting - drafted(shape, costs.at(1))) / len(shape.widths)
 
 

@@ -8,10 +8,11 @@ from statistics import NormalDist
 import numpy as np
 from jaxtyping import Bool
 
+from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 
-NOTHING = 0.01  # of a plain run's seconds
-SPREAD = 0.12  # of the logarithm of rows' tokens a step around their mean, over the prompts of benchmarks/prompts.jsonl
+NOTHING = 0.005  # of a plain run's seconds
+SPREAD = 0.8  # of the logarithm of a row's steps, times the root of its tokens; benchmarks/prompts.jsonl, 24 to 128
 
 
 def pays(
@@ -32,13 +33,15 @@ def pays(
     plain = whole(lambda rows: 1 / float(trees.seconds(rows)[0]), budgets)
     if reading < NOTHING * plain:
         return True
-    return reading + whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets)) < plain
+    drafted = whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets))
+    return reading + (1 + MARGIN) * drafted < plain
 
 
 def eased(budgets: Sequence[int]) -> list[float]:
     """What rows have to do in tokens of an average row: texts differ in how easily they are drafted."""
     places = (NormalDist().inv_cdf((row + 0.5) / len(budgets)) for row in range(len(budgets)))
-    return [budget * math.exp(SPREAD * place) for budget, place in zip(budgets, places, strict=True)]
+    pairs = zip(budgets, places, strict=True)
+    return [budget * math.exp(SPREAD * place / math.sqrt(max(budget, 1))) for budget, place in pairs]
 
 
 def whole(speed: Callable[[int], float], work: Sequence[float | int]) -> float:

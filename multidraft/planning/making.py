@@ -1,5 +1,6 @@
 """A plan is made: threads, costs and acceptance, measured with the loop that they are for."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.subject import Subject
 
 ROWS = {1: (ALONE, 9), 4: (TOGETHER, 6), 16: (TOGETHER, 4)}  # by rows the trees measured, and the rounds of them
+IN_A_ROW = 2  # steps with each tree, of which the last counts: in a run, too, a tree follows its like
 THREAD_TREES, THREAD_ROUNDS = ("", "1x1x1"), 5
 TEMPERATURES = (0.0, 0.7, 1.0)
 CONTEXTS, LEARNING = 40, 100  # units of work, of about a step each
@@ -26,7 +28,8 @@ Tick = Callable[[int], object]  # is told how many units of work have been done
 
 def work() -> int:
     """How many units of work a plan takes: steps, more or less."""
-    return sum(len(names) * rounds for names, rounds in ROWS.values()) + CONTEXTS + LEARNING * len(TEMPERATURES)
+    steps = IN_A_ROW * sum(len(names) * rounds for names, rounds in ROWS.values())
+    return steps + CONTEXTS + LEARNING * len(TEMPERATURES)
 
 
 @torch.inference_mode()
@@ -69,7 +72,7 @@ def best_threads(subject: Subject) -> int:
             with using(threads):
                 state = subject.begin(plans[-1], subject.texts(1, turn), turn)
                 for plan in plans * 2:
-                    state, parts = timed(state, plan)
+                    state, parts = timed(state, plan, time.perf_counter)
                     seconds.setdefault(threads, []).append(sum(parts))
     return min(choices, key=lambda threads: median(seconds[threads]))
 
@@ -81,12 +84,13 @@ def measured(subject: Subject, rows: int, tick: Tick) -> Costs:
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     largest, readings = max(plans.values(), key=lambda plan: plan.shape.most_slots), list[float]()
     for turn, order in enumerate(turns(names, rounds)):
-        texts, info = subject.texts(rows, turn), watched(place_of(subject.target).type)
+        texts, info = subject.texts(rows, turn), watched(place_of(subject.target).type, subject.clock)
         state = subject.begin(largest, texts, turn, info)
         readings.append(info.watch.seconds["draft"] / sum(map(len, texts)))
         for name in order:
-            state, parts = timed(state, plans[name])
+            for _ in range(IN_A_ROW):
+                state, parts = timed(state, plans[name], subject.clock)
             seconds[name].append(parts)
-            tick(1)
+            tick(IN_A_ROW)
     costs = fitted([sample(name, runs) for name, runs in seconds.items()])
     return replace(costs, reading=median(readings[1:] or readings))

@@ -1,7 +1,7 @@
 """Costs measured where they arise: in steps of the real loop, trees of many sizes taking turns."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,6 +14,7 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.planning.costs import Costs, Curve
 
 Names = tuple[str, ...]
+Clock = Callable[[], float]
 CHAINS: Names = ("", "1", "1x1x1", "1x1x1x1x1")
 UNEVEN: Names = ("4/3,2,1,0", "3/2,1,0/3,2,1", "2/2,1/3,2,1/4,3,2,1,0,0")  # with several draws on a level
 ALONE: Names = (*CHAINS, "2x1", "2x1x1x1", "4x1x1", "8x1", "8x1x1", "4x2x2", "4x2x2x1", "8x3", "2x2x2", *UNEVEN)
@@ -52,18 +53,18 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
         yield chance.sample(names, len(names))
 
 
-def timed(state: State, plan: Plan) -> tuple[State, tuple[float, float, float]]:
+def timed(state: State, plan: Plan, clock: Clock) -> tuple[State, tuple[float, float, float]]:
     """A step, and the seconds of its drafts, of the target's pass, and of the rest."""
-    info = watched(state.root.device.type)
+    info = watched(state.root.device.type, clock)
     with info.watch.whole():
         state, _ = step(state, plan, info)
     parts = info.watch.seconds
     return state, (parts["draft"], parts["target"], parts["rule"] + parts["cache"] + parts["rest"])
 
 
-def watched(device: str) -> Info:
+def watched(device: str, clock: Clock) -> Info:
     """A report whose seconds are those of the device."""
-    return Info(watch=Stopwatch(synchronise=device == "cuda"))
+    return Info(watch=Stopwatch(synchronise=device == "cuda", clock=clock))
 
 
 def fitted(samples: list[Sample]) -> Costs:

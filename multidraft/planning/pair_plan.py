@@ -12,7 +12,7 @@ from multidraft.planning.costs import Costs, CostsByRows, Curve
 from multidraft.planning.predictions import Confidence, Predictions
 from multidraft.planning.rates import Rates
 
-FORM = 5
+FORM = 6
 DRAFT_PROBABILITIES = tuple(tenths / 10 for tenths in range(1, 11))
 
 

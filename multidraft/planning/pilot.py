@@ -45,6 +45,7 @@ class Pilot(Growing):
         self.counts_drawn = list(COUNTS)
         self.costs, self.predictions, self.depth, self.tempers = costs, predictions, depth, tempers
         self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
+        self.entered = [[nearest(weight) for weight in own] for own in predictions.rates.weights]
         self.ease = Ease(PRIOR)
 
     def temper(self, drafts: int) -> float:
@@ -88,8 +89,8 @@ class Pilot(Growing):
         """Note how a walk comes to a child that has a share of what its parent's drafts claim."""
         row, slot = node
         parent = tree.parents[slot]
-        entered = self.predictions.rates.weights[tree.drafts[parent]][slot - tree.first_child[parent]]
-        self.coming[node] = Coming(self.passing[row, parent] * share, nearest(entered))
+        entered = self.entered[tree.drafts[parent]][slot - tree.first_child[parent]]
+        self.coming[node] = Coming(self.passing[row, parent] * share, entered)
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Every row's tree with the drafts that pay, as far as there is room."""
@@ -119,7 +120,7 @@ class Pilot(Growing):
     def hear(self, tree: ScoredTree, row: int, node: int, weight: float, verdict: Verdict) -> None:
         """Learn from what the rule accepts, which is exact: no coin is in it."""
         kind, place = self.kinds[row, node]
-        self.ease.add(verdict.acceptance, weight * self.rates[nearest(weight)][kind][place], weight)
+        self.ease.add(verdict.acceptance, weight * self.rates[nearest(weight)][kind][place], weight, len(tree.rows))
 
     def outlook(self) -> Outlook:
         """What is expected of this step."""

@@ -1,9 +1,12 @@
 """What a plan is made of: a pair, prompts, a scheme and a walk, and how its steps are made."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from multidraft.catalogue import Scheme
 from multidraft.decoding.metrics import Info
@@ -12,11 +15,11 @@ from multidraft.decoding.shapes import Shape
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.models.causal_lm import Model
+from multidraft.models.causal_lm import Model, home
 from multidraft.planning.identity import identity
 from multidraft.sampling.settings import Sampling
 
-PROMPT, STEPS_LEAVE = 160, 110  # tokens of a prompt that are read at most, and what the steps after it need
+PROMPT, STEPS_LEAVE = 160, 120  # tokens of a prompt that are read at most, and what the steps after it need
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class Subject:
     def identity(self) -> dict[str, Any]:
         """Which pair, on which machine."""
         return identity(self.target, self.draft, self.scheme, str(self.walk))
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What steps are timed with: where one thread does everything, other programs do not stretch its seconds."""
+        models = self.target, self.draft
+        alone = all(isinstance(model, PreTrainedModel) and home(model).type == "cpu" for model in models)
+        return time.thread_time if alone and torch.get_num_threads() == 1 else time.perf_counter
 
     def texts(self, rows: int, turn: int) -> list[list[int]]:
         """So many prompts, which are others every turn."""

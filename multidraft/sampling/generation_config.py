@@ -5,6 +5,7 @@ A field that is in none of the lists, because transformers is newer than this fi
 
 import copy
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,14 +102,17 @@ def check_kinds(config: GenerationConfig) -> None:
 
 
 def check_tokens(config: GenerationConfig, vocabulary: int) -> None:
-    """Raise on a field that forces or biases a token beyond the vocabulary."""
+    """Raise on a field that forces or biases a token beyond the vocabulary, or by no number."""
     bias = config.sequence_bias or {}
+    pairs = bias.items() if isinstance(bias, Mapping) else [(tuple(tokens), value) for tokens, value in bias]
     listed: dict[str, Any] = {
         "forced_bos_token_id": config.forced_bos_token_id,
         "forced_eos_token_id": config.forced_eos_token_id,
         "bad_words_ids": config.bad_words_ids,
-        "sequence_bias": list(bias) if isinstance(bias, Mapping) else [entry[0] for entry in bias],
+        "sequence_bias": [sequence for sequence, _ in pairs],
     }
+    if wrong := [sequence for sequence, value in pairs if math.isnan(value)]:
+        raise AdviceError(f"sequence_bias of {list(wrong[0])} is not a number; give one, or leave it out")
     for name, tokens in listed.items():
         if wrong := [token for token in flat(tokens) if not 0 <= token < vocabulary]:
             raise AdviceError(f"{name} names token {wrong[0]}, but the vocabulary is 0 to {vocabulary - 1}; check it")

@@ -161,58 +161,69 @@ class Engine:
 
     def read(self, reading: Reading, budget: int) -> int:
         """Read on, and let the row join when its prompt ends; returns what that costs of the budget."""
-        job = reading.job
+        was_waiting = reading.state is None
         try:
             count = reading.advance(budget)
-            if reading.left == 0:
+            if was_waiting and reading.state is not None and not self.answer(reading, reading.state):
+                self.reading = None
+            elif reading.is_over:
                 self.reading = None
                 self.enter(reading)
         except Exception as error:
             self.reading = None
-            tell(job, Failed(error))
+            tell(reading.job, Failed(error))
             return 1
         return max(count, 1)
 
-    def enter(self, reading: Reading) -> None:
-        """A row whose prompt has been read joins the others, unless it wants no new tokens."""
+    def answer(self, reading: Reading, state: State) -> bool:
+        """Tell what the target says of a prompt, perhaps with the first new token; whether the row goes on."""
         job = reading.job
         self.prompt_tokens += len(job.prompt)
         self.reused_tokens += reading.reused
         tell(job, Read(reading.logprobs))
         if not job.new_tokens:
-            return tell(job, Ended("length"))
-        state = reading.state()
-        self.state = state if self.state is None else join(self.state, state)
-        self.running.append(job)
+            tell(job, Ended("length"))
+            return False
+        if state.said is None:
+            return True
+        reading.state, (new,) = step(state, self.plan_now([job]), self.info)
+        return self.pass_on(job, 0, new)
+
+    def enter(self, reading: Reading) -> None:
+        """A row whose prompt has been read joins the others."""
+        assert reading.state is not None
+        self.state = reading.state if self.state is None else join(self.state, reading.state)
+        self.running.append(reading.job)
 
     def step(self) -> None:
         """One step of all rows; where it fails, and no row can be named for it, all of them end."""
         assert self.state is not None
         try:
-            self.state, emitted = step(self.state, self.plan_now(), self.info)
+            self.state, emitted = step(self.state, self.plan_now(self.running), self.info)
         except Exception as error:
             LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
             for job in failed:
                 tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
             return
-        self.go_on([index for index, new in enumerate(emitted) if self.pass_on(index, new)])
+        self.go_on([index for index, new in enumerate(emitted) if self.pass_on(self.running[index], index, new)])
 
-    def plan_now(self) -> Plan:
-        """The plan with what this step's rows ask for."""
-        asked = [job.logprobs for job in self.running if job.logprobs is not None]
+    def plan_now(self, jobs: list[Job]) -> Plan:
+        """The plan with what a step's rows ask for."""
+        asked = [job.logprobs for job in jobs if job.logprobs is not None]
         measure = self.info.target_passes % MEASURED_EVERY == 0
+        self.onlooker.forget()
         return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
 
-    def pass_on(self, index: int, new: Emitted) -> bool:
-        """Tell a row what it has got; whether it goes on."""
-        job = self.running[index]
+    def pass_on(self, job: Job, index: int, new: Emitted) -> bool:
+        """Tell a row what it has got in its place of the batch; whether it goes on."""
         if fault := fault_of(job.sampling):
             tell(job, Failed(fault))
             return False
+        tree, path = self.onlooker.seen(index, job.last)
         new, reason = job.cut(new)
         self.info.tokens += len(new.tokens)
-        tell(job, Stepped(new, self.onlooker.rows[index], self.onlooker.paths[index]))
+        tell(job, Stepped(new, tree, path))
         if reason is not None:
             tell(job, Ended(reason))
         return reason is None

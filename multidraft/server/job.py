@@ -65,6 +65,11 @@ class Job:
         """The number of tokens that it may come to."""
         return len(self.prompt) + self.new_tokens
 
+    @property
+    def last(self) -> int:
+        """The newest token, of the prompt at first."""
+        return (self.tokens or self.prompt)[-1]
+
     def cut(self, new: Emitted) -> tuple[Emitted, str | None]:
         """A step's tokens up to the row's end, and the reason if that is reached."""
         new, goes_on = Stopping([self.new_tokens], self.ends).cut(0, self.tokens, new)

@@ -1,14 +1,18 @@
-"""A prompt that is being read, piece by piece, so that rows which decode do not wait for all of it."""
+"""A prompt that is being read, piece by piece, so that rows which decode do not wait for all of it.
+
+The target comes first: what it says of the last token is the first answer, for which nobody waits for the draft model.
+"""
 
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.prefill import at_roots, capacity_of, read, readers
 from multidraft.decoding.state import Plan, State
-from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import Model
+from multidraft.models import LanguageModel, Scored
+from multidraft.models.causal_lm import Model, answers_prompts
 from multidraft.server.job import Job
 from multidraft.server.shelf import Shelf
 
@@ -20,7 +24,9 @@ class Reading:
         self.job, self.models, self.plan = job, (target, draft), plan
         self.logprobs: list[Logprob] = []
         self.found = shelf.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
-        self.first = self.reused = self.found[1] if self.found else 0
+        self.reused = self.target_has = self.draft_has = self.found[1] if self.found else 0
+        self.whole, self.is_drafted = answers_prompts(target), draft is None
+        self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property
     def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
@@ -31,25 +37,44 @@ class Reading:
         return readers(*self.models, self.plan, self.job.longest)
 
     @property
-    def left(self) -> int:
-        """Tokens that have not been read; the last one of the prompt is the root, and never is."""
-        return len(self.job.prompt) - 1 - self.first
+    def is_over(self) -> bool:
+        """Whether both have read: all but the last token, the root, which the target may read as well."""
+        return self.state is not None and self.is_drafted
 
     def advance(self, most: int) -> int:
-        """Read on by so many tokens at most, and return their number."""
-        count = min(self.left, most)
-        piece = torch.tensor([self.job.prompt[self.first : self.first + count]], dtype=torch.int64)
-        wanted, (target, draft) = self.job.prompt_logprobs, self.readers
-        logits = read(target, piece, self.first, logits=wanted is not None)
-        if wanted is not None:
-            follow = self.job.prompt[self.first + 1 :][:count]
-            self.logprobs += listed(logits[0].float().log_softmax(-1), follow, wanted)
-        if draft is not None:
-            read(draft, piece, self.first)
-        self.first += count
-        return count
+        """Let a model read on by so many tokens at most, and return their number."""
+        return self.advance_target(most) if self.state is None else self.advance_draft(most)
 
-    def state(self) -> State:
-        """Where decoding begins, after all has been read."""
+    def advance_target(self, most: int) -> int:
+        """The same of the target, to its end; what it says of the prompt is noted if it was asked for."""
+        prompt, wanted = self.job.prompt, self.job.prompt_logprobs
+        piece = prompt[self.target_has : len(prompt) - (not self.whole)][:most]
+        end = self.target_has + len(piece)
+        is_last = end == len(prompt) - (not self.whole)
+        said = self.read(0, piece, self.target_has, wanted is not None or (self.whole and is_last and "last"))
+        if wanted is not None:
+            follow = prompt[self.target_has + 1 :][: len(piece)]
+            self.logprobs += listed(said[0, : len(follow)].float().log_softmax(-1), follow, wanted)
+        self.target_has = end
+        if is_last:
+            self.state = self.begun(said[:, -1:] if self.whole else None)
+        return len(piece)
+
+    def advance_draft(self, most: int) -> int:
+        """The same of the draft model."""
+        piece = self.job.prompt[self.draft_has : -1][:most]
+        self.read(1, piece, self.draft_has)
+        self.draft_has += len(piece)
+        self.is_drafted = self.draft_has == len(self.job.prompt) - 1
+        return len(piece)
+
+    def read(self, which: int, piece: list[int], first: int, logits: Scored = False) -> Tensor:
+        """Let one of the two read a piece."""
+        reader = self.readers[which]
+        assert reader is not None
+        return read(reader, torch.tensor([piece], dtype=torch.int64), first, logits)
+
+    def begun(self, said: Tensor | None) -> State:
+        """Where decoding begins."""
         job = self.job
-        return at_roots(*self.readers, [job.prompt], self.plan, [job.generator], sampling=[job.sampling])
+        return at_roots(*self.readers, [job.prompt], self.plan, [job.generator], sampling=[job.sampling], said=said)

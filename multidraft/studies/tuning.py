@@ -88,7 +88,7 @@ def run(
     state = subject.begin(plan, [text], seed)
     for index in range(RUN + 1):
         before = int(state.position[0])
-        state, parts = timed(state, plan)
+        state, parts = timed(state, plan, subject.clock)
         if index:
             yield int(state.position[0]) - before, sum(parts)
 

@@ -67,6 +67,8 @@ class Listener(Randomness):
 class Trace:
     """Tells somebody what happens; its own time is kept apart."""
 
+    looks = True
+
     def __init__(self, tell: Tell):
         self.tell, self.seconds = tell, 0.0
 

@@ -56,7 +56,7 @@ def test_the_audit_catches_a_remainder_divided_by_differences(drafts: int) -> No
 
 
 def test_corners_catch_a_remainder_divided_by_differences() -> None:
-    target, draft = adversarial("near_equal", 500, 4, seed=0)
+    target, draft = adversarial("near_equal", 200, 4, seed=0)
     wrong, right = Corners(), Corners()
     examine(right, md.scheme("iid:lorenz", 4), target, draft)
     examine(wrong, subject(MUTANTS[DIVIDES].rule, "iid", 4, {}), target, draft)

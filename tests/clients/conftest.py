@@ -1,7 +1,7 @@
 """A server for the clients: the one at MULTIDRAFT_URL, or one of our own with the embedded pair.
 
 Its model ends by itself at a full stop, as a chat model would after a while: some clients wait for that. It computes in
-float32, so that an answer does not depend on what is computed beside it.
+float32 and with a fixed tree, so that an answer does not depend on what is computed beside it.
 """
 
 import json
@@ -28,7 +28,7 @@ def url(tmp_path_factory) -> Iterator[str]:
         return
     target = ending_at_a_full_stop(tmp_path_factory.mktemp("pair") / "target")
     command = [os.environ.get("MULTIDRAFT", ROOT / ".venv" / "bin" / "multidraft"), "serve", "--port", "0"]
-    command += ["--name", NAME, "--target", target, "--draft", ZOO / "draft"]
+    command += ["--name", NAME, "--target", target, "--draft", ZOO / "draft", "--tree", "2x1x1x1"]
     with subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stderr is not None
         yield next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))

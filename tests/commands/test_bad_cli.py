@@ -153,6 +153,8 @@ OTHERS: dict[str, list[Call]] = {  # what is wrong only together
         ["--target", "@none", "--draft", "@none"],
         ["--target", "x"],
         ["--port", "70000"],
+        ["--threads", "0"],
+        ["--threads", "100000"],
         ["--replicas", "2"],
         ["--most-replicas", "2"],
         ["--ray", "local", "--replicas", "3", "--most-replicas", "2"],

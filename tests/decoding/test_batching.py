@@ -32,7 +32,7 @@ from multidraft.drafters.ngram import NGram
 from multidraft.models import blocks
 from multidraft.models.blocks import Block
 from multidraft.models.cache import BufferLayer, TreeCache
-from multidraft.models.causal_lm import CausalLM
+from multidraft.models.causal_lm import CausalLM, answers_prompts
 from multidraft.models.lanes import Lanes
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_processors import sampling_from
@@ -75,7 +75,8 @@ def begin(
     models: Callable, prompts: list[list[int]], plan: Plan, seeds: list[int], own: list[Sampling] | None = None
 ) -> State:
     random = [generator(seed) for seed in seeds]
-    return start(prompts, *models(len(prompts)), plan, LONGEST, random, Info(), sampling=own)
+    target, draft = models(len(prompts))
+    return start(prompts, target, draft, plan, LONGEST, random, Info(), sampling=own, whole=answers_prompts(target))
 
 
 @torch.inference_mode()
@@ -88,6 +89,10 @@ def serve(models: Callable, plan: Plan, settings: list[Sampling] | None = None) 
         if come := [row for row, at in enumerate(COMES) if at == tick]:
             own = settings and [settings[row] for row in come]
             new = begin(models, [PROMPTS[row] for row in come], plan, come, own)
+            if new.said is not None:
+                new, emitted = step(new, plan, Info())
+                for row, first in zip(come, emitted, strict=True):
+                    done[row] += first.tokens
             state, running = (join(state, new) if running else new), running + come
         state, emitted = step(state, plan, Info())
         for row, new in zip(running, emitted, strict=True):
@@ -155,8 +160,11 @@ def test_misuse_gets_advice():
     for use in (lambda: step(state, plan, info), lambda: select(state, [0]), lambda: join(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
+    with pytest.raises(md.AdviceError, match="take a step, which draws from that, before rows join"):
+        join(newer, begin(tiny, PROMPTS[:1], plan, [2]))
+    newer, other = (step(begin(models, PROMPTS[:1], plan, [2]), plan, info)[0] for models in (tiny, padded_tiny))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
-        join(newer, begin(padded_tiny, PROMPTS[:1], plan, [2]))
+        join(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
         join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):

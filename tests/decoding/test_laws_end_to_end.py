@@ -140,6 +140,33 @@ def test_several_steps_have_the_target_law(name, tree, steps, walk):
     assert error_of(law, target, plan, steps * (max(plan.tree.depths) + 1)) <= EXACT
 
 
+def law_after_a_whole_prompt() -> float:
+    """How far two steps are off, of which the first draws from what the target said with the prompt."""
+    target, draft = pair("flat", 3)
+    plan = plan_of("anchored:lorenz", "2x1", "deferred")
+    state = first_state(TableModel(target, 3), TableModel(draft, 3), [0, 2, 1], plan, whole=True)
+    law = law_of_steps(state, plan, 2)
+    assert len({tokens[0] for tokens in law}) == 3
+    expected = target_law(lambda new: target((0, 2, 1, *new)), 2)
+    return largest_difference(first_tokens(law, lambda new: target((0, 2, 1, *new)), 2), expected)
+
+
+def test_the_first_token_comes_from_the_pass_over_the_prompt():
+    assert law_after_a_whole_prompt() <= EXACT
+
+
+def test_what_was_said_of_another_token_is_caught(monkeypatch):
+    """The one before the prompt's last."""
+    forward = TableModel.forward
+
+    def earlier(self, tokens, positions, visible, logits=True):
+        said = forward(self, tokens, positions, visible, bool(logits))
+        return said[:, -2:-1] if logits == "last" else said
+
+    monkeypatch.setattr(TableModel, "forward", earlier)
+    assert law_after_a_whole_prompt() > BIASED
+
+
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
     """A rule's claims may add up to one but for rounding, with an empty residual that no token can be drawn from."""
     walk = commit(0, 1.0, lambda slot: slot == 0, lambda probability: False)

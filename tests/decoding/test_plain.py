@@ -71,7 +71,8 @@ def run(state: State, plan: Plan) -> tuple[list[Any], dict[str, Any], State]:
 def both(monkeypatch, dtype: torch.dtype, settings: list[Sampling], plan: Plan) -> list[tuple]:
     """As it is, and over trees."""
     quick = run(begin(dtype, settings), plan)
-    monkeypatch.setattr(stepping, "is_plain", lambda *_: False)
+    monkeypatch.setattr(plain, "is_looked_at", lambda *_: True)
+    monkeypatch.setattr(stepping, "is_looked_at", lambda *_: True)
     return [quick, run(begin(dtype, settings), plan)]
 
 
@@ -105,6 +106,21 @@ def test_a_wrong_twin_is_caught(wrong, monkeypatch) -> None:
     monkeypatch.setattr(plain, "pick_each", wrong)
     quick, slow = both(monkeypatch, torch.float32, SETTINGS["plain"], Plan(md.scheme("anchored:lorenz"), NO_DRAFTS))
     assert quick[0] != slow[0]
+
+
+class NoneNow(Growing):
+    """May draft, and does not."""
+
+    def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
+        return [[]] * len(drafts.trees)
+
+
+def test_a_shape_that_drafts_nothing_goes_without_trees(monkeypatch) -> None:
+    plan = Plan(md.scheme("anchored:lorenz"), NoneNow(2, 9), logprobs=1)
+    (emitted, told, last), (same, also, slow) = both(monkeypatch, torch.float32, SETTINGS["of each row"], plan)
+    assert emitted == same
+    assert told == also
+    assert last.unread == slow.unread
 
 
 class FirstRowDrafts(Growing):

@@ -24,12 +24,13 @@ from multidraft.server.service import Service
 PATIENCE = 60
 
 
-def letters(size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer whose tokens are the first letters of the alphabet."""
-    vocabulary = {chr(ord("a") + token): token for token in range(size)}
+def letters(of: int | str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the first letters of the alphabet, or these, which stand for bytes."""
+    named = "".join(chr(ord("a") + token) for token in range(of)) if isinstance(of, int) else of
+    vocabulary = {letter: token for token, letter in enumerate(named)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 

@@ -14,6 +14,7 @@ from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import pick, pick_each
+from multidraft.planning.sight import two_largest
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
 from multidraft.verification.coupling import claim, residual
@@ -27,6 +28,10 @@ ANCHORED = [
 ]
 EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
 Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
+
+
+def largest(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield two_largest(draft)
 
 
 def parts_of(outcome: Outcome) -> Iterator[Tensor]:
@@ -82,6 +87,7 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.verification.coupling.claim": ([Iid(1)], claimed),
+    "multidraft.planning.sight.two_largest": ([Iid(1)], largest),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),

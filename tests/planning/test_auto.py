@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +226,22 @@ def test_schemes_that_leave_no_choice_take_the_fixed_tree():
     target, draft = tables()
     info = md.generate(target, draft, [[0]], scheme="iid:max_flow", tree="auto", max_new_tokens=8)[1]
     assert set(info.shapes) == {"2x1x1x1"}
+
+
+@pytest.mark.parametrize(("gain", "drafts"), [(1.01, False), (1.04, True)])
+def test_drafts_must_win_by_a_margin(gain: float, drafts: bool):
+    accepted, plain = 0.7, 10.0
+    level = plain * (1 + accepted) / gain - plain
+    shape = Auto(plan({}, CostsByRows((1,), (costs(plain, level),)), rates(accepted), ["1"]), 1.0, Limits())
+    assert (len(shape.seed(1)) > 1) == drafts
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
+def test_one_thread_is_asked_for_its_own_seconds(threads: int, clock: Callable[[], float]):
+    pair = load_pair()
+    with making.using(threads):
+        assert Subject(pair.target, pair.draft, [[0]], md.scheme("anchored:lorenz"), "deferred").clock is clock
+        assert subject().clock is time.perf_counter  # of models that may compute elsewhere
 
 
 def test_in_a_batch_the_costs_of_its_rows_decide():

@@ -43,3 +43,14 @@ def test_certainties_stay_finite() -> None:
     for _ in range(1000):
         ease.add(1.0, 1.0, 1.0)
     assert 0.1 < ease.exponent < 10
+
+
+def test_in_a_batch_a_change_is_believed_after_as_many_nodes_of_every_row() -> None:
+    found = []
+    for rows in (1, 4):
+        ease = Ease(12.0)
+        for claimed in [0.7] * 200 * rows + [1.0] * 10 * rows:
+            ease.add(claimed, 0.7, 1.0, rows)
+        found.append(ease.exponent)
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert found[0] > 1.1

@@ -237,6 +237,33 @@ def test_clients_that_vanish_leave_no_row_behind():
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
+def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):
+    """Its body comes byte by byte, beside others' requests."""
+    body = json.dumps(GOOD | {"seed": 1, "temperature": 0}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE) as slow:
+        slow.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
+        for place in range(len(body)):
+            slow.sendall(body[place : place + 1])
+            if place % 20 == 0:
+                own = client.post("/v1/completions", content=body, headers=JSON).json()["choices"]
+        received = b"".join(iter(lambda: slow.recv(4096), b""))
+    assert received.startswith(b"HTTP/1.1 200")
+    assert json.loads(received.split(b"\r\n\r\n", 1)[1])["choices"] == own
+
+
+def test_a_server_that_is_being_stopped_says_so():
+    """To those who ask over a connection that they have had before."""
+    made = toy()
+    with served(made) as client:
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+        made.engine.closing = True
+        response = client.post("/v1/chat/completions", json=CHAT)
+        check_refused(response, 503)
+        assert int(response.headers["retry-after"]) > 0
+        assert client.get("/health").status_code == 503
+
+
 async def all_at_once(address: httpx2.URL, count: int) -> list[httpx2.Response]:
     """The same request over so many connections."""
     unlimited = httpx2.Limits(max_connections=None)

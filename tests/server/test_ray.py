@@ -85,7 +85,15 @@ def test_the_file_for_serve_deploy_names_what_there_is():
 def replicas() -> list[psutil.Process]:
     """The processes of the engines, of this test's own cluster."""
     children = psutil.Process().children(recursive=True)
-    return [process for process in children if "ray::ServeReplica" in " ".join(process.cmdline())]
+    return [process for process in children if "ray::ServeReplica" in command_of(process)]
+
+
+def command_of(process: psutil.Process) -> str:
+    """How it was begun, or has named itself; nothing of one that has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def ask(client: httpx2.Client, **body) -> httpx2.Response:

@@ -208,7 +208,7 @@ def test_a_file_has_the_steps_of_all_prompts_and_the_pieces_of_their_tokens(file
     assert trace.records[0]["versions"] == report["versions"]
     assert [record["first_row"] for record in trace.records if record["record"] == "generation"] == [0, 1]
     assert {record["row"] for record in trace.steps(None, None)} == {0, 1}
-    assert len(list(trace.steps(None, None))) == report["target_passes"]
+    assert len(list(trace.steps(None, None))) == report["target_passes"] + 2  # two prompts: step 0 is the first token
     texts = ["".join(trace.pieces[t] for t in r["tokens"][0]) for r in trace.records if r["record"] == "end"]
     # tokens that are part of a character go by their names, which are not ASCII either
     assert list(map(ascii_of, texts)) == [ascii_of(record["text"]) for record in report["records"]]
@@ -220,11 +220,11 @@ def ascii_of(text: str) -> str:
 
 
 def test_replay_shows_a_step_as_a_tree(file):
-    result = invoke("replay", file[0], "--row", 1, "--step", 0)
+    result = invoke("replay", file[0], "--row", 1, "--step", 1)
     assert result.exit_code == 0, result.output
-    (record,) = read(file[0]).steps(1, 0)
+    (record,) = read(file[0]).steps(1, 1)
     lines = result.stdout.splitlines()
-    assert lines[0] == "── row 1, step 0 ──"
+    assert lines[0] == "── row 1, step 1 ──"
     assert sum("draft 0." in line or "draft 1" in line for line in lines) == len(record["nodes"]) - 1
     assert sum("accepted" in line for line in lines) == len(record["path"])
     assert sum("coin of" in line for line in lines) == sum("coin" in e for e in record["walk"])
@@ -239,25 +239,25 @@ def test_replay_passes_records_through(file):
 def test_check_passes_what_was_written_and_finds_one_changed_digit(file, tmp_path):
     assert invoke("replay", file[0], "--check").exit_code == 0
     lines = file[0].read_text().splitlines()
-    record = json.loads(lines[2])
+    record = json.loads(lines[3])
     record["nodes"][0]["draft"][0] += 1e-9
-    lines[2] = json.dumps(record, ensure_ascii=False)
+    lines[3] = json.dumps(record, ensure_ascii=False)
     (tmp_path / "changed.jsonl").write_text("\n".join(lines) + "\n")
     result = invoke("replay", tmp_path / "changed.jsonl", "--check", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["problems"] == ["line 3: changed after it was written"]
+    assert json.loads(result.stdout)["problems"] == ["line 4: changed after it was written"]
 
 
 def test_check_finds_decisions_that_do_not_follow_though_the_sum_is_right(file, tmp_path):
     lines = file[0].read_text().splitlines()
-    record = json.loads(lines[2])
+    record = json.loads(lines[3])
     del record["check"]
     leave(record["last"])
-    lines[2] = json.dumps(record | {"check": checksum(record)}, ensure_ascii=False)
+    lines[3] = json.dumps(record | {"check": checksum(record)}, ensure_ascii=False)
     (tmp_path / "changed.jsonl").write_text("\n".join(lines) + "\n")
     result = invoke("replay", tmp_path / "changed.jsonl", "--check")
     assert result.exit_code == 1
-    assert "row 0, step 0: number" in result.stdout
+    assert "row 0, step 1: number" in result.stdout
 
 
 def test_wrong_files_meet_with_advice(file, tmp_path):

@@ -31,11 +31,11 @@ class Batch:
         """Whether there is room."""
         return tokens <= len(self.tokens) and sequences <= len(self.sequences)
 
-    def fill(self, tokens: Sequence[Token], logits: bool) -> Any:
-        """These tokens as llama.cpp takes them; all are scored, or none."""
+    def fill(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+        """These tokens as llama.cpp takes them, and which of them it scores."""
         end = 0
-        for index, (token, position, sequences) in enumerate(tokens):
-            self.tokens[index], self.positions[index], self.scored[index] = token, position, logits
+        for index, ((token, position, sequences), scored) in enumerate(zip(tokens, wanted, strict=True)):
+            self.tokens[index], self.positions[index], self.scored[index] = token, position, scored
             self.counts[index], self.places[index] = len(sequences), self.first + SIZE * end
             for sequence in sequences:
                 self.sequences[end] = sequence

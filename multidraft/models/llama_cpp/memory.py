@@ -123,18 +123,18 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], logits: bool) -> Float[Tensor, "scored vocabulary"]:
-        """Read tokens, those that others see before them; their logits, in a copy, which no other pass overwrites."""
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
+        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
-        batch = self.filled(tokens, logits)
+        batch = self.filled(tokens, wanted)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-        read = torch.empty(len(tokens) if logits else 0, self.weights.vocabulary)
-        if logits:
+        read = torch.empty(sum(wanted), self.weights.vocabulary)
+        if len(read):
             ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
         return read
 
@@ -144,12 +144,12 @@ class Memory:
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
 
-    def filled(self, tokens: Sequence[Token], logits: bool) -> Any:
+    def filled(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
         """The same as llama.cpp takes it."""
         sequences = sum(len(one.sequences) for one in tokens)
         if self.batch is None or not self.batch.holds(len(tokens), sequences):
             self.batch = Batch(self.library, 2 * len(tokens), 2 * sequences)
-        return self.batch.fill(tokens, logits)
+        return self.batch.fill(tokens, wanted)
 
 
 def move(library: Any, old: Any, new: Any) -> None:
