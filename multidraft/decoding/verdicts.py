@@ -12,7 +12,7 @@ from multidraft.decoding.last_tokens import draw_last
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.walks import Child, Ending, Verdict
 from multidraft.verification import Outcome
-from multidraft.verification.coupling import claim, residual
+from multidraft.verification.coupling import residual
 
 Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
@@ -48,7 +48,8 @@ class Verdicts:
     def coupled(self, row: int, node: int, weight: float, token: int, slot: int) -> Verdict:
         """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
         target, draft = self.tree.one(row, node), self.tree.draft([row], (node,))[0]
-        accept = claim(target, draft, weight, token)
+        likely, drawn = weight * float(target[token]), float(draft[token])
+        accept = 1.0 if likely >= drawn else likely / drawn
 
         @cache
         def left() -> Tensor:
@@ -73,9 +74,9 @@ class Verdicts:
 def verdict(children: dict[int, int], tokens: list[int], accept: list[float], outcome: Outcome, index: int) -> Verdict:
     """The verdict at one node: duplicates added up, which `children` leads from tokens to nodes."""
     claims: dict[int, float] = defaultdict(float)
-    for token, part in zip(tokens, accept, strict=True):
-        claims[token] += part
-    found = tuple(Child(children[token], all_parts) for token, all_parts in claims.items() if all_parts > NEGLIGIBLE)
+    for token, claim in zip(tokens, accept, strict=True):
+        claims[token] += claim
+    found = tuple(Child(children[token], claim) for token, claim in claims.items() if claim > NEGLIGIBLE)
     return Verdict(found, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
 
 

@@ -24,13 +24,6 @@ def remainder(
 
 
 @paired("multidraft.verification.coupling_loops")
-def claim(target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, token: int) -> float:
-    """The probability of accepting one token drawn from `law`, with the target scaled to `weight`."""
-    likely, drawn = weight * float(target[token]), float(law[token])
-    return 1.0 if likely >= drawn else likely / drawn
-
-
-@paired("multidraft.verification.coupling_loops")
 def residual(
     target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:

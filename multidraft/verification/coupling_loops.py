@@ -38,12 +38,6 @@ class Coupled:
     undrafted = 0.0  # is in the record
 
 
-def claim(target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, token: int) -> float:
-    """As `coupling.claim`."""
-    likely, drawn = weight * float(target.detach().numpy()[token]), float(law.detach().numpy()[token])
-    return 1.0 if likely >= drawn else likely / drawn
-
-
 def residual(
     target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:

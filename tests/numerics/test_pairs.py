@@ -17,7 +17,7 @@ from multidraft.numerics.distributions import pick, pick_each
 from multidraft.planning.sight import two_largest
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
-from multidraft.verification.coupling import claim, residual
+from multidraft.verification.coupling import residual
 from multidraft.verification.lorenz import drawable_schedule, lorenz
 
 DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
@@ -66,11 +66,6 @@ def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterato
         yield residual(p, law.draft_probability * q, weight, 0.25)
 
 
-def claimed(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    places = zip(target, draft, (1.0, 0.7, 0.05), drafted[:, 0].tolist(), strict=True)
-    yield torch.tensor([claim(p, q, weight, token) for p, q, weight, token in places])
-
-
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
     yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
@@ -86,7 +81,6 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick_each": ([Iid(1)], picked_each),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
-    "multidraft.verification.coupling.claim": ([Iid(1)], claimed),
     "multidraft.planning.sight.two_largest": ([Iid(1)], largest),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
