@@ -48,7 +48,7 @@ def answered(state: State, plan: Plan, info: Info) -> Answer:
             said = state.target.forward(state.root[:, None], state.position[:, None], sees)
     with info.watch.part("rule"):
         numbers = [random.number() for random in state.random]
-        last = pick_each(sampling.target(said[:, 0], state.prefixes), numbers)
+        last = drawn(sampling, said[:, 0], state.prefixes, numbers)
         take_coins(state, plan)
     return Answer(said[:, 0], sampling, last)
 
@@ -71,6 +71,18 @@ def going_on(state: State, plan: Plan, answer: Answer, info: Info) -> tuple[Stat
 def alone(rows: int) -> tuple[Bool[Tensor, "rows 1 1"], Int[Tensor, "rows 1"]]:
     """Every row's root sees itself, and is kept."""
     return torch.ones(rows, 1, 1, dtype=torch.bool), torch.zeros(rows, 1, dtype=torch.int64)
+
+
+def drawn(
+    sampling: Sampling | PerRow,
+    logits: Float[Tensor, "rows vocabulary"],
+    prefixes: Prefixes | None,
+    numbers: list[float],
+) -> list[int]:
+    """A token of every row, with the row's number, which is taken also where nothing depends on it."""
+    if sampling.is_argmax:
+        return logits.argmax(-1).tolist()
+    return pick_each(sampling.target(logits, prefixes), numbers)
 
 
 def take_coins(state: State, plan: Plan) -> None:

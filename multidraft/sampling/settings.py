@@ -40,6 +40,11 @@ class Sampling:
         return self.before is None and self.after is None and self.top_p is None
 
     @property
+    def is_argmax(self) -> bool:
+        """Whether the target's most likely token is all that there is."""
+        return self.temperature == 0 and self.before is None and self.after is None
+
+    @property
     def looks_back(self) -> bool:
         """Whether the sequences that lead to the nodes are needed."""
         return any(part is not None and part.looks_back for part in (self.before, self.after))
@@ -101,6 +106,8 @@ class PerRow:
     def is_softmax(self) -> bool:
         """Whether it may be done at every node at once, for all rows."""
         return all(sampling.is_softmax for sampling in self.groups)
+
+    is_argmax = False  # of some rows at most
 
     def of_rows(self, rows: Sequence[int]) -> "Sampling | PerRow":
         """The settings of some rows, which may repeat: of logits with one line for each of them."""
