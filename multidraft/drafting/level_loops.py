@@ -36,15 +36,21 @@ def draw_level(
         independent_tuples(*level)
 
 
-@lru_cache(256)  # the same for every step of a fixed tree; trees that grow have new ones
+@lru_cache(256)  # the same for every step of a fixed tree; trees that grow have new ones, of sizes that come again
 def layout_of(law: Law, drawing: Drawing) -> tuple[np.ndarray, int]:
     """By node its slot, the slot of its first child, its drafts, its tuple's positions, the numbers that it takes.
 
     Beside it all nodes' numbers together.
     """
-    laws = [law.with_drafts(count) for count in drawing.counts]
-    sizes = ([own.drafts for own in laws], [own.width for own in laws], [own.numbers for own in laws])
-    return np.column_stack([drawing.slots, drawing.first, *sizes]), sum(sizes[-1])
+    sizes = sizes_of(law, drawing.counts)
+    return np.column_stack([drawing.slots, drawing.first, sizes]), int(sizes[:, 2].sum())
+
+
+@lru_cache(1024)
+def sizes_of(law: Law, counts: tuple[int, ...]) -> Int[np.ndarray, "nodes 3"]:
+    """By node its drafts, its tuple's positions, and the numbers that it takes."""
+    laws = [law.with_drafts(count) for count in counts]
+    return np.array([(own.drafts, own.width, own.numbers) for own in laws])
 
 
 @compiled

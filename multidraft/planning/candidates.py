@@ -10,7 +10,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.planning.costs import CostsByRows
 from multidraft.planning.rates import Rates
 
-MARGIN = 0.02  # by which drafts must be faster than none; much more would forgo what predictions err by, 3 %
+MARGIN = 0.02  # by which drafts must be faster than none; predictions err by 3 %, and a wider one would forgo more
 NEVER = 1e-12  # a smaller chance to come by is none
 
 

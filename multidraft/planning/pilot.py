@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Growing, Outlook
@@ -12,7 +14,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.planning.averages import Ease
 from multidraft.planning.costs import CostsByRows
 from multidraft.planning.predictions import COUNTS, Predictions, nearest
-from multidraft.planning.sight import Node, Sight
+from multidraft.planning.sight import Node, Sight, two_largest
 from multidraft.planning.worth import settled
 
 PRIOR = 12.0  # nodes' worth of the plan's word against what a call sees
@@ -47,6 +49,7 @@ class Pilot(Growing):
         self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
         self.entered = [[nearest(weight) for weight in own] for own in predictions.rates.weights]
         self.ease = Ease(PRIOR)
+        two_largest(torch.zeros(1, 2))  # compiled before any clock runs
 
     def temper(self, drafts: int) -> float:
         """As it was best when the plan was made."""

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
 OF_ONE_REPLICA = ("test_metrics_count_what_was_done",)
 SIZE = test_api.SIZE
+START = 600  # seconds that a new process of Ray's, which imports torch, may take on a busy machine
 
 for name, test in vars(test_api).items():  # the same tests, against the client below
     if name.startswith("test_") and "toy" in inspect.signature(test).parameters and name not in OF_ONE_REPLICA:
@@ -117,6 +118,23 @@ def test_more_than_fits_is_told_to_come_again(toy):
     assert set(statuses) == {200, 429}
 
 
+def exported() -> str:
+    """What Prometheus reads of Ray, from all machines."""
+    places = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in ray.nodes()]
+    return "".join(httpx2.get(place, timeout=PATIENCE).text for place in places)
+
+
+def test_the_numbers_of_all_replicas_are_in_rays_own_exporter(toy):
+    """Every replica under its own name, a few seconds later."""
+    known, end = set[str](), time.monotonic() + START
+    while len(known) < 2:
+        assert time.monotonic() < end
+        assert ask(toy).status_code == 200
+        lines = [line for line in exported().splitlines() if line.startswith("ray_vllm_generation_tokens_total{")]
+        known = {part for line in lines for part in line.split(",") if part.lstrip().startswith("replica=")}
+        time.sleep(1)
+
+
 def test_a_killed_replica_costs_what_it_was_doing_and_no_more(toy):
     """Clients see a whole answer or an error that says so; those who ask again get the answer."""
     expected, outcomes = ask(toy, max_tokens=60).json()["choices"], list[str]()
@@ -145,7 +163,7 @@ def test_a_killed_replica_costs_what_it_was_doing_and_no_more(toy):
     assert "wrong" not in outcomes
     assert outcomes.count("whole") > 20
     assert {"cut", "429", "500", "503"} >= set(outcomes) - {"whole"}
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + START
     while len(replicas()) < 2:
         assert time.monotonic() < end
         time.sleep(0.2)
