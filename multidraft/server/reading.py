@@ -42,8 +42,11 @@ class Reading:
         return self.state is not None and self.is_drafted
 
     def advance(self, most: int) -> int:
-        """Let a model read on by so many tokens at most, and return their number."""
-        return self.advance_target(most) if self.state is None else self.advance_draft(most)
+        """Read on by so many tokens at most, and return their number; the draft model ends after the first answer."""
+        if self.state is not None:
+            return self.catch_up()
+        count = self.advance_target(most)
+        return count if self.state is not None else count + self.catch_up()
 
     def advance_target(self, most: int) -> int:
         """The same of the target, to its end; what it says of the prompt is noted if it was asked for."""
@@ -60,13 +63,14 @@ class Reading:
             self.state = self.begun(said[:, -1:] if self.whole else None)
         return len(piece)
 
-    def advance_draft(self, most: int) -> int:
-        """The same of the draft model."""
-        piece = self.job.prompt[self.draft_has : -1][:most]
-        self.read(1, piece, self.draft_has)
-        self.draft_has += len(piece)
-        self.is_drafted = self.draft_has == len(self.job.prompt) - 1
-        return len(piece)
+    def catch_up(self) -> int:
+        """Let the draft model read what the target has read, but for the root; for nothing, as a small model."""
+        if not self.is_drafted:
+            piece = self.job.prompt[self.draft_has : self.target_has][: len(self.job.prompt) - 1 - self.draft_has]
+            self.read(1, piece, self.draft_has)
+            self.draft_has += len(piece)
+            self.is_drafted = self.draft_has == len(self.job.prompt) - 1
+        return 0
 
     def read(self, which: int, piece: list[int], first: int, logits: Scored = False) -> Tensor:
         """Let one of the two read a piece."""
