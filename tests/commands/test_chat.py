@@ -66,7 +66,7 @@ def answers(shown: str) -> list[str]:
 
 def test_a_conversation_has_a_history(pair, heard):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    result = chat(pair, said="the\n\na\nin\nof\n/reset\na storm\n/exit\nnever\n")
+    result = chat(pair, "--max-new-tokens", 4, said="the\n\na\nin\nof\n/reset\na storm\n/exit\nnever\n")
     assert result.exit_code == 0, result.output
     said, texts = ["the", "a", "in", "of"], answers(result.stdout)
     assert len(texts) == len(heard) == 5
