@@ -1,8 +1,11 @@
 """What is served, and how: small enough to be sent to where the models are loaded."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 
 from multidraft.commands import terminal
 from multidraft.commands.capture import DEMO
@@ -17,6 +20,8 @@ from multidraft.server.limits import Limits
 if TYPE_CHECKING:
     from multidraft.decoding.state import Plan
     from multidraft.server.service import Service
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,15 @@ class Serving:
         return plan
 
     def service(self) -> "Service":
-        """The service over the models, which are loaded here and now."""
+        """The service over the models, which are loaded here and now.
+
+        They are in a thread that ends: OpenMP keeps helpers for every thread that has computed, and where those are
+        more than processors, the engine's own hardly wait for their work without sleeping, which costs most of it.
+        """
+        return apart(self.made)
+
+    def made(self) -> "Service":
+        """The same, in whatever thread this is."""
         import torch
 
         from multidraft.server.engine import Engine
@@ -69,6 +82,23 @@ class Serving:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
         engine = Engine(models.target, models.draft, with_choice(self.plan(), models, self.tree), self.limits)
         return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
+
+
+def apart(call: Callable[[], Result]) -> Result:
+    """What a call returns or raises, in a thread of its own."""
+    found: Future[Result] = Future()
+
+    def settle() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = Thread(target=settle, daemon=True)  # an interruption does not wait for it
+    thread.start()
+    result = found.result()
+    thread.join()
+    return result
 
 
 def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
