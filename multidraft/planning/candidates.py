@@ -30,7 +30,8 @@ class Candidates:
             for depth in range(self.depths[index]):
                 drawing = reach[(depths == depth) & draws].sum()
                 self.drafting[index, depth] = drawing / max(reach[depths == depth].sum(), NEVER)
-                self.missing[index, depth] = 1 - reach[depths == depth + 1].sum() / max(drawing, NEVER)
+                found = min(reach[depths == depth + 1].sum() / max(drawing, NEVER), 1)  # above it by rounding
+                self.missing[index, depth] = 1 - found
         self.times = dict[int, Float[np.ndarray, " trees"]]()
 
     def tokens(self, exponent: float = 1.0) -> Float[np.ndarray, " trees"]:

@@ -121,6 +121,14 @@ def test_a_perfect_draft_is_drafted_deep():
     assert run(Auto(made, 1.0, Limits()), same, same, 50).shapes == {"1x1x1x1x1x1": 50}
 
 
+def test_shares_that_add_up_to_one_but_for_rounding_leave_numbers():
+    """The chance to miss is never below nothing, of which powers are no numbers, and no number was the largest speed."""
+    found = rates(1.0)
+    rounded = replace(found, shares=[[share * (1 + 4e-16) for share in own] for own in found.shares])
+    candidates = plan({}, found=rounded, trees=["1", "2x1"]).choice(1.0)
+    assert (candidates.tokens(1.3) >= 1).all()
+
+
 def test_limits_hold():
     shape = Auto(plan({}, found=rates(0.99), trees=["1", "1x1x1", "4x2x2x1"]), 1.0, Limits(nodes=3, depth=2))
     assert [shape.candidates.shapes[i].tree.name for i in shape.allowed.nonzero()[0]] == ["", "1"]
