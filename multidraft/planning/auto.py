@@ -65,6 +65,13 @@ class Auto:
         self.choice, self.rows, self.age = 0, 0, 0  # the first candidate has no drafts
         self.pause, self.probing = PAUSE, False
         self.expected = Outlook(0.0, 0.0)
+        self.reading = plan.costs.at(1).reading  # seconds of the draft model for a prompt's token
+        self.read = 0.0  # prompt tokens that it reads for every new token, where rows come and go
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is drafted at present, so that what the draft model has not read can wait."""
+        return bool(self.rows) and not self.choice and not self.probing
 
     @property
     def shape(self) -> Fixed | Pilot:
@@ -81,8 +88,9 @@ class Auto:
     def choose(self, rows: int) -> None:
         """The candidate with most tokens a second, by a margin; no drafts are believed again after a probe."""
         tokens = self.candidates.tokens(self.ease.exponent)
-        speeds = self.allowed * tokens / self.candidates.seconds(rows)
-        speeds[1:] /= 1 + MARGIN
+        spent = self.candidates.seconds(rows) / tokens  # a token of each row
+        spent[1:] = (spent[1:] + rows * self.read * self.reading) * (1 + MARGIN)
+        speeds = self.allowed / spent
         best = int(speeds.argmax())
         resting = not self.choice and rows == self.rows and not self.probing
         self.probing = resting and not best and bool(self.allowed[1:].any())

@@ -15,6 +15,7 @@ from multidraft.decoding.stepping import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
 from multidraft.models.causal_lm import Model, is_ragged, place_of
+from multidraft.planning.auto import Auto
 from multidraft.server.guarded import fault_of
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
@@ -212,6 +213,8 @@ class Engine:
         """The plan with what a step's rows ask for."""
         asked = [job.logprobs for job in jobs if job.logprobs is not None]
         measure = self.info.target_passes % MEASURED_EVERY == 0
+        if isinstance(self.plan.shape, Auto):
+            self.plan.shape.read = (self.prompt_tokens - self.reused_tokens) / max(self.info.tokens, 1)
         self.onlooker.forget()
         return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
 

@@ -3,6 +3,7 @@
 The target comes first: what it says of the last token is the first answer, for which nobody waits for the draft model.
 """
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -13,6 +14,7 @@ from multidraft.decoding.prefill import at_roots, capacity_of, read, readers
 from multidraft.decoding.state import Plan, State
 from multidraft.models import LanguageModel, Scored
 from multidraft.models.causal_lm import Model, answers_prompts
+from multidraft.planning.auto import Auto
 from multidraft.server.job import Job
 from multidraft.server.shelf import Shelf
 
@@ -26,6 +28,7 @@ class Reading:
         self.found = shelf.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
         self.reused = self.target_has = self.draft_has = self.found[1] if self.found else 0
         self.whole, self.is_drafted = answers_prompts(target), draft is None
+        self.draft_waits = isinstance(plan.shape, Auto) and plan.shape.rests
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property
@@ -66,10 +69,10 @@ class Reading:
     def catch_up(self) -> int:
         """Let the draft model read what the target has read, but for the root; for nothing, as a small model."""
         if not self.is_drafted:
-            piece = self.job.prompt[self.draft_has : self.target_has][: len(self.job.prompt) - 1 - self.draft_has]
-            self.read(1, piece, self.draft_has)
-            self.draft_has += len(piece)
-            self.is_drafted = self.draft_has == len(self.job.prompt) - 1
+            end = self.draft_has if self.draft_waits else min(self.target_has, len(self.job.prompt) - 1)
+            self.read(1, self.job.prompt[self.draft_has : end], self.draft_has)
+            self.draft_has = end
+            self.is_drafted = self.draft_waits or end == len(self.job.prompt) - 1
         return 0
 
     def read(self, which: int, piece: list[int], first: int, logits: Scored = False) -> Tensor:
@@ -80,5 +83,6 @@ class Reading:
 
     def begun(self, said: Tensor | None) -> State:
         """Where decoding begins."""
-        job = self.job
-        return at_roots(*self.readers, [job.prompt], self.plan, [job.generator], sampling=[job.sampling], said=said)
+        job, plan = self.job, self.plan
+        state = at_roots(*self.readers, [job.prompt], plan, [job.generator], sampling=[job.sampling], said=said)
+        return replace(state, unread=[job.prompt[self.draft_has : -1] if self.draft_waits else []])

@@ -122,7 +122,7 @@ def test_a_perfect_draft_is_drafted_deep():
 
 
 def test_shares_that_add_up_to_one_but_for_rounding_leave_numbers():
-    """The chance to miss is never below nothing, of which powers are no numbers, and no number was the largest speed."""
+    """The chance to miss is never below nothing: powers of that are no numbers, and no number was the largest speed."""
     found = rates(1.0)
     rounded = replace(found, shares=[[share * (1 + 4e-16) for share in own] for own in found.shares])
     candidates = plan({}, found=rounded, trees=["1", "2x1"]).choice(1.0)

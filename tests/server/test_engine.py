@@ -6,20 +6,27 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from plans import plan
 from tiny import tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import multidraft as md
+from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Plan
+from multidraft.decoding.stepping import step
 from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
+from multidraft.planning.auto import Auto
+from multidraft.planning.auto import Limits as AutoLimits
 from multidraft.sampling.settings import Sampling
 from multidraft.server import engine as engines
 from multidraft.server.engine import ClosedError, Engine, FullError
 from multidraft.server.guarded import Guarded
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
+from multidraft.server.reading import Reading
+from multidraft.server.shelf import Shelf
 
 SIZE, PATIENCE = 5, 60
 
@@ -246,3 +253,30 @@ def test_a_dead_engine_says_so_to_everybody(engine, monkeypatch):
     assert isinstance(row.end(), Failed)
     server.thread.join(PATIENCE)
     assert not server.alive
+
+
+def test_under_auto_a_prompt_waits_for_the_draft_model_while_nothing_is_drafted():
+    """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
+    shape = Auto(plan({}, trees=["1", "2x1"]), 1.0, AutoLimits())
+    shape.rows, shape.choice = 1, 0  # at rest
+    job = Heard([0, 3, 1, 4, 2], 4).job
+    read = Reading(job, *tiny(), Plan(md.scheme("anchored:lorenz"), shape, measure=False), Shelf())
+    while not read.is_over:
+        read.advance(2)
+    assert (read.draft_has, read.state.unread) == (0, [[0, 3, 1, 4]])
+    fixed, found = Plan(md.scheme("anchored:lorenz"), Tree.parse("2x1"), measure=False), list[int]()
+    with torch.inference_mode():
+        while len(found) < 9:
+            read.state, (new,) = step(read.state, fixed, Info())
+            found += new.tokens
+    target, draft = tiny()
+    (same,), _ = md.generate(
+        target,
+        draft,
+        [job.prompt],
+        tree="2x1",
+        generator=[torch.Generator().manual_seed(0)],
+        max_new_tokens=9,
+        eos_token_id=[],
+    )
+    assert found[:9] == same.tolist()
