@@ -74,7 +74,7 @@ def read_texts(
 ) -> Float[Tensor, "batch scored *drafters vocabulary"]:
     """Keep these, which end together, piece by piece; the last logits, if asked for."""
     tokens, lengths = padded(texts, left=True), torch.tensor([len(text) for text in texts])[:, None]
-    size, scores = tokens.shape[1], torch.empty(0)
+    size = tokens.shape[1]
     for first in range(0, max(size, 1), CHUNK):  # once at least, which settles the number of rows
         done = (lengths - size + first).clamp(min=0)
         scores = read(reader, tokens[:, first : first + CHUNK], done, first + CHUNK >= size and logits)

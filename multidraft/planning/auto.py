@@ -66,7 +66,7 @@ class Auto:
         self.pause, self.probing = PAUSE, False
         self.expected = Outlook(0.0, 0.0)
         self.reading = plan.costs.at(1).reading  # seconds of the draft model for a prompt's token
-        self.read = 0.0  # prompt tokens that it reads for every new token, where rows come and go
+        self.toll = 0.0  # seconds of that for every new token, where rows come and go
 
     @property
     def rests(self) -> bool:
@@ -77,6 +77,10 @@ class Auto:
     def shape(self) -> Fixed | Pilot:
         """The tree that was chosen, or what grows in its place."""
         return self.pilot if self.pilot and self.growing else self.candidates.shapes[self.choice]
+
+    def charge(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
+        self.toll = self.reading * prompt_tokens / max(new_tokens, 1)
 
     def seed(self, rows: int) -> Tree:
         """The tree of this step, chosen anew every few steps and whenever rows have come or gone."""
@@ -89,7 +93,7 @@ class Auto:
         """The candidate with most tokens a second, by a margin; no drafts are believed again after a probe."""
         tokens = self.candidates.tokens(self.ease.exponent)
         spent = self.candidates.seconds(rows) / tokens  # a token of each row
-        spent[1:] = (spent[1:] + rows * self.read * self.reading) * (1 + MARGIN)
+        spent[1:] = (spent[1:] + rows * self.toll) * (1 + MARGIN)
         speeds = self.allowed / spent
         best = int(speeds.argmax())
         resting = not self.choice and rows == self.rows and not self.probing

@@ -187,7 +187,7 @@ class Engine:
             return False
         if state.said is None:
             return True
-        reading.state, (new,) = step(state, self.plan_now([job]), self.info)
+        reading.state, (new,) = self.stepped(state, [job])
         return self.pass_on(job, 0, new)
 
     def enter(self, reading: Reading) -> None:
@@ -200,7 +200,7 @@ class Engine:
         """One step of all rows; where it fails, and no row can be named for it, all of them end."""
         assert self.state is not None
         try:
-            self.state, emitted = step(self.state, self.plan_now(self.running), self.info)
+            self.state, emitted = self.stepped(self.state, self.running)
         except Exception as error:
             LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
@@ -209,13 +209,17 @@ class Engine:
             return
         self.go_on([index for index, new in enumerate(emitted) if self.pass_on(self.running[index], index, new)])
 
+    def stepped(self, state: State, jobs: list[Job]) -> tuple[State, list[Emitted]]:
+        """A step of these jobs, which the onlooker and the choice of trees are prepared for."""
+        self.onlooker.forget()
+        if isinstance(self.plan.shape, Auto):
+            self.plan.shape.charge(self.prompt_tokens - self.reused_tokens, self.info.tokens)
+        return step(state, self.plan_now(jobs), self.info)
+
     def plan_now(self, jobs: list[Job]) -> Plan:
         """The plan with what a step's rows ask for."""
         asked = [job.logprobs for job in jobs if job.logprobs is not None]
         measure = self.info.target_passes % MEASURED_EVERY == 0
-        if isinstance(self.plan.shape, Auto):
-            self.plan.shape.read = (self.prompt_tokens - self.reused_tokens) / max(self.info.tokens, 1)
-        self.onlooker.forget()
         return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
 
     def pass_on(self, job: Job, index: int, new: Emitted) -> bool:

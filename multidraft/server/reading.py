@@ -46,17 +46,17 @@ class Reading:
 
     def advance(self, most: int) -> int:
         """Read on by so many tokens at most, and return their number; the draft model ends after the first answer."""
-        if self.state is not None:
-            return self.catch_up()
-        count = self.advance_target(most)
-        return count if self.state is not None else count + self.catch_up()
+        count = self.advance_target(most) if self.state is None else 0
+        if not count or self.state is None:  # the target's last piece is answered first
+            self.catch_up()
+        return count
 
     def advance_target(self, most: int) -> int:
         """The same of the target, to its end; what it says of the prompt is noted if it was asked for."""
         prompt, wanted = self.job.prompt, self.job.prompt_logprobs
-        piece = prompt[self.target_has : len(prompt) - (not self.whole)][:most]
-        end = self.target_has + len(piece)
-        is_last = end == len(prompt) - (not self.whole)
+        last = len(prompt) - (not self.whole)
+        end = min(self.target_has + most, last)
+        piece, is_last = prompt[self.target_has : end], end == last
         said = self.read(0, piece, self.target_has, wanted is not None or (self.whole and is_last and "last"))
         if wanted is not None:
             follow = prompt[self.target_has + 1 :][: len(piece)]
@@ -66,14 +66,13 @@ class Reading:
             self.state = self.begun(said[:, -1:] if self.whole else None)
         return len(piece)
 
-    def catch_up(self) -> int:
-        """Let the draft model read what the target has read, but for the root; for nothing, as a small model."""
+    def catch_up(self) -> None:
+        """Let the draft model read what the target has read, but for the root."""
         if not self.is_drafted:
             end = self.draft_has if self.draft_waits else min(self.target_has, len(self.job.prompt) - 1)
             self.read(1, self.job.prompt[self.draft_has : end], self.draft_has)
             self.draft_has = end
             self.is_drafted = self.draft_waits or end == len(self.job.prompt) - 1
-        return 0
 
     def read(self, which: int, piece: list[int], first: int, logits: Scored = False) -> Tensor:
         """Let one of the two read a piece."""
