@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from multidraft.decoding.logprobs import Logprob, listed
-from multidraft.decoding.prefill import at_roots, capacity_of, read, readers
+from multidraft.decoding.prefill import CHUNK, at_roots, capacity_of, read, readers
 from multidraft.decoding.state import Plan, State
 from multidraft.models import LanguageModel, Scored
 from multidraft.models.causal_lm import Model, answers_prompts
@@ -28,7 +28,8 @@ class Reading:
         self.found = shelf.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
         self.reused = self.target_has = self.draft_has = self.found[1] if self.found else 0
         self.whole, self.is_drafted = answers_prompts(target), draft is None
-        self.draft_waits = isinstance(plan.shape, Auto) and plan.shape.rests
+        is_short = len(job.prompt) <= CHUNK  # for it may have to be read in one pass, with a mask that is its square
+        self.draft_waits = is_short and isinstance(plan.shape, Auto) and plan.shape.rests
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property

@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import CHUNK
 from multidraft.decoding.state import Plan
 from multidraft.decoding.stepping import step
 from multidraft.decoding.tree import Tree
@@ -264,6 +265,7 @@ def test_under_auto_a_prompt_waits_for_the_draft_model_while_nothing_is_drafted(
     while not read.is_over:
         read.advance(2)
     assert (read.draft_has, read.state.unread) == (0, [[0, 3, 1, 4]])
+    assert not Reading(Heard([0] * (CHUNK + 1), 4).job, *tiny(), read.plan, Shelf()).draft_waits
     fixed, found = Plan(md.scheme("anchored:lorenz"), Tree.parse("2x1"), measure=False), list[int]()
     with torch.inference_mode():
         while len(found) < 9:
