@@ -9,14 +9,13 @@ from multidraft.decoding.shapes import Fixed, Outlook
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Verdict
 from multidraft.errors import AdviceError
-from multidraft.planning.averages import Ease
 from multidraft.planning.candidates import MARGIN
+from multidraft.planning.ease import Ease
 from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.pilot import Pilot
 
 AGAIN = 4  # steps after which the choice is made anew
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
-PRIOR = 12.0  # nodes' worth of the plan's word against what a call sees
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class Auto:
     """A shape that decides anew every few steps; it learns from this call alone, so that a run repeats itself.
 
     All candidates are compared by predicted tokens a second. How much easier than predicted real drafts are found is
-    one number for all nodes, which fades. Where trees that grow were faster when the plan was made, one of them takes
-    the place of the best fixed tree, as long as there is one row.
+    one number for all nodes; a belief in it is learnt, and fades. Where trees that grow were faster when the plan was
+    made, one of them takes the place of the best fixed tree, as long as there is one row.
     """
 
     def __init__(self, plan: PairPlan, temperature: float | int, limits: Limits, tempers: bool = True):
@@ -61,7 +60,7 @@ class Auto:
         self.most_drafts = max(shape.most_drafts for shape in shapes)
         self.most_slots = max(shape.most_slots for shape in shapes)
         self.counts_drawn = sorted({count for shape in shapes for count in shape.counts_drawn})
-        self.ease = Ease(PRIOR)
+        self.ease = Ease()
         self.choice, self.rows, self.age = 0, 0, 0  # the first candidate has no drafts
         self.pause, self.probing = PAUSE, False
         self.expected = Outlook(0.0, 0.0)
@@ -91,7 +90,7 @@ class Auto:
 
     def choose(self, rows: int) -> None:
         """The candidate with most tokens a second, by a margin; no drafts are believed again after a probe."""
-        tokens = self.candidates.tokens(self.ease.exponent)
+        tokens = self.ease.belief @ self.candidates.by_ease
         spent = self.candidates.seconds(rows) / tokens  # a token of each row
         spent[1:] = (spent[1:] + rows * self.toll) * (1 + MARGIN)
         speeds = self.allowed / spent

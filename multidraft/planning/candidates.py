@@ -1,6 +1,7 @@
 """Fixed trees to choose from, with what is predicted of them, side by side."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Float
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.tree import Tree
 from multidraft.planning.costs import CostsByRows
+from multidraft.planning.ease import EASES
 from multidraft.planning.rates import Rates
 
 MARGIN = 0.02  # by which drafts must be faster than none; predictions err by 3 %, and a wider one would forgo more
@@ -37,6 +39,11 @@ class Candidates:
     def tokens(self, exponent: float = 1.0) -> Float[np.ndarray, " trees"]:
         """Expected tokens a row and step, one that comes without drafts included; see `Ease` for the exponent."""
         return 1 + np.cumprod(self.drafting * (1 - self.missing**exponent), axis=1).sum(1)
+
+    @cached_property
+    def by_ease(self) -> Float[np.ndarray, "eases trees"]:
+        """The same for each of `EASES`."""
+        return np.stack([self.tokens(ease) for ease in EASES.tolist()])
 
     def seconds(self, rows: int) -> Float[np.ndarray, " trees"]:
         """Predicted seconds of a step with so many rows."""

@@ -11,13 +11,11 @@ from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Growing, Outlook
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Verdict
-from multidraft.planning.averages import Ease
 from multidraft.planning.costs import CostsByRows
+from multidraft.planning.ease import Ease
 from multidraft.planning.predictions import COUNTS, Predictions, nearest
 from multidraft.planning.sight import Node, Sight, two_largest
 from multidraft.planning.worth import settled
-
-PRIOR = 12.0  # nodes' worth of the plan's word against what a call sees
 
 
 class Coming(NamedTuple):
@@ -48,7 +46,7 @@ class Pilot(Growing):
         self.costs, self.predictions, self.depth, self.tempers = costs, predictions, depth, tempers
         self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
         self.entered = [[nearest(weight) for weight in own] for own in predictions.rates.weights]
-        self.ease = Ease(PRIOR)
+        self.ease = Ease()
         two_largest(torch.zeros(1, 2))  # compiled before any clock runs
 
     def temper(self, drafts: int) -> float:

@@ -1,0 +1,52 @@
+"""How much easier than predicted drafts are found in a call: learnt from every verdict, and forgotten again."""
+
+import numpy as np
+from jaxtyping import Float
+
+UP = [0.17, 0.33, 0.5, 0.7, 1.2, 2.3, 3.5]
+LOGS = np.array([-step for step in reversed(UP)] + [0.0] + UP)
+EASES = np.exp(LOGS)
+SPREAD, ELSEWHERE = 0.2, 0.03  # texts differ by so much in the logarithm; how likely one is quite another thing
+CHANGE = 0.03  # how likely the text becomes another one between two nodes of a row
+SURE = 0.998  # no claim is believed to be likelier
+USUAL = np.exp(-0.5 * (LOGS / SPREAD) ** 2)
+TEXTS = (1 - ELSEWHERE) * USUAL / USUAL.sum() + ELSEWHERE / len(LOGS)  # how likely is what, before anything is seen
+
+
+class Ease:
+    """A belief in how much easier than predicted drafts are found: chances 1 - a of missing become (1 - a)^g.
+
+    So that one number serves nodes with one draft and with many: no acceptance leaves the unit interval, and what is
+    nearly certain stays so. Above one is easier. A hidden Markov model says what g is: most texts are much like those
+    that predictions come from, and with every node it may have become another one. What drafts claim at a node of
+    weight w counts as an event of probability w (1 - (1 - a)^g), which is its mean.
+    """
+
+    def __init__(self) -> None:
+        self.believed = TEXTS
+        self.heard: list[tuple[float, float, float, float]] = []
+
+    def add(self, claimed: float, predicted: float, weight: float, rows: int = 1) -> None:
+        """A node that was entered with some weight, in one of so many rows: what its drafts claimed, and should have.
+
+        A row's text is followed as quickly in a batch as alone, by more nodes.
+        """
+        self.heard.append((min(claimed, 1.0), predicted / weight, weight, rows))
+
+    @property
+    def belief(self) -> Float[np.ndarray, " eases"]:
+        """How likely each of `EASES` is."""
+        if self.heard:
+            claimed, rate, weight, rows = np.array(self.heard).T[..., None]
+            likely = weight * (1 - (1 - np.clip(rate, 1 - SURE, SURE)) ** EASES).clip(max=SURE)
+            shares = np.exp(claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely))
+            for share, same in zip(shares, (1 - CHANGE) ** (1 / rows[:, 0]), strict=True):
+                found = self.believed * share
+                self.believed = found * (same / found.sum()) + (1 - same) * TEXTS
+            self.heard.clear()
+        return self.believed
+
+    @property
+    def exponent(self) -> float:
+        """The exponent g, by its mean logarithm."""
+        return float(np.exp(self.belief @ LOGS))
