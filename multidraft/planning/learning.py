@@ -26,7 +26,7 @@ MOST_DRAFTS, MOST_LEVELS = 8, 8
 TEMPERS = (1.0, 1.15, 1.3)
 WORTH_IT = 0.003  # acceptance that another temper must gain: less is noise, and it costs a pass over the vocabulary
 TEMPERED, SAMPLE = (2, 3, 4), 64  # numbers of drafts, and of positions, for which tempers are tried
-OBSERVED = 20.0  # nodes' worth of the prediction in a factor
+OBSERVED = 200.0  # nodes' worth of the prediction in a factor: chance alone moves those of deep levels by a twentieth
 
 
 def contexts(subject: Subject) -> list[list[int]]:
