@@ -25,6 +25,27 @@ def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -
     return pick_lines(lines(weights), np.array(numbers)[:, None])[:, 0].tolist()
 
 
+def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float | int, number: float) -> int:
+    """As `distributions.draw`."""
+    return first_of_largest(logits) if temperature == 0 else draw_soft(logits, logits.dtype.type(temperature), number)
+
+
+@compiled
+def first_of_largest(values):
+    """Where the largest one is, the first of equals."""
+    return values.argmax()
+
+
+@compiled
+def draw_soft(logits, temperature, number):
+    """A token drawn from the softmax, which needs no dividing by its sum."""
+    token, weights, largest = np.empty(1, np.int64), np.empty_like(logits), logits.max()
+    for index in range(logits.size):
+        weights[index] = np.exp((logits[index] - largest) / temperature)
+    pick_into(token, weights, np.full(1, number))
+    return token[0]
+
+
 @compiled
 def pick_lines(weights, uniform):
     """As `pick_into`, for every line."""

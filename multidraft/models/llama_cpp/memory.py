@@ -11,6 +11,7 @@ from threading import RLock
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -40,6 +41,7 @@ class Memory:
         self.context: Any = None
         self.closing: Any = None
         self.batch: Batch | None = None
+        self.viewed: tuple[tuple[int, int], list[np.ndarray]] = (0, 0), []  # where logits are, and views of them
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
@@ -125,6 +127,14 @@ class Memory:
 
     def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
+        self.decode(tokens, wanted)
+        read = torch.empty(sum(wanted), self.weights.vocabulary)
+        if len(read):
+            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
+        return read
+
+    def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
+        """Read them; the logits of some are llama.cpp's until its next pass."""
         self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
@@ -133,10 +143,14 @@ class Memory:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-        read = torch.empty(sum(wanted), self.weights.vocabulary)
-        if len(read):
-            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
-        return read
+
+    def lines(self, count: int) -> list[np.ndarray]:
+        """So many lines of logits, where the last pass has left them."""
+        pointer = self.library.llama_get_logits(self.context)
+        place = ctypes.addressof(pointer.contents), count
+        if self.viewed[0] != place:  # seldom: they stay where they are
+            self.viewed = place, list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
+        return self.viewed[1]
 
     def use_threads(self) -> None:
         """As many as torch uses, whose number plans choose."""
