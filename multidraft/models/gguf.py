@@ -105,12 +105,12 @@ class GGUF(Answering):
 
     def answer(self, roots: list[int], temperatures: Sequence[float], numbers: Sequence[float]) -> list[int]:
         with self.memory.lock:
-            rows = self.rows or []
-            tokens = [row.follow(token) for row, token in zip(rows, roots, strict=True)]
+            tokens = [row.follow(token) for row, token in zip(self.rows or [], roots, strict=True)]
             self.pending += 1
             self.memory.decode(tokens, [True] * len(tokens))
             lines = self.memory.lines(len(tokens))
-            return [draw(*row) for row in zip(lines, temperatures, numbers, strict=True)]
+            rows = zip(lines, temperatures, numbers, strict=True)
+            return [draw(line, heat, number) if heat else int(line.argmax()) for line, heat, number in rows]
 
     def keep_roots(self) -> None:
         for row in self.rows or []:

@@ -48,9 +48,8 @@ def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Ite
 
 
 def drawn_softly(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    lines = (4 * draft.log()).numpy()
-    ways = product(lines, (0, 0.7, 4), (0.0, 0.01, 0.4, 0.99))
-    yield torch.tensor([draw(*way) for way in ways])
+    lines, numbers = (4 * draft.float().log()).numpy(), torch.linspace(0.001, 0.999, 30, dtype=torch.float64).tolist()
+    yield torch.tensor([draw(*way) for way in product(lines, (0.05, 0.7, 4.0), numbers)])
 
 
 def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:

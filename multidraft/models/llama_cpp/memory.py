@@ -26,6 +26,7 @@ PASS = 512  # tokens that llama.cpp computes together; a longer batch is several
 ROOM = 4  # a memory that is too small grows by a fourth at least
 FEW = 16  # sequences to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 FULL = 1  # what llama_decode says where it finds no cells
 
 
@@ -34,6 +35,7 @@ class Memory:
 
     def __init__(self, weights: Weights, kind: str):
         self.library, self.weights, self.kind = weights.library, weights, kind
+        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
         self.lock = RLock()
         self.cells = self.sequences = self.threads = 0
         self.free: list[int] = []
@@ -127,6 +129,8 @@ class Memory:
 
     def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
+        self.reserve(len(tokens), 0)
+        self.use_threads()
         self.decode(tokens, wanted)
         read = torch.empty(sum(wanted), self.weights.vocabulary)
         if len(read):
@@ -136,8 +140,6 @@ class Memory:
     def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
         """Read them; the logits of some are llama.cpp's until its next pass."""
         self.tidy()
-        self.reserve(len(tokens), 0)
-        self.use_threads()
         batch = self.filled(tokens, wanted)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
@@ -146,9 +148,9 @@ class Memory:
 
     def lines(self, count: int) -> list[np.ndarray]:
         """So many lines of logits, where the last pass has left them."""
-        pointer = self.library.llama_get_logits(self.context)
-        place = ctypes.addressof(pointer.contents), count
+        place = self.address_of_logits(self.context), count
         if self.viewed[0] != place:  # seldom: they stay where they are
+            pointer = ctypes.cast(place[0], ctypes.POINTER(ctypes.c_float))
             self.viewed = place, list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
         return self.viewed[1]
 
