@@ -32,7 +32,7 @@ def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -
 
 def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
     """As `distributions.draw`."""
-    return draw_soft(logits, logits.max(), np.float32(1 / math.log(2) / temperature), number)
+    return draw_soft(logits, logits[logits.argmax()], np.float32(1 / math.log(2) / temperature), number)
 
 
 @compiled
