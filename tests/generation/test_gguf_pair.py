@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.commands.cli import app
-from multidraft.decoding import plain
+from multidraft.decoding import looping, plain
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan
@@ -79,6 +79,24 @@ def test_what_it_draws_itself_is_what_is_drawn_from_its_logits(temperature, monk
     quick = plainly(temperature)
     monkeypatch.setattr(plain, "answering", lambda *_: None)
     assert quick == plainly(temperature)
+
+
+def test_rows_leave_as_they_do_step_by_step(monkeypatch):
+    rows, target = plainly(0.7), pair()[0]
+    ends = [rows[0][5], rows[1][9]]
+
+    def told() -> tuple[list[list[int]], dict]:
+        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        prompts = [pair()[2](text)["input_ids"] for text in (TEXT, "It was")]
+        tokens, info = md.generate(
+            target, None, prompts, temperature=0.7, generator=generators, eos_token_id=ends, max_new_tokens=24
+        )
+        return [row.tolist() for row in tokens], info.as_dict() | {"seconds": None, "tokens_per_second": None}
+
+    together = told()
+    monkeypatch.setattr(looping, "steady", lambda *_: None)
+    assert together == told()
+    assert max(map(len, together[0])) < 24
 
 
 @pytest.mark.parametrize("wrong", [lambda number: 1 - number, lambda number: round(number, 2)])
