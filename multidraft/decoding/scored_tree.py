@@ -34,7 +34,7 @@ class ScoredTree:
 
     @property
     def at_once(self) -> bool:
-        """Whether all target distributions are computed together: on a GPU, or if they are short, one costs as much as all."""
+        """Whether all target distributions are computed together: on a GPU, or if they are short, one costs as much."""
         return self.sampling.is_softmax and (waits(self.logits) or self.logits.numel() <= FEW)
 
     @cached_property
