@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from multidraft.decoding.batch import select
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.plain import Tell, follow, steady
 from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.steady import Tell, follow, steady
 from multidraft.decoding.stepping import step
 from multidraft.decoding.stopping import Stopping
 

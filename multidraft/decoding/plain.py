@@ -4,7 +4,6 @@ It is what the step over trees comes to there, token for token, without trees an
 those as on their passes.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
@@ -16,15 +15,13 @@ from torch import Tensor
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.state import Emitted, Plan, State, take_over
+from multidraft.decoding.state import Emitted, Plan, State
 from multidraft.decoding.walks import Walker, walker
 from multidraft.models import Answering, LanguageModel
 from multidraft.numerics.distributions import pick_each
 from multidraft.numerics.waiting import is_far
 from multidraft.sampling.prefixes import lengthened
 from multidraft.sampling.settings import PerRow, Sampling, settings_of_rows
-
-Tell = Callable[[list[Emitted]], bool]  # what the rows have emitted; whether another step is wanted
 
 
 class Answer(NamedTuple):
@@ -97,28 +94,6 @@ def going_on(state: State, plan: Plan, answer: Answer, info: Info) -> tuple[Stat
     if state.said is None:
         info.add_plain(plan, len(answer.last))
     return following, [Emitted([token], ["bonus"], logs) for token, logs in zip(*answer, strict=True)]
-
-
-def steady(state: State, plan: Plan) -> Answering | None:
-    """The target, if it draws by itself in all steps to come."""
-    may_draft = state.draft is not None or plan.shape.most_drafts
-    return None if may_draft or is_looked_at(state, plan) else answering(state, plan)
-
-
-def follow(target: Answering, state: State, plan: Plan, info: Info, tell: Tell) -> State:
-    """Steps of such a target without a state between them, for as long as who is told of their tokens wants another."""
-    take_over(state)
-    last, positions, temperatures = state.roots, state.positions, [own.temperature for own in state.sampling]
-    going_on = True
-    while going_on:
-        with info.watch.part("target"):
-            last = target.answer(last, temperatures, numbers_of(state))
-            take_coins(state, plan)
-            target.keep_roots()
-        positions = [position + 1 for position in positions]
-        info.add_plain(plan, len(last))
-        going_on = tell([Emitted([token], ["bonus"]) for token in last])
-    return State(state.target, None, state.random, last, positions, state.unread, state.sampling)
 
 
 def keep_roots(target: LanguageModel, rows: int) -> None:
