@@ -147,7 +147,7 @@ def all_trees(state: State, plan: Plan) -> Forest:
     """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
     plan = plan_at(state, plan)
     drafts, depth = bare_root(state, plan), 0
-    origin, probability = torch.arange(len(state.root)), torch.ones(len(state.root), dtype=torch.float64)
+    origin, probability = torch.arange(len(state.roots)), torch.ones(len(state.roots), dtype=torch.float64)
     while read_level(state, plan, drafts, depth):
         rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
         state, drafts = select(state, rows.tolist()), drafts.select(rows)

@@ -28,8 +28,8 @@ def join(state: State, other: State) -> State:
         state.target,
         state.draft,
         state.random + other.random,
-        torch.cat([state.root, other.root]),
-        torch.cat([state.position, other.position]),
+        state.roots + other.roots,
+        state.positions + other.positions,
         state.unread + other.unread,
         state.sampling + other.sampling,
         prefixes_of(state) + prefixes_of(other) if state.prefixes or other.prefixes else None,
@@ -38,13 +38,13 @@ def join(state: State, other: State) -> State:
 
 def prefixes_of(state: State) -> Prefixes:
     """The sequences of rows that look back; none of the others'."""
-    return state.prefixes or [None] * len(state.root)
+    return state.prefixes or [None] * len(state.roots)
 
 
 def select(state: State, going: list[int]) -> State:
     """The state of the rows that go on; the one before cannot be used any more."""
     take_over(state)
-    rows = torch.tensor(going, dtype=torch.int64, device=state.root.device)
+    rows = torch.tensor(going, dtype=torch.int64, device=state.target.device)
     for model in (state.target, state.draft):
         if model is not None and going:
             model.select(rows)
@@ -52,5 +52,5 @@ def select(state: State, going: list[int]) -> State:
     sampling = [state.sampling[i] for i in going]
     prefixes = None if state.prefixes is None else [state.prefixes[i] for i in going]
     said = None if state.said is None else state.said[rows]
-    root, position = state.root[rows], state.position[rows]
-    return State(state.target, state.draft, random, root, position, unread, sampling, prefixes, said)
+    roots, positions = [state.roots[i] for i in going], [state.positions[i] for i in going]
+    return State(state.target, state.draft, random, roots, positions, unread, sampling, prefixes, said)

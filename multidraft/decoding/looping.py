@@ -5,6 +5,7 @@ from collections.abc import Callable
 from multidraft.decoding.batch import select
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.steady import Tell, follow, steady
 from multidraft.decoding.stepping import step
 from multidraft.decoding.stopping import Stopping
 
@@ -19,9 +20,11 @@ def loop(
     running = [row for row, budget in enumerate(stopping.budgets) if budget > 0]
     if len(running) < len(done):
         state = select(state, running)
-    while running and not stopping.time_is_up():
-        state, emitted = step(state, plan, info)
-        going = []
+    going = list(range(len(running)))
+
+    def tell(emitted: list[Emitted]) -> bool:
+        """Pass on what a step has emitted up to the rows' ends; whether another one is wanted of the same rows."""
+        going.clear()
         for index, (row, new) in enumerate(zip(running, emitted, strict=True)):
             new, goes_on = stopping.cut(row, done[row], new)
             done[row] += new.tokens
@@ -31,7 +34,20 @@ def loop(
             stream(row, new)
             if goes_on:
                 going.append(index)
+        return len(going) == len(running) and not stopping.time_is_up()
+
+    while running and not stopping.time_is_up():
+        state = advance(state, plan, info, tell)
         if len(going) < len(running):
             running = [running[index] for index in going]
             state = select(state, going)
     return done
+
+
+def advance(state: State, plan: Plan, info: Info, tell: Tell) -> State:
+    """A step; or where no other state is needed between them, all of them that are wanted."""
+    if (target := steady(state, plan)) is not None:
+        return follow(target, state, plan, info, tell)
+    state, emitted = step(state, plan, info)
+    tell(emitted)
+    return state

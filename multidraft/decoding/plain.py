@@ -5,6 +5,7 @@ those as on their passes.
 """
 
 from functools import lru_cache
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -15,24 +16,24 @@ from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.walks import walker
+from multidraft.decoding.walks import Walker, walker
+from multidraft.models import Answering, LanguageModel
 from multidraft.numerics.distributions import pick_each
-from multidraft.numerics.waiting import waits
-from multidraft.sampling.prefixes import Prefixes
+from multidraft.numerics.waiting import is_far
+from multidraft.sampling.prefixes import lengthened
 from multidraft.sampling.settings import PerRow, Sampling, settings_of_rows
 
 
 class Answer(NamedTuple):
-    """What the target says at the roots, under these settings, and the tokens that were drawn from it."""
+    """The tokens that were drawn at the roots, and their log-probabilities if they are asked for."""
 
-    logits: Float[Tensor, "rows vocabulary"]
-    sampling: Sampling | PerRow
     last: list[int]
+    logprobs: list[list[Logprob]]
 
 
 def is_looked_at(state: State, plan: Plan) -> bool:
     """Whether somebody looks at trees, or tokens are where looking at them is waiting."""
-    return (plan.trace is not None and plan.trace.looks) or waits(state.root)
+    return (plan.trace is not None and plan.trace.looks) or is_far(state.target.device)
 
 
 def is_bare(state: State, plan: Plan, drafts: DraftTree) -> bool:
@@ -42,29 +43,65 @@ def is_bare(state: State, plan: Plan, drafts: DraftTree) -> bool:
 
 def answered(state: State, plan: Plan, info: Info) -> Answer:
     """The target's answers: of a pass over the roots, unless the one over the prompts has brought them."""
-    sampling, (sees, _) = settings_of_rows(state.sampling), alone(len(state.random))
     with info.watch.part("target"):
+        if (target := answering(state, plan)) is not None:
+            temperatures = [own.temperature for own in state.sampling]
+            last = target.answer(state.roots, temperatures, numbers_of(state))
+            take_coins(state, plan)
+            return Answer(last, [[]] * len(last))
         if (said := state.said) is None:
+            sees, _ = alone(len(state.roots))
             said = state.target.forward(state.root[:, None], state.position[:, None], sees)
     with info.watch.part("rule"):
-        numbers = [random.number() for random in state.random]
-        last = drawn(sampling, said[:, 0], state.prefixes, numbers)
+        answer = drawn(settings_of_rows(state.sampling), said[:, 0], state, plan.logprobs)
         take_coins(state, plan)
-    return Answer(said[:, 0], sampling, last)
+    return answer
+
+
+def answering(state: State, plan: Plan) -> Answering | None:
+    """The target, if it draws by itself all that is asked for."""
+    if not isinstance(state.target, Answering) or state.said is not None or plan.logprobs is not None:
+        return None
+    return state.target if all(own.is_temperature for own in state.sampling) else None
+
+
+def drawn(
+    sampling: Sampling | PerRow, logits: Float[Tensor, "rows vocabulary"], state: State, top: int | None
+) -> Answer:
+    """A token of every row, and the log-probabilities of so many others."""
+    numbers = numbers_of(state)
+    if sampling.is_argmax:
+        last = logits.argmax(-1).tolist()
+    else:
+        last = pick_each(sampling.target(logits, state.prefixes), numbers)
+    if top is None:
+        return Answer(last, [[]] * len(last))
+    logs = sampling.log_probabilities(logits, state.prefixes)
+    return Answer(last, [listed(line[None], [token], top) for line, token in zip(logs, last, strict=True)])
+
+
+def numbers_of(state: State) -> list[float]:
+    """Every row's number, which is taken also where nothing depends on it."""
+    return [random.number() for random in state.random]
 
 
 def going_on(state: State, plan: Plan, answer: Answer, info: Info) -> tuple[State, list[Emitted]]:
     """The models keep the roots; the answers are the next ones, and one new token for every row."""
     with info.watch.part("cache"):
         if state.said is None:
-            state.target.keep(alone(len(answer.last))[1])
+            keep_roots(state.target, len(answer.last))
         following = after(state, answer.last)
     if state.said is None:
         info.add_plain(plan, len(answer.last))
-    if plan.logprobs is None:
-        return following, [Emitted([token], ["bonus"]) for token in answer.last]
-    logs = logprobs_of(answer, state.prefixes, plan.logprobs)
-    return following, [Emitted([token], ["bonus"], own) for token, own in zip(answer.last, logs, strict=True)]
+    return following, [Emitted([token], ["bonus"], logs) for token, logs in zip(*answer, strict=True)]
+
+
+def keep_roots(target: LanguageModel, rows: int) -> None:
+    """The target keeps what it has read."""
+    if isinstance(target, Answering):
+        target.keep_roots()
+    else:
+        target.keep(alone(rows)[1])
 
 
 @lru_cache(64)
@@ -73,37 +110,27 @@ def alone(rows: int) -> tuple[Bool[Tensor, "rows 1 1"], Int[Tensor, "rows 1"]]:
     return torch.ones(rows, 1, 1, dtype=torch.bool), torch.zeros(rows, 1, dtype=torch.int64)
 
 
-def drawn(
-    sampling: Sampling | PerRow,
-    logits: Float[Tensor, "rows vocabulary"],
-    prefixes: Prefixes | None,
-    numbers: list[float],
-) -> list[int]:
-    """A token of every row, with the row's number, which is taken also where nothing depends on it."""
-    if sampling.is_argmax:
-        return logits.argmax(-1).tolist()
-    return pick_each(sampling.target(logits, prefixes), numbers)
-
-
 def take_coins(state: State, plan: Plan) -> None:
     """Walks end at their roots, but may have a coin say so."""
-    walk = walker(plan.walk)
     for random in state.random:
-        list(walk(0, 1.0, lambda _: False, random.coin))
+        for _ in range(coins_at_root(walker(plan.walk))):
+            random.coin(1.0)
+
+
+@lru_cache(64)
+def coins_at_root(walk: Walker) -> int:
+    """How many coins a walk tosses where nothing is drafted."""
+    coins = count()
+    list(walk(0, 1.0, lambda _: False, lambda _: next(coins) >= 0))
+    return next(coins)
 
 
 def after(state: State, last: list[int]) -> State:
     """The models have read the roots, or the target alone has; what was emitted is the next root."""
-    unread, prefixes, root = state.unread, state.prefixes, torch.tensor(last)
+    unread, positions = state.unread, [position + 1 for position in state.positions]
     if state.draft is not None:
-        unread = [[*known, token] for known, token in zip(unread, state.root.tolist(), strict=True)]
-    if prefixes is not None:
-        prefixes = [prefix and prefix.then(new[None]) for prefix, new in zip(prefixes, root, strict=True)]
-    position = state.position + 1
-    return State(state.target, state.draft, state.random, root, position, unread, state.sampling, prefixes)
-
-
-def logprobs_of(answer: Answer, prefixes: Prefixes | None, top: int) -> list[list[Logprob]]:
-    """Of every row's token, and of so many of the most likely ones."""
-    logs = answer.sampling.log_probabilities(answer.logits, prefixes)
-    return [listed(line[None], [token], top) for line, token in zip(logs, answer.last, strict=True)]
+        unread = [[*known, token] for known, token in zip(unread, state.roots, strict=True)]
+    following = State(state.target, state.draft, state.random, last, positions, unread, state.sampling)
+    if state.prefixes is not None:
+        following.prefixes = lengthened(state.prefixes, following.root)
+    return following

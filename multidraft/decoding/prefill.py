@@ -150,11 +150,10 @@ def at_roots(
     sampling = list(sampling or [plan.sampling] * len(prompts))
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
-    root = torch.tensor([p[-1] for p in prompts], device=target.device)
-    position = torch.tensor([len(p) - 1 for p in prompts], device=target.device)
+    roots, positions = [prompt[-1] for prompt in prompts], [len(prompt) - 1 for prompt in prompts]
     random, unread = for_rows(generator, len(prompts)), [list[int]()] * len(prompts)
-    prefixes = begun(seen or prompts, sampling, root.device)
-    return State(target, draft, random, root, position, unread, sampling, prefixes, said)
+    prefixes = begun(seen or prompts, sampling, target.device)
+    return State(target, draft, random, roots, positions, unread, sampling, prefixes, said)
 
 
 def begun(sequences: list[list[int]], sampling: list[Sampling], device: torch.device) -> Prefixes | None:

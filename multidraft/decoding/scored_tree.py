@@ -10,9 +10,11 @@ from torch.nn.utils.rnn import pad_sequence
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.rows import Row, rows_of
 from multidraft.drafting import Law
+from multidraft.numerics.waiting import waits
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import PerRow, Sampling
 
+FEW = 1 << 16  # numbers of which a softmax on a CPU costs little more than the calls of several
 Place = tuple[int, int]  # a row and a node
 
 
@@ -32,8 +34,8 @@ class ScoredTree:
 
     @property
     def at_once(self) -> bool:
-        """Whether all target distributions are computed together: on a GPU one of them costs as much as all."""
-        return self.sampling.is_softmax and self.logits.device.type != "cpu"
+        """Whether all target distributions are computed together: on a GPU, or if they are short, one costs as much."""
+        return self.sampling.is_softmax and (waits(self.logits) or self.logits.numel() <= FEW)
 
     @cached_property
     def everywhere(self) -> Float[Tensor, "batch nodes vocabulary"]:

@@ -18,6 +18,7 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
+from multidraft.numerics.waiting import placed
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import Sampling
 
@@ -68,13 +69,23 @@ class State:
     target: LanguageModel
     draft: LanguageModel | None
     random: list[Randomness]
-    root: Int[Tensor, " batch"]  # known, but in neither cache
-    position: Int[Tensor, " batch"]  # of the root in its sequence
+    roots: list[int]  # by row its last token, which is in neither cache
+    positions: list[int]  # of the roots in their sequences
     unread: list[list[int]]  # the tokens before it that the draft model has not read, if there are any
     sampling: list[Sampling]  # of every row, which it keeps from its start
     prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
     said: Float[Tensor, "batch 1 vocabulary"] | None = None  # by the target at the root, where it has read it already
     used: bool = False  # the models have moved on from it
+
+    @cached_property
+    def root(self) -> Int[Tensor, " batch"]:
+        """The roots where the target expects them."""
+        return placed(self.roots, self.target.device)
+
+    @cached_property
+    def position(self) -> Int[Tensor, " batch"]:
+        """Their positions, there as well."""
+        return placed(self.positions, self.target.device)
 
 
 @dataclass(frozen=True)
@@ -119,7 +130,7 @@ def release(state: State) -> None:
     """Undo an interrupted step of which nothing has been kept: what is pending is dropped."""
     for model in (state.target, state.draft):
         if model is not None:
-            model.keep(torch.full((len(state.root), 0), -1))
+            model.keep(torch.full((len(state.roots), 0), -1))
     state.used = False
 
 

@@ -16,7 +16,7 @@ from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, padded, plan_at, release, take_over
 from multidraft.decoding.verdicts import Asked
 from multidraft.decoding.walks import Ending, Verdict, drive, walker
-from multidraft.numerics.waiting import placed
+from multidraft.sampling.prefixes import lengthened
 from multidraft.sampling.settings import settings_of_rows
 
 Hear = Callable[[int, int, float, Verdict], None]  # a row, a node, the weight of its target, and the verdict
@@ -110,13 +110,12 @@ def keep(state: State, tree: ScoredTree, decision: Decision) -> State:
         kept, unread = kept_of(state, tree.drafts, tree.rows, paths)
         if tree.drafts.levels:
             state.draft.keep(padded(kept))
-    device, prefixes = state.root.device, None
-    root, moved = placed(decision.last, device), placed([len(path) for path in paths], device)
+    positions = [position + len(path) for position, path in zip(state.positions, paths, strict=True)]
+    following = State(state.target, state.draft, state.random, decision.last, positions, unread, state.sampling)
     if state.prefixes is not None:
-        leaves = tree.drafts.prefixes((row, path[-1]) for row, path in enumerate(paths))
-        prefixes = [leaf and leaf.then(new[None]) for leaf, new in zip(leaves or [], root, strict=True)]
-    position = state.position + moved
-    return State(state.target, state.draft, state.random, root, position, unread, state.sampling, prefixes)
+        leaves = tree.drafts.prefixes((row, path[-1]) for row, path in enumerate(paths)) or []
+        following.prefixes = lengthened(leaves, following.root)
+    return following
 
 
 def emit(plan: Plan, tree: ScoredTree, row: int, ending: Ending, last: int) -> Emitted:

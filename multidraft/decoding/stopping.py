@@ -29,14 +29,12 @@ class Stopping:
         """The emitted tokens up to the first that ends the row, and whether it goes on."""
         room = self.budgets[row] - len(done)
         for count, token in enumerate(new.tokens[:room], 1):
-            if token in self.ends or self.met(row, done + new.tokens[:count]):
+            if token in self.ends or (self.criteria and self.met(row, done + new.tokens[:count])):
                 return new.first(count), False
-        return new.first(room), len(new.tokens) < room
+        return new if len(new.tokens) <= room else new.first(room), len(new.tokens) < room
 
     def met(self, row: int, tokens: list[int]) -> bool:
         """Whether a criterion holds after these new tokens."""
-        if not self.criteria:
-            return False
         sequence = torch.tensor([[*self.prompts[row], *tokens]], device=self.device)
         return any(bool(torch.as_tensor(criterion(sequence, None)).any()) for criterion in self.criteria)
 

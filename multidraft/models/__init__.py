@@ -5,6 +5,8 @@ A model holds, for each row of a batch, *kept* tokens (the row's sequence so far
 token is visible to all that come after.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -65,3 +67,18 @@ class LanguageModel(Protocol):
     def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
         """The same model with one row, the first `length` kept tokens of this row here, which stays as it is."""
         ...
+
+
+class Answering(ABC):
+    """A model that draws the next tokens itself where nothing but a temperature is asked for, without any tensors.
+
+    A small model's pass takes no longer than a few dozen operations on tensors, which come to cold caches after it.
+    """
+
+    @abstractmethod
+    def answer(self, roots: list[int], temperatures: Sequence[float], numbers: Sequence[float]) -> list[int]:
+        """Read a token of every row behind its kept ones, and draw the next with a number at a temperature, or 0."""
+
+    @abstractmethod
+    def keep_roots(self) -> None:
+        """Keep the one token that is pending in every row."""

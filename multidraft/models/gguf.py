@@ -1,5 +1,6 @@
 """GGUF models, read by llama.cpp, as a target or as a drafter."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,16 +11,17 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
-from multidraft.models import Scored
+from multidraft.models import Answering, Scored
 from multidraft.models.llama_cpp.batch import Token
 from multidraft.models.llama_cpp.memory import Memory
 from multidraft.models.llama_cpp.row import KEPT, Row
 from multidraft.models.llama_cpp.weights import Weights
+from multidraft.numerics.distributions import draw
 
 KINDS = ("f16", "bf16", "f32")
 
 
-class GGUF:
+class GGUF(Answering):
     """A model of a GGUF file. A tree is one pass, in which a node carries the sequences of all ends below it.
 
     All readers that `fresh` makes share the weights and one memory, so that rows move between them without a copy. Keys
@@ -100,6 +102,20 @@ class GGUF:
         places = [(index, slot - first) for index, row in enumerate(rows) for slot in row if slot >= first]
         scores[tuple(torch.tensor(places).T)] = read
         return scores
+
+    def answer(self, roots: list[int], temperatures: Sequence[float], numbers: Sequence[float]) -> list[int]:
+        with self.memory.lock:
+            tokens = [row.follow(token) for row, token in zip(self.rows or [], roots, strict=True)]
+            self.pending += 1
+            self.memory.decode(tokens, [True] * len(tokens))
+            lines = self.memory.lines(len(tokens))
+            rows = zip(lines, temperatures, numbers, strict=True)
+            return [draw(line, heat, number) if heat else int(line.argmax()) for line, heat, number in rows]
+
+    def keep_roots(self) -> None:
+        for row in self.rows or []:
+            row.keep_root()
+        self.pending = 0
 
     def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
         with self.memory.lock:

@@ -1,5 +1,7 @@
 """Drawing from distributions as compiled loops, for CPUs."""
 
+import math
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +10,9 @@ from torch import Tensor
 from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
 from multidraft.numerics.precision import BELOW_ONE
 
+LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
+HALF = np.float32(0.5)
+ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
@@ -23,6 +28,31 @@ def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -
     """As `distributions.pick_each`."""
     same_shape("weights and numbers", weights.shape[:-1], (len(numbers),))
     return pick_lines(lines(weights), np.array(numbers)[:, None])[:, 0].tolist()
+
+
+def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
+    """As `distributions.draw`."""
+    return draw_soft(logits, logits[logits.argmax()], np.float32(1 / math.log(2) / temperature), number)
+
+
+@compiled
+def draw_soft(logits, largest, scale, number):
+    """A token drawn from the powers of two of what logits are above the largest, times a scale."""
+    weights, powers, token = np.empty_like(logits), np.empty(logits.size, np.int32), np.empty(1, np.int64)
+    for index in range(logits.size):
+        exponent = (logits[index] - largest) * scale
+        whole = np.floor(max(exponent, LEAST) + HALF)
+        powers[index] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of that power, as a float32
+        weights[index] = two_to(exponent - whole) if exponent >= LEAST else np.float32(0)
+    weights *= powers.view(np.float32)
+    pick_into(token, weights, np.full(1, number))
+    return token[0]
+
+
+@compiled
+def two_to(part):
+    """Two to a power between -1/2 and 1/2, by its series, which goes into vector instructions."""
+    return ONE + part * (A + part * (B + part * (C + part * (D + part * (E + part * F)))))
 
 
 @compiled

@@ -58,6 +58,12 @@ def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -
     return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
 
 
+@paired("multidraft.numerics.distribution_loops", lambda logits, *_: logits.dtype == np.float32)
+def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
+    """The token that `pick` draws with a number from the softmax at a temperature."""
+    return pick_each((torch.from_numpy(logits) / temperature).softmax(-1)[None], [number])[0]
+
+
 def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:
     """The `count` most likely tokens, the lower id first among equals; -1 where there are none of positive probability.
 

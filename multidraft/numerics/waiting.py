@@ -8,7 +8,12 @@ from torch import Tensor
 
 def waits(values: Tensor) -> bool:
     """Whether looking at a value makes the host wait."""
-    return values.device.type != "cpu"
+    return is_far(values.device)
+
+
+def is_far(device: torch.device) -> bool:
+    """Whether the host waits for what is there."""
+    return device.type != "cpu"
 
 
 def placed(values: Tensor | list, device: torch.device) -> Tensor:

@@ -55,7 +55,7 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
 
 def timed(state: State, plan: Plan, clock: Clock) -> tuple[State, tuple[float, float, float]]:
     """A step, and the seconds of its drafts, of the target's pass, and of the rest."""
-    info = watched(state.root.device.type, clock)
+    info = watched(state.target.device.type, clock)
     with info.watch.whole():
         state, _ = step(state, plan, info)
     parts = info.watch.seconds

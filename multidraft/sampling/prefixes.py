@@ -20,3 +20,8 @@ class Prefix:
 
 
 Prefixes = list[Prefix | None]  # None for rows whose settings do not look back
+
+
+def lengthened(prefixes: Prefixes, tokens: Int[Tensor, " rows"]) -> Prefixes:
+    """Every row's sequence with its token."""
+    return [prefix and prefix.then(token[None]) for prefix, token in zip(prefixes, tokens, strict=True)]

@@ -40,6 +40,11 @@ class Sampling:
         return self.before is None and self.after is None and self.top_p is None
 
     @property
+    def is_temperature(self) -> bool:
+        """Whether a temperature is all that there is, 0 included."""
+        return self.is_softmax and self.top_k is None
+
+    @property
     def is_argmax(self) -> bool:
         """Whether the target's most likely token is all that there is."""
         return self.temperature == 0 and self.before is None and self.after is None

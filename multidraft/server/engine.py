@@ -249,7 +249,7 @@ class Engine:
         """Keep what a row has read, if there is room beside the slots that others take."""
         assert self.state is not None
         state, job, room = self.state, self.running[index], self.limits.tokens_in_cache - taken
-        both = int(state.position[index]) - len(state.unread[index])  # models have read so many
+        both = state.positions[index] - len(state.unread[index])  # models have read so many
         tokens = [*job.prompt, *job.tokens][:both]
         if not 0 < len(tokens) <= room:
             return

@@ -87,10 +87,10 @@ def run(
     plan = subject.plan(tree, temperature)
     state = subject.begin(plan, [text], seed)
     for index in range(RUN + 1):
-        before = int(state.position[0])
+        before = state.positions[0]
         state, parts = timed(state, plan, subject.clock)
         if index:
-            yield int(state.position[0]) - before, sum(parts)
+            yield state.positions[0] - before, sum(parts)
 
 
 def work(plan: PairPlan, temperatures: list[float], steps: int) -> int:

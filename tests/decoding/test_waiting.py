@@ -5,6 +5,7 @@ import torch
 from distant import THERE, Device, Distant, near
 from steps_there import steps
 
+from multidraft.decoding import scored_tree
 from multidraft.numerics.distributions import most_likely
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -40,6 +41,14 @@ def test_slots_that_coincide_are_asked_for() -> None:
         there = steps(STEPS, "2x1x1", "iid:lorenz", "deferred", device)
     assert there == steps(STEPS, "2x1x1", "iid:lorenz", "deferred")
     assert sum(device.waits.values()) > STEPS * ONCE
+
+
+@pytest.mark.parametrize(("tree", "scheme", "walk"), [*FORESEEN, ("2x1x1", "iid:lorenz", "deferred")])
+def test_targets_at_all_nodes_at_once_are_those_one_by_one(tree: str, scheme: str, walk: str, monkeypatch) -> None:
+    together = steps(STEPS, tree, scheme, walk)
+    monkeypatch.setattr(scored_tree, "FEW", 0)
+    monkeypatch.setattr(scored_tree.ScoredTree, "everywhere", property(lambda tree: pytest.fail("at once")))
+    assert together == steps(STEPS, tree, scheme, walk)
 
 
 def test_the_count_sees_what_waits() -> None:

@@ -15,8 +15,16 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.commands.cli import app
+from multidraft.decoding import looping, plain
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import Plan
+from multidraft.decoding.stepping import step
+from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.errors import AdviceError
+from multidraft.models import gguf
 from multidraft.models.llama_cpp.tokenizer import LlamaTokenizer
+from multidraft.numerics.distributions import draw
 from multidraft.planning.identity import identity
 from multidraft.zoo import load_pair
 
@@ -60,6 +68,66 @@ def test_greedy_output_is_llama_cpps_own(tree):
     assert decoded(target, None, temperature=0) == theirs
 
 
+def plainly(temperature: float) -> list[list[int]]:
+    return decoded(
+        pair()[0], None, temperature=temperature, generator=[torch.Generator().manual_seed(n) for n in (3, 4)]
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
+def test_what_it_draws_itself_is_what_is_drawn_from_its_logits(temperature, monkeypatch):
+    quick = plainly(temperature)
+    monkeypatch.setattr(plain, "answering", lambda *_: None)
+    assert quick == plainly(temperature)
+
+
+def test_rows_leave_as_they_do_step_by_step(monkeypatch):
+    rows, target = plainly(0.7), pair()[0]
+    ends = [rows[0][5], rows[1][9]]
+
+    def told() -> tuple[list[list[int]], dict]:
+        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        prompts = [pair()[2](text)["input_ids"] for text in (TEXT, "It was")]
+        tokens, info = md.generate(
+            target, None, prompts, temperature=0.7, generator=generators, eos_token_id=ends, max_new_tokens=24
+        )
+        return [row.tolist() for row in tokens], info.as_dict() | {"seconds": None, "tokens_per_second": None}
+
+    together = told()
+    monkeypatch.setattr(looping, "steady", lambda *_: None)
+    assert together == told()
+    assert max(map(len, together[0])) < 24
+
+
+@pytest.mark.parametrize("wrong", [lambda number: 1 - number, lambda number: round(number, 2)])
+def test_draws_with_other_numbers_are_noticed(wrong, monkeypatch):
+    quick = plainly(0.7)
+    monkeypatch.setattr(gguf, "draw", lambda line, temperature, number: draw(line, temperature, wrong(number)))
+    assert quick != plainly(0.7)
+
+
+def test_a_draw_that_is_interrupted_can_be_made_again(monkeypatch):
+    target, plan, info = md.GGUF(tiny_file("llama")), Plan(md.scheme("anchored:lorenz"), NO_DRAFTS), Info()
+    state = start([[1, 2, 3], [4, 5]], target, None, plan, 16, [torch.Generator(), torch.Generator()], info)
+    other = start([[1, 2, 3], [4, 5]], target, None, plan, 16, [torch.Generator(), torch.Generator()], info)
+
+    def interrupted(line: object, *_: object) -> int:
+        if line is target.memory.lines(2)[1]:
+            raise KeyboardInterrupt
+        return 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf, "draw", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(state, plan, info)
+    for random, same in zip(state.random, other.random, strict=True):
+        random.block = [0.3, 0.4] * 8
+        same.block = list(random.block)
+    for _ in range(4):
+        (state, ours), (other, wanted) = step(state, plan, info), step(other, plan, info)
+        assert ours == wanted
+
+
 @pytest.mark.parametrize("drafter", ["ngram", "lookup", "mixture", "several", "itself", "hugging face"])
 def test_everything_drafts_for_it(drafter):
     from multidraft.drafters.ngram import Lookup, NGram
@@ -77,8 +145,8 @@ def test_everything_drafts_for_it(drafter):
     }
     scheme = "distinct:recursive_rejection" if drafter == "several" else "anchored:lorenz"
     tree = "3x1" if drafter == "several" else "2x1x1"
-    plain = decoded(target, None, temperature=0)
-    assert decoded(target, drafters[drafter], temperature=0, scheme=scheme, tree=tree) == plain
+    alone = decoded(target, None, temperature=0)
+    assert decoded(target, drafters[drafter], temperature=0, scheme=scheme, tree=tree) == alone
 
 
 def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from multidraft.drafting.anchored import anchors_of
 from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
-from multidraft.numerics.distributions import pick, pick_each
+from multidraft.numerics.distributions import draw, pick, pick_each
 from multidraft.planning.sight import two_largest
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
@@ -45,6 +45,11 @@ def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator
 
 def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield torch.tensor([pick_each(draft, [number] * len(draft)) for number in (0.0, 0.01, 0.4, 0.99)])
+
+
+def drawn_softly(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    lines, numbers = (4 * draft.float().log()).numpy(), torch.linspace(0.001, 0.999, 30, dtype=torch.float64).tolist()
+    yield torch.tensor([draw(*way) for way in product(lines, (0.05, 0.7, 4.0), numbers)])
 
 
 def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -79,6 +84,7 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.pick": ([Iid(1)], picked),
     "multidraft.numerics.distributions.pick_each": ([Iid(1)], picked_each),
+    "multidraft.numerics.distributions.draw": ([Iid(1)], drawn_softly),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.planning.sight.two_largest": ([Iid(1)], largest),

@@ -238,7 +238,7 @@ def joined(both: Pair, path: Plan) -> State:
 
 def laws_of_rows(state: State, path: Plan, steps: int) -> list[Law]:
     """What each row of a batch emits in several steps."""
-    emitted = [(row, (), 1.0) for row in range(len(state.root))]
+    emitted = [(row, (), 1.0) for row in range(len(state.roots))]
     for _ in range(steps):
         forest, branches = all_branches(state, path)
         before = [(emitted[branch.origin], branch) for branch in branches]

@@ -124,7 +124,7 @@ def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
 
     def swapped(*states):
         state = joined(*states)
-        state.root = state.root.flip(0)
+        state.roots.reverse()
         return state
 
     monkeypatch.setattr(engines, "join", swapped)

@@ -11,6 +11,7 @@ from threading import RLock
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -25,6 +26,7 @@ PASS = 512  # tokens that llama.cpp computes together; a longer batch is several
 ROOM = 4  # a memory that is too small grows by a fourth at least
 FEW = 16  # sequences to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 FULL = 1  # what llama_decode says where it finds no cells
 
 
@@ -33,6 +35,7 @@ class Memory:
 
     def __init__(self, weights: Weights, kind: str):
         self.library, self.weights, self.kind = weights.library, weights, kind
+        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
         self.lock = RLock()
         self.cells = self.sequences = self.threads = 0
         self.free: list[int] = []
@@ -40,6 +43,7 @@ class Memory:
         self.context: Any = None
         self.closing: Any = None
         self.batch: Batch | None = None
+        self.viewed: tuple[tuple[int, int], list[np.ndarray]] = (0, 0), []  # where logits are, and views of them
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
@@ -125,18 +129,30 @@ class Memory:
 
     def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
-        self.tidy()
         self.reserve(len(tokens), 0)
         self.use_threads()
+        self.decode(tokens, wanted)
+        read = torch.empty(sum(wanted), self.weights.vocabulary)
+        if len(read):
+            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
+        return read
+
+    def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
+        """Read them; the logits of some are llama.cpp's until its next pass."""
+        self.tidy()
         batch = self.filled(tokens, wanted)
         while (result := self.library.llama_decode(self.context, batch)) == FULL:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-        read = torch.empty(sum(wanted), self.weights.vocabulary)
-        if len(read):
-            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
-        return read
+
+    def lines(self, count: int) -> list[np.ndarray]:
+        """So many lines of logits, where the last pass has left them."""
+        place = self.address_of_logits(self.context), count
+        if self.viewed[0] != place:  # seldom: they stay where they are
+            pointer = ctypes.cast(place[0], ctypes.POINTER(ctypes.c_float))
+            self.viewed = place, list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
+        return self.viewed[1]
 
     def use_threads(self) -> None:
         """As many as torch uses, whose number plans choose."""

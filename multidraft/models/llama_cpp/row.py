@@ -47,7 +47,7 @@ class Row:
         the context.
         """
         if not self.through and positions == [self.length] and self.length < context:
-            return self.follow(tokens[0], positions[0])
+            return {0: self.follow(tokens[0])}
         old, places = len(self.through), list(zip(positions, counts, strict=True))
         self.parents += before
         self.depths += [count + 1 for count in counts]
@@ -59,11 +59,16 @@ class Row:
         self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
         return {slot: Token(tokens[slot], positions[slot], carried[slot]) for slot in real}
 
-    def follow(self, token: int, position: int) -> dict[int, Token]:
-        """The same of one token behind the kept ones, which is all that plain decoding reads."""
+    def follow(self, token: int) -> Token:
+        """What is to be read of one token behind the kept ones, which is all that plain decoding reads."""
         sequence = self.ends[0] = self.ends.pop(KEPT)
         self.through, self.depths, self.parents = [sequence], [1], [KEPT]
-        return {0: Token(token, position, [sequence])}
+        return Token(token, self.length, [sequence])
+
+    def keep_root(self) -> None:
+        """Append the only slot, if it has been read."""
+        self.length += self.through[0] != NONE
+        self.settle()
 
     def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
         """Give the path to an end, as far as it is new, a sequence."""

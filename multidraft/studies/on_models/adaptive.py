@@ -109,8 +109,8 @@ def compared(
     plans = {name: subject.plan(shape, temperature) for name, shape in shapes.items()}
     between = subject.plan(Tree.parse(BETWEEN), temperature)
     state = begun(asked, subject, shapes, temperature)
-    end = int(state.position) + asked.new_tokens
-    while int(state.position) < end:
+    end = state.positions[0] + asked.new_tokens
+    while state.positions[0] < end:
         yield {name: tried(state, plan) for name, plan in plans.items()}
         for _ in range(APART):
             state, _ = step(state, between, Info())
