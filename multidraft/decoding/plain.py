@@ -5,7 +5,6 @@ those as on their passes.
 """
 
 from functools import lru_cache
-from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.walks import Walker, walker
+from multidraft.decoding.walks import walker
 from multidraft.models import Answering, LanguageModel
 from multidraft.numerics.distributions import pick_each
 from multidraft.numerics.waiting import is_far
@@ -112,17 +111,9 @@ def alone(rows: int) -> tuple[Bool[Tensor, "rows 1 1"], Int[Tensor, "rows 1"]]:
 
 def take_coins(state: State, plan: Plan) -> None:
     """Walks end at their roots, but may have a coin say so."""
+    walk = walker(plan.walk)
     for random in state.random:
-        for _ in range(coins_at_root(walker(plan.walk))):
-            random.coin(1.0)
-
-
-@lru_cache(64)
-def coins_at_root(walk: Walker) -> int:
-    """How many coins a walk tosses where nothing is drafted."""
-    coins = count()
-    list(walk(0, 1.0, lambda _: False, lambda _: next(coins) >= 0))
-    return next(coins)
+        list(walk(0, 1.0, lambda _: False, random.coin))
 
 
 def after(state: State, last: list[int]) -> State:
