@@ -65,8 +65,10 @@ class FadingMean:
     @property
     def exponent(self) -> float:
         """The exponent that explains the claims."""
+        if not self.weight:
+            return 1.0
         missed = [1 - min(max(own / self.weight, 0.005), 0.995) for own in (self.claimed, self.predicted)]
-        return math.log(missed[0]) / math.log(missed[1]) if self.weight else 1.0
+        return math.log(missed[0]) / math.log(missed[1])
 
 
 def texts(pair: Pair, temperature: float, options: argparse.Namespace) -> list[list[Node]]:

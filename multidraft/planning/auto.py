@@ -14,7 +14,7 @@ from multidraft.planning.ease import Ease
 from multidraft.planning.pair_plan import PairPlan
 from multidraft.planning.pilot import Pilot
 
-AGAIN = 4  # steps after which the choice is made anew
+AGAIN = 2  # steps after which the choice is made anew
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
 
 

@@ -18,8 +18,9 @@ class Ease:
 
     So that one number serves nodes with one draft and with many: no acceptance leaves the unit interval, and what is
     nearly certain stays so. Above one is easier. A hidden Markov model says what g is: most texts are much like those
-    that predictions come from, and with every node it may have become another one. What drafts claim at a node of
-    weight w counts as an event of probability w (1 - (1 - a)^g), which is its mean.
+    that predictions come from, and whenever the belief is asked for, the text may have become another one, the likelier
+    the more nodes there were. What drafts claim at a node of weight w counts as an event of probability
+    w (1 - (1 - a)^g), which is its mean.
     """
 
     def __init__(self) -> None:
@@ -39,10 +40,10 @@ class Ease:
         if self.heard:
             claimed, rate, weight, rows = np.array(self.heard).T[..., None]
             likely = weight * (1 - (1 - np.clip(rate, 1 - SURE, SURE)) ** EASES).clip(max=SURE)
-            shares = np.exp(claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely))
-            for share, same in zip(shares, (1 - CHANGE) ** (1 / rows[:, 0]), strict=True):
-                found = self.believed * share
-                self.believed = found * (same / found.sum()) + (1 - same) * TEXTS
+            logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
+            found = self.believed * np.exp(logs - logs.max())
+            same = (1 - CHANGE) ** (1 / rows).sum()
+            self.believed = found * (same / found.sum()) + (1 - same) * TEXTS
             self.heard.clear()
         return self.believed
 
