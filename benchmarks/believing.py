@@ -7,9 +7,7 @@ w a, where w is the node's weight and a its predicted acceptance; the mean of wh
 """
 
 import argparse
-import json
 import math
-from pathlib import Path
 from typing import Protocol
 from unittest.mock import patch
 
@@ -17,13 +15,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
+from useless import PROMPTS, tokens_of
 
 import multidraft as md
 from multidraft.planning import auto
-from multidraft.planning.ease import SURE, Ease
+from multidraft.planning.ease import Ease, chance
 from multidraft.zoo import Pair, load_pair
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
 FADING, PRIOR = 0.95, 12.0
 Node = tuple[float, float, float]  # claimed, predicted, weight
 
@@ -73,15 +71,15 @@ class FadingMean:
 
 def texts(pair: Pair, temperature: float, options: argparse.Namespace) -> list[list[Node]]:
     """The nodes of every text."""
-    lines = PROMPTS.read_text().splitlines()[: options.limit]
+    prompts = tokens_of(pair, PROMPTS)[: options.limit]
     found: list[list[Node]] = []
-    for seed, line in enumerate(tqdm(lines * options.seeds, desc=f"T = {temperature:g}", leave=False)):
+    for seed, prompt in enumerate(tqdm(prompts * options.seeds, desc=f"T = {temperature:g}", leave=False)):
         heard = PlanAlone()
         with patch.object(auto, "Ease", lambda heard=heard: heard):
             md.generate(
                 pair.target,
                 pair.draft,
-                [pair.tokenizer(json.loads(line)["prompt"])["input_ids"]],
+                [prompt],
                 max_new_tokens=options.new_tokens,
                 temperature=temperature,
                 eos_token_id=[],
@@ -98,8 +96,7 @@ def lost(believer: type[Believer], found: list[list[Node]]) -> float:
     for nodes in found:
         belief = believer()
         for claimed, predicted, weight in nodes:
-            rate = min(max(predicted / weight, 1 - SURE), SURE)
-            likely = weight * min(1 - (1 - rate) ** belief.exponent, SURE)
+            likely = float(chance(predicted / weight, weight, belief.exponent))
             total -= claimed * math.log(likely) + (1 - claimed) * math.log1p(-likely)
             whole += weight
             belief.add(claimed, predicted, weight)

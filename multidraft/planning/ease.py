@@ -39,7 +39,7 @@ class Ease:
         """How likely each of `EASES` is."""
         if self.heard:
             claimed, rate, weight, rows = np.array(self.heard).T[..., None]
-            likely = weight * (1 - (1 - np.clip(rate, 1 - SURE, SURE)) ** EASES).clip(max=SURE)
+            likely = chance(rate, weight, EASES)
             logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
             found = self.believed * np.exp(logs - logs.max())
             same = (1 - CHANGE) ** (1 / rows).sum()
@@ -51,3 +51,10 @@ class Ease:
     def exponent(self) -> float:
         """The exponent g, by its mean logarithm."""
         return float(np.exp(self.belief @ LOGS))
+
+
+def chance(
+    rate: Float[np.ndarray, "*nodes"] | float, weight: Float[np.ndarray, "*nodes"] | float, ease: np.ndarray | float
+) -> np.ndarray:
+    """How likely a node's drafts are believed to claim it: by their predicted acceptance, its weight, and the ease."""
+    return weight * np.minimum(1 - (1 - np.clip(rate, 1 - SURE, SURE)) ** ease, SURE)

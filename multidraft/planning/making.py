@@ -34,7 +34,7 @@ def work() -> int:
 
 
 def in_a_row(name: str) -> int:
-    """How many steps with a tree come one after another before one counts."""
+    """How many steps with a tree come one after another, of which the last counts."""
     return IN_A_ROW if name else SETTLED
 
 
