@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from multidraft.models.gguf import GGUF
+from multidraft.planning.making import SETTLED
+
+EACH = 4  # passes over as many tokens that are timed one after another
 
 
 @contextmanager
@@ -50,7 +53,10 @@ def decode(model: GGUF, prompt: Sequence[int], new_tokens: int, temperature: flo
 
 
 def pass_times(model: GGUF, counts: Sequence[int], past: int, rounds: int) -> dict[int, list[float]]:
-    """Seconds of passes over so many tokens after `past` others, with logits of all, by turns."""
+    """Seconds of passes over so many tokens after `past` others, with logits of all, by turns.
+
+    Each follows others over as many: only after a dozen of them is a pass as fast as in a run.
+    """
     reader, times = model.fresh(past + max(counts)), {count: list[float]() for count in counts}
     slots = torch.arange(past)[None]
     reader.forward(slots % model.vocabulary, slots, (slots[0][:, None] >= slots[0])[None], logits=False)
@@ -58,8 +64,11 @@ def pass_times(model: GGUF, counts: Sequence[int], past: int, rounds: int) -> di
     for _ in range(rounds):
         for count in counts:
             new = torch.arange(count)[None]
-            start = time.perf_counter()
-            reader.forward(new, past + new, (new[0][:, None] >= new[0])[None])
-            times[count].append(time.perf_counter() - start)
-            reader.keep(torch.full((1, 0), -1))
+            for turn in range(SETTLED + EACH):
+                start = time.perf_counter()
+                reader.forward(new, past + new, (new[0][:, None] >= new[0])[None])
+                took = time.perf_counter() - start
+                reader.keep(torch.full((1, 0), -1))
+                if turn >= SETTLED:
+                    times[count].append(took)
     return times

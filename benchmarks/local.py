@@ -54,7 +54,7 @@ PLAIN, THEIRS, OURS = Case("llama.cpp, plain"), Case("llama-cpp-python, look-up"
 LOOKED_UP, AUTO = Case("ours, look-up", "1x1"), Case(SCHEME, "auto")
 TREES = [Case(SCHEME, tree) for tree in ("1x1", "1x1x1", "2x1x1", "2x1x1x1", "4x2x2x1")]
 CASES = [PLAIN, THEIRS, OURS, LOOKED_UP, *TREES, AUTO]
-COUNTS, PAST, ROUNDS = (1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 45), 128, 20
+COUNTS, PAST, ROUNDS = (1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 45), 128, 5
 MARKS = "<!-- local: made by benchmarks/local.py --into -->", "<!-- /local -->"
 QUICK = dict(prompts=2, seeds=1, new_tokens=16, kinds=["f16"], layers=[3], threads=[1], temperature=[1.0])
 

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from multidraft.numerics.loops import paired
+
 UP = [0.17, 0.33, 0.5, 0.7, 1.2, 2.3, 3.5]
 LOGS = np.array([-step for step in reversed(UP)] + [0.0] + UP)
 EASES = np.exp(LOGS)
@@ -25,32 +27,45 @@ class Ease:
 
     def __init__(self) -> None:
         self.believed = TEXTS
-        self.heard: list[tuple[float, float, float, float]] = []
+        self.heard: list[tuple[float, float, float]] = []
+        self.lasting = 1.0  # how likely the text is still the same one, after what was heard
 
     def add(self, claimed: float, predicted: float, weight: float, rows: int = 1) -> None:
         """A node that was entered with some weight, in one of so many rows: what its drafts claimed, and should have.
 
         A row's text is followed as quickly in a batch as alone, by more nodes.
         """
-        self.heard.append((min(claimed, 1.0), predicted / weight, weight, rows))
+        self.heard.append((min(claimed, 1.0), predicted / weight, weight))
+        self.lasting *= (1 - CHANGE) ** (1 / rows)
 
     @property
     def belief(self) -> Float[np.ndarray, " eases"]:
         """How likely each of `EASES` is."""
         if self.heard:
-            claimed, rate, weight, rows = np.array(self.heard).T[..., None]
-            likely = chance(rate, weight, EASES)
-            logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
-            found = self.believed * np.exp(logs - logs.max())
-            same = (1 - CHANGE) ** (1 / rows).sum()
-            self.believed = found * (same / found.sum()) + (1 - same) * TEXTS
+            self.believed = updated(self.believed, np.array(self.heard), self.lasting)
             self.heard.clear()
+            self.lasting = 1.0
         return self.believed
 
     @property
     def exponent(self) -> float:
         """The exponent g, by its mean logarithm."""
         return float(np.exp(self.belief @ LOGS))
+
+
+@paired("multidraft.planning.ease_loops")
+def updated(
+    believed: Float[np.ndarray, " eases"], heard: Float[np.ndarray, "nodes 3"], lasting: float
+) -> Float[np.ndarray, " eases"]:
+    """The belief after some nodes, each what it claimed, its predicted acceptance, and its weight.
+
+    The text is the same one afterwards with probability `lasting`.
+    """
+    claimed, rate, weight = heard.T[..., None]
+    likely = chance(rate, weight, EASES)
+    logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
+    found = believed * np.exp(logs - logs.max())
+    return found * (lasting / found.sum()) + (1 - lasting) * TEXTS
 
 
 def chance(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import draw, pick, pick_each
+from multidraft.planning.ease import TEXTS, updated
 from multidraft.planning.sight import two_largest
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
@@ -32,6 +34,11 @@ Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, targe
 
 def largest(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield two_largest(draft)
+
+
+def heard(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    nodes = [(0.3, 0.7, 1.0), (1.0, 0.999, 1.0), (0.0, 0.0, 0.05), (1.0, 0.5, 0.001), (0.9, 1.0, 1.0)]
+    yield torch.from_numpy(updated(TEXTS, np.array(nodes), 0.7))
 
 
 def parts_of(outcome: Outcome) -> Iterator[Tensor]:
@@ -87,6 +94,7 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.numerics.distributions.draw": ([Iid(1)], drawn_softly),
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
+    "multidraft.planning.ease.updated": ([Iid(1)], heard),
     "multidraft.planning.sight.two_largest": ([Iid(1)], largest),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
