@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from statistics import fmean, median, stdev
 
 from multidraft.decoding.tree import Tree
@@ -13,17 +14,27 @@ from multidraft.planning.pilot import Pilot
 from multidraft.planning.subject import PROMPT, Subject
 from multidraft.planning.trials import Trial, tried
 
-TEXTS, STEPS = 5, 4  # of each text so many places
+TEXTS, STEPS = 5, 4  # at first of so many texts, and of each text so many places
 # A fixed tree, one that has grown, and what a level of its real step took more than predicted.
 Both = tuple[Trial, Trial, float]
 
 
 def with_growth(subject: Subject, texts: list[list[int]], known: AtTemperature, costs: CostsByRows) -> AtTemperature:
-    """What was learnt at a temperature, with the gain of trees that grow for one row."""
-    found = list(compared(subject, texts, known, costs))
-    look = max(median(more for *_, more in found), 0.0)
-    gain, noise = gain_of([(fixed, grown) for fixed, grown, _ in found], costs.looking(look).at(1))
+    """What was learnt at a temperature, with the gain of trees that grow for one row, as far as it must be known."""
+    places, found = compared(subject, spread(texts), known, costs), list[Both]()
+    while more := list(islice(places, TEXTS * STEPS)):
+        found += more
+        look = max(median(own for *_, own in found), 0.0)
+        gain, noise = gain_of([(fixed, grown) for fixed, grown, _ in found], costs.looking(look).at(1))
+        if not 1 - noise <= gain <= 1 + 2 * noise:  # to forgo them takes less doubt than to take them
+            break
     return replace(known, look=look, growing=gain, noise=noise)
+
+
+def spread(texts: list[list[int]]) -> list[list[int]]:
+    """All texts, so that the first ones come from everywhere."""
+    every = max(len(texts) // TEXTS, 1)
+    return [text for first in range(every) for text in texts[first::every]]
 
 
 def compared(subject: Subject, texts: list[list[int]], known: AtTemperature, costs: CostsByRows) -> Iterator[Both]:
@@ -31,7 +42,7 @@ def compared(subject: Subject, texts: list[list[int]], known: AtTemperature, cos
     shape = Pilot(costs, known.predictions)
     growing = subject.plan(shape, known.temperature)
     fixed = subject.plan(best_of(known, costs.at(1)), known.temperature)
-    for turn, text in enumerate(texts[:: max(len(texts) // TEXTS, 1)][:TEXTS]):
+    for turn, text in enumerate(texts):
         state = subject.begin(growing, [text[-PROMPT:]], turn)
         for _ in range(STEPS):
             trials = tried(state, fixed), tried(state, growing)

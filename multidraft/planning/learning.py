@@ -24,7 +24,7 @@ LEARNT_WITH = "3x2x1x1"
 NUMBERS, FEWEST, MOST = 3_200_000, 48, 800  # positions times vocabulary, and the limits of the former
 MOST_DRAFTS, MOST_LEVELS = 8, 8
 TEMPERS = (1.0, 1.15, 1.3)
-WORTH_IT = 0.003  # acceptance that another temper must gain: less is noise, and it costs a pass over the vocabulary
+WORTH_IT = 0.005  # acceptance that another temper must gain: less is noise, and it costs a pass over the vocabulary
 TEMPERED, SAMPLE = (2, 3, 4), 64  # numbers of drafts, and of positions, for which tempers are tried
 OBSERVED = 200.0  # nodes' worth of the prediction in a factor: chance alone moves those of deep levels by a twentieth
 

@@ -7,8 +7,8 @@ from plans import costs, plan, predictions
 import multidraft as md
 from multidraft.models.table import TableModel, random_table
 from multidraft.planning import comparing
-from multidraft.planning.comparing import best_of, gain_of, with_growth
-from multidraft.planning.costs import CostsByRows
+from multidraft.planning.comparing import STEPS, best_of, gain_of, spread, with_growth
+from multidraft.planning.costs import Costs, CostsByRows
 from multidraft.planning.pair_plan import AtTemperature
 from multidraft.planning.subject import Subject
 from multidraft.planning.trials import Trial
@@ -52,3 +52,31 @@ def test_both_are_tried_after_real_texts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.growing > 0
     assert found.noise > 0
     assert best_of(found, COSTS.at(1)).name != ""
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("gain", "rounds"), [(0.85, 1), (0.95, 3), (1.15, 3), (1.25, 1)])
+def test_more_places_are_tried_while_the_gain_is_in_doubt(
+    gain: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To forgo growing takes a gain below one by its noise, to take it one above by twice as much."""
+    seen: list[int] = []
+
+    def told(found: list[tuple[Trial, Trial]], costs: Costs) -> tuple[float, float]:
+        seen.append(len(found))
+        return gain, 0.1
+
+    monkeypatch.setattr(comparing, "TEXTS", 1)
+    monkeypatch.setattr(comparing, "gain_of", told)
+    target, draft = (TableModel(random_table(4, 3, seed, 0.5), 4) for seed in (1, 2))
+    subject = Subject(target, draft, [[0], [1]], md.scheme("anchored:lorenz"), "deferred")
+    found = with_growth(subject, [[0], [1], [2]], known(), COSTS)
+    assert seen == [STEPS * turn for turn in range(1, rounds + 1)]
+    assert (found.growing, found.noise) == (gain, 0.1)
+
+
+def test_the_first_texts_come_from_everywhere() -> None:
+    texts = [[place] for place in range(11)]
+    first, whole = spread(texts)[:5], spread(texts)
+    assert first == [[0], [2], [4], [6], [8]]
+    assert sorted(whole) == texts
