@@ -12,6 +12,7 @@ from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 
 NOTHING = 0.005  # of a plain run's seconds
+DOUBT = 0.03  # of a run's seconds, by doubling of its rows: caches are copied as rows leave, and contexts grow
 SPREAD = 0.8  # of the logarithm of a row's steps, times the root of its tokens; benchmarks/prompts.jsonl, 24 to 128
 
 
@@ -25,6 +26,7 @@ def pays(
     """Whether prompts of such lengths come to so many new tokens each sooner with the trees allowed than without any.
 
     A run of many rows ends with its slowest one: towards its end few rows are left, and passes are no longer shared.
+    The more rows there are the more must be gained: sixteen come a tenth later than predicted (docs/log.md).
     Where reading the prompts takes next to nothing it is always worth a try, since texts may be easier than expected.
     """
     trees = plan.choice(temperature)
@@ -34,7 +36,8 @@ def pays(
     if reading < NOTHING * plain:
         return True
     drafted = whole(lambda rows: float((tokens / trees.seconds(rows)).max()), eased(budgets))
-    return reading + (1 + MARGIN) * drafted < plain
+    margin = MARGIN + DOUBT * math.log2(len(prompts))
+    return reading + (1 + margin) * drafted < plain
 
 
 def eased(budgets: Sequence[int]) -> list[float]:

@@ -45,6 +45,13 @@ def test_rows_that_go_on_alone_make_a_batch_of_drafts_slower():
     assert not pays(together, 1.0, [1, 1], [30, 30], EVERY)
 
 
+@pytest.mark.parametrize(("rows", "worth"), [(1, True), (16, False)])
+def test_many_rows_must_gain_more(rows: int, worth: bool):
+    """A tenth is gained by texts so long that they end together."""
+    reading = 0.0053 * 10 * 10**5
+    assert pays(of(reading, 0.21, (1, 16)), 1.0, [1] * rows, [10**5] * rows, EVERY) == worth
+
+
 def test_whole_runs():
     assert whole(lambda rows: 2.0, [4, 4, 4]) == 2
     assert whole(lambda rows: 1 / rows, [5, 1, 2]) == 1 * 3 + 1 * 2 + 3 * 1
