@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from multidraft.decoding.branches import level, taking_numbers
 from multidraft.decoding.drafted_tree import DraftTree, Slots, same
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State, padded
@@ -55,6 +56,9 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
 def forward(state: State, drafts: DraftTree, slots: Slots, depth: int) -> Float[Tensor, "batch group ..."]:
     """The draft model's logits at slots of a level; on the first one it also reads the chain above the tree."""
     assert state.draft is not None  # a tree that draws comes with a draft model
+    if (draft := taking_numbers(state.draft, drafts)) is not None:
+        new = level(drafts, slots[0], depth, state.unread[0], state.positions[0])
+        return draft.read(new, "last" if depth == 0 else True)
     tokens, visible = drafts.take(drafts.tokens, slots).clamp(min=0), sight(drafts, slots)
     position = (state.position + depth)[:, None].expand(-1, tokens.shape[1])
     if not any(state.unread):

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
-from multidraft.models import Answering, Scored
+from multidraft.models import Answering, Branches, Scored
 from multidraft.models.llama_cpp.batch import Token
 from multidraft.models.llama_cpp.memory import Memory
 from multidraft.models.llama_cpp.row import KEPT, Row
@@ -84,9 +84,17 @@ class GGUF(Answering):
             if len(tokens) != len(self.rows):
                 raise AdviceError(f"{len(tokens)} rows for a reader of {len(self.rows)}; rows come by join(other)")
             parts = zip(tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
-            each = [row.grow(*own, context=self.weights.context) for row, own in zip(self.rows, parts, strict=True)]
-            self.pending += tokens.shape[1]
-            return self.scores(each, tokens.shape[1], logits).to(tokens.device)
+            return self.grown([Branches(*own) for own in parts], tokens.shape[1], logits).to(tokens.device)
+
+    def read(self, new: Branches, logits: Scored = True) -> Float[Tensor, "1 scored vocabulary"]:
+        with self.memory.lock:
+            return self.grown([new], len(new.tokens), logits)
+
+    def grown(self, parts: list[Branches], new: int, logits: Scored) -> Float[Tensor, "batch scored vocabulary"]:
+        """Read what is new in every row."""
+        each = [row.grow(own, self.weights.context) for row, own in zip(self.rows or [], parts, strict=True)]
+        self.pending += new
+        return self.scores(each, new, logits)
 
     def scores(
         self, rows: list[dict[int, Token]], new: int, logits: Scored
