@@ -2,8 +2,12 @@
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.rows import Row
+from multidraft.decoding.shapes import Fixed
+from multidraft.decoding.state import Plan, State
+from multidraft.decoding.tree import Tree
+from multidraft.drafting.anchored import Anchored
 from multidraft.models import Answering, Branches, LanguageModel
-from multidraft.numerics.waiting import waits
+from multidraft.numerics.waiting import is_far, waits
 
 
 def taking_numbers(model: LanguageModel | None, drafts: DraftTree) -> Answering | None:
@@ -12,17 +16,24 @@ def taking_numbers(model: LanguageModel | None, drafts: DraftTree) -> Answering 
     return model if fits and isinstance(model, Answering) else None
 
 
-def level(drafts: DraftTree, slots: list[int], depth: int, unread: list[int], position: int) -> Branches:
-    """What the draft model reads of a level; with the root the chain above it. The slots count as read from now on."""
-    read, above = drafts.read[0], len(unread)
-    drafts.read = [read + slots]
-    token = drafts.tokens[0].tolist()
+def takes_numbers(state: State, plan: Plan) -> bool:
+    """Whether all that is drafted is a fixed tree of one row, at a temperature, by a model that takes plain numbers."""
+    own, shape = state.sampling[0].for_draft or state.sampling[0], plan.shape
+    one = len(state.roots) == 1 and isinstance(state.draft, Answering) and not is_far(state.target.device)
+    drawn = isinstance(shape, Fixed) and shape.most_drafts > 0 and type(plan.scheme.law) is Anchored
+    return one and drawn and own.is_temperature
+
+
+def level(tree: Tree, tokens: list[int], read: list[int], slots: list[int], state: State) -> Branches:
+    """What the draft model reads of a level, beside what it has `read`; with the root the chain above it."""
+    unread, position = state.unread[0], state.positions[0]
+    depth, above = tree.depths[slots[0]], len(unread)
     if depth == 0:
         positions = list(range(position - above, position + 1))
-        return Branches([*unread, token[0]], positions, list(range(above + 1)), list(range(-1, above)))
-    tokens, parents = [max(token[slot], 0) for slot in slots], drafts.trees[0].parents
-    before = [above + read.index(parents[slot]) for slot in slots]
-    return Branches(tokens, [position + depth] * len(slots), [above + depth] * len(slots), before)
+        return Branches([*unread, tokens[0]], positions, list(range(above + 1)), list(range(-1, above)))
+    before = [above + read.index(tree.parents[slot]) for slot in slots]
+    new = [max(tokens[slot], 0) for slot in slots]
+    return Branches(new, [position + depth] * len(slots), [above + depth] * len(slots), before)
 
 
 def nodes(row: Row, position: int) -> Branches:

@@ -69,7 +69,7 @@ def said(state: State, drafts: DraftTree, rows: list[Row] | None) -> Float[Tenso
     if rows is None:
         return state.target.forward(drafts.tokens.clamp(min=0), state.position[:, None] + drafts.depths, drafts.sees)
     if (target := taking_numbers(state.target, drafts)) is not None:
-        return target.read(nodes(rows[0], state.positions[0]))
+        return torch.from_numpy(target.read(nodes(rows[0], state.positions[0])))[None]
     return state.target.forward(*nodes_alone(drafts, rows, state.position[:, None]))
 
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -85,7 +86,7 @@ class Answering(ABC):
     """
 
     @abstractmethod
-    def read(self, new: Branches, logits: Scored = True) -> Float[Tensor, "1 scored vocabulary"]:
+    def read(self, new: Branches, logits: Scored = True) -> Float[np.ndarray, "scored vocabulary"]:
         """As `forward`, where there is one row."""
 
     @abstractmethod

@@ -14,7 +14,6 @@ from weakref import finalize
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.batch import Batch, Token
@@ -127,14 +126,13 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens), 0)
         self.use_threads()
         self.decode(tokens, wanted)
-        if not any(wanted):
-            return torch.empty(0, self.weights.vocabulary)
-        return torch.from_numpy(np.array(self.lines(sum(wanted))))
+        scored = self.lines(sum(wanted)) if any(wanted) else []
+        return np.array(scored, np.float32).reshape(-1, self.weights.vocabulary)
 
     def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
         """Read them; the logits of some are llama.cpp's until its next pass."""
