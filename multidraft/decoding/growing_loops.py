@@ -29,13 +29,14 @@ def grow(state: State, plan: Plan) -> DraftTree:
     drafts, places = at_root(state, tree, law.with_drafts(most).width), places_of(law, tree)
     tokens, drafted = drafts.tokens.numpy(), drafts.drafted.numpy()
     uniform = state.random[0].uniform(1, places[-1].stop).numpy()
+    said, drawn_from = list[np.ndarray](), list[np.ndarray]()
     for drawing, numbers in zip(tree.draws, places, strict=True):
         new = level(tree, tokens[0].tolist(), drafts.read[0], drawing.slots, state)
-        logits = model.read(new, True if drafts.levels else "last")
-        draft = drafting(logits, own.temperature, most)
-        draw_lines(drawing, law, draft, uniform[:, numbers], tokens, drafted)
-        drafts.learn([drawing.slots], torch.from_numpy(draft)[None], torch.from_numpy(logits)[None])
+        said.append(model.read(new, True if said else "last"))
+        drawn_from.append(drafting(said[-1], own.temperature, most))
+        draw_lines(drawing, law, drawn_from[-1], uniform[:, numbers], tokens, drafted)
         drafts.read = [drafts.read[0] + drawing.slots]
+    drafts.logits, drafts.levels = ([torch.from_numpy(each)[None] for each in lines] for lines in (said, drawn_from))
     return drafts
 
 

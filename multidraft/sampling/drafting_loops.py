@@ -18,7 +18,7 @@ def drafting(
     """As `from_logits.drafting`."""
     if temperature == 0:
         return ranked_lines(logits, weights_of(min(count, logits.shape[-1])))
-    return soft_lines(logits, logits.max(-1), np.float32(1 / math.log(2) / temperature))
+    return soft_lines(logits, logits.argmax(-1), np.float32(1 / math.log(2) / temperature))
 
 
 @lru_cache(64)
@@ -42,10 +42,10 @@ def ranked_lines(logits, weights):
 
 
 @compiled
-def soft_lines(logits, largest, scale):
-    """Powers of two over their sum, of what the logits of every line are above the largest, times a scale."""
+def soft_lines(logits, likeliest, scale):
+    """Powers of two over their sum, of what the logits of every line are above that of the likeliest, times a scale."""
     draft = np.empty_like(logits)
     for row in range(len(logits)):
-        weights = powers_of_two(logits[row], largest[row], scale)
+        weights = powers_of_two(logits[row], logits[row, likeliest[row]], scale)
         draft[row] = weights / np.float32(sum_of(weights))
     return draft
