@@ -121,6 +121,7 @@ def test_trees_as_numbers_are_what_they_are_as_tensors(tree, monkeypatch):
         return list(read)
 
     numbers = told()
+    monkeypatch.setattr(stepping, "grow", growing.grow.__wrapped__)
     for module in (growing, stepping):
         monkeypatch.setattr(module, "taking_numbers", lambda *_: None)
     assert numbers == told()
