@@ -8,14 +8,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from multidraft.decoding.branches import level, takes_numbers, taking_numbers
 from multidraft.decoding.drafted_tree import DraftTree, Slots, same
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State, padded
 from multidraft.drafting.levels import numbers_of
+from multidraft.numerics.loops import paired
 from multidraft.numerics.waiting import placed
 from multidraft.sampling.settings import settings_of_rows
 
 
+@paired("multidraft.decoding.growing_loops", takes_numbers)
 def grow(state: State, plan: Plan) -> DraftTree:
     """Draft the tree: let the shape decide on each level, then draw there."""
     drafts, depth, law, device = bare_root(state, plan), 0, plan.scheme.law, state.root.device
@@ -55,6 +58,10 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
 def forward(state: State, drafts: DraftTree, slots: Slots, depth: int) -> Float[Tensor, "batch group ..."]:
     """The draft model's logits at slots of a level; on the first one it also reads the chain above the tree."""
     assert state.draft is not None  # a tree that draws comes with a draft model
+    if (draft := taking_numbers(state.draft, drafts)) is not None:
+        new = level(drafts.trees[0], drafts.tokens[0].tolist(), drafts.read[0], slots[0], state)
+        drafts.read = joined(drafts.read, slots)
+        return torch.from_numpy(draft.read(new, True if depth else "last"))[None]
     tokens, visible = drafts.take(drafts.tokens, slots).clamp(min=0), sight(drafts, slots)
     position = (state.position + depth)[:, None].expand(-1, tokens.shape[1])
     if not any(state.unread):

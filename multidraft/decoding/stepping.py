@@ -3,8 +3,10 @@
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.decoding.branches import nodes, taking_numbers
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.growing import grow, kept_of
@@ -57,13 +59,18 @@ def step(state: State, plan: Plan, info: Info) -> tuple[State, list[Emitted]]:
 
 def score(state: State, drafts: DraftTree) -> ScoredTree:
     """The target's logits at every node of the tree, in one forward pass; slots that are no nodes are left out."""
-    sampling, position = settings_of_rows(state.sampling), state.position[:, None]
-    if drafts.read_whole:
-        rows, nodes = None, (drafts.tokens.clamp(min=0), position + drafts.depths, drafts.sees)
-    else:
-        rows = rows_of(drafts)
-        nodes = nodes_alone(drafts, rows, position)
-    return ScoredTree(sampling, drafts, rows, state.target.forward(*nodes) if state.said is None else state.said)
+    rows = None if drafts.read_whole else rows_of(drafts)
+    logits = said(state, drafts, rows) if state.said is None else state.said
+    return ScoredTree(settings_of_rows(state.sampling), drafts, rows, logits)
+
+
+def said(state: State, drafts: DraftTree, rows: list[Row] | None) -> Float[Tensor, "batch nodes vocabulary"]:
+    """What the target says of them."""
+    if rows is None:
+        return state.target.forward(drafts.tokens.clamp(min=0), state.position[:, None] + drafts.depths, drafts.sees)
+    if (target := taking_numbers(state.target, drafts)) is not None:
+        return torch.from_numpy(target.read(nodes(rows[0], state.positions[0])))[None]
+    return state.target.forward(*nodes_alone(drafts, rows, state.position[:, None]))
 
 
 def nodes_alone(drafts: DraftTree, rows: list[Row], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:

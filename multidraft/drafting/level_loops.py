@@ -3,6 +3,7 @@
 from functools import lru_cache
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -29,11 +30,28 @@ def draw_level(
     same_shape("draft and the nodes that draw", draft.shape[:2], (len(uniform), len(layout)))
     same_shape("uniform numbers and those that are needed", uniform.shape[1:], (numbers,))
     same_shape("tokens and tuples", tokens.shape, drafted.shape[:2], (len(draft), tokens.shape[1]))
-    level = (tokens.numpy(), drafted.numpy(), lines(draft), uniform.numpy(), layout, law.draft_probability)
+    draw_lines(drawing, law, lines(draft), uniform.numpy(), tokens.numpy(), drafted.numpy())
+
+
+def draw_lines(
+    drawing: Drawing,
+    law: Law,
+    draft: Float[np.ndarray, "lines vocabulary"],
+    uniform: Float[np.ndarray, "rows numbers"],
+    tokens: Int[np.ndarray, "rows slots"],
+    drafted: Int[np.ndarray, "rows slots width"],
+) -> None:
+    """The same, of arrays that fit; a line of `draft` for every node of every row."""
+    level = (tokens, drafted, draft, uniform, layout_of(law, drawing)[0], law.draft_probability)
     if isinstance(law, Anchored):
-        anchored_tuples(*level, -1 if law.anchors is None else law.anchors, law.top_up, least(draft.dtype))
+        anchored_tuples(*level, -1 if law.anchors is None else law.anchors, law.top_up, least_of(draft.dtype))
     else:
         independent_tuples(*level)
+
+
+def least_of(dtype: np.dtype) -> float:
+    """As `precision.least`."""
+    return least(torch.float64 if dtype == np.float64 else torch.float32)
 
 
 @lru_cache(256)  # the same for every step of a fixed tree; trees that grow have new ones, of sizes that come again

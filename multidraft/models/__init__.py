@@ -7,8 +7,9 @@ token is visible to all that come after.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -69,11 +70,24 @@ class LanguageModel(Protocol):
         ...
 
 
+class Branches(NamedTuple):
+    """New tokens of one row as plain numbers, each behind a pending one or the kept ones."""
+
+    tokens: list[int]
+    positions: list[int]
+    counts: list[int]  # of the pending slots that each sees before itself
+    before: list[int]  # the last of those, or -1
+
+
 class Answering(ABC):
-    """A model that draws the next tokens itself where nothing but a temperature is asked for, without any tensors.
+    """A model that takes plain numbers: of a tree, or where nothing but a temperature is asked for and it draws itself.
 
     A small model's pass takes no longer than a few dozen operations on tensors, which come to cold caches after it.
     """
+
+    @abstractmethod
+    def read(self, new: Branches, logits: Scored = True) -> Float[np.ndarray, "scored vocabulary"]:
+        """As `forward`, where there is one row."""
 
     @abstractmethod
     def answer(self, roots: list[int], temperatures: Sequence[float], numbers: Sequence[float]) -> list[int]:

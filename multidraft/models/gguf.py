@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import check_integer, shown
-from multidraft.models import Answering, Scored
+from multidraft.models import Answering, Branches, Scored
 from multidraft.models.llama_cpp.batch import Token
 from multidraft.models.llama_cpp.memory import Memory
 from multidraft.models.llama_cpp.row import KEPT, Row
@@ -84,23 +85,32 @@ class GGUF(Answering):
             if len(tokens) != len(self.rows):
                 raise AdviceError(f"{len(tokens)} rows for a reader of {len(self.rows)}; rows come by join(other)")
             parts = zip(tokens.tolist(), positions.tolist(), *sight(visible), strict=True)
-            each = [row.grow(*own, context=self.weights.context) for row, own in zip(self.rows, parts, strict=True)]
-            self.pending += tokens.shape[1]
-            return self.scores(each, tokens.shape[1], logits).to(tokens.device)
+            said = self.grown([Branches(*own) for own in parts], tokens.shape[1], logits)
+            return torch.from_numpy(said).to(tokens.device)
+
+    def read(self, new: Branches, logits: Scored = True) -> Float[np.ndarray, "scored vocabulary"]:
+        with self.memory.lock:
+            return self.grown([new], len(new.tokens), logits)[0]
+
+    def grown(self, parts: list[Branches], new: int, logits: Scored) -> Float[np.ndarray, "batch scored vocabulary"]:
+        """Read what is new in every row."""
+        each = [row.grow(own, self.weights.context) for row, own in zip(self.rows or [], parts, strict=True)]
+        self.pending += new
+        return self.scores(each, new, logits)
 
     def scores(
         self, rows: list[dict[int, Token]], new: int, logits: Scored
-    ) -> Float[Tensor, "batch scored vocabulary"]:
+    ) -> Float[np.ndarray, "batch scored vocabulary"]:
         """What llama.cpp says, and zero where a slot is not read."""
         first = 0 if logits is True else new - bool(logits)  # slot of which logits are wanted
         told = [token for row in rows for token in row.values()]
         wanted = [slot >= first for row in rows for slot in row]
-        read = self.memory.read(told, wanted) if told else torch.empty(0, self.vocabulary)
+        read = self.memory.read(told, wanted) if told else np.empty((0, self.vocabulary), np.float32)
         if len(read) == len(rows) * (new - first):
-            return read.view(len(rows), new - first, self.vocabulary)
-        scores = torch.zeros(len(rows), new - first, self.vocabulary)
+            return read.reshape(len(rows), new - first, self.vocabulary)
+        scores = np.zeros((len(rows), new - first, self.vocabulary), np.float32)
         places = [(index, slot - first) for index, row in enumerate(rows) for slot in row if slot >= first]
-        scores[tuple(torch.tensor(places).T)] = read
+        scores[tuple(np.array(places).T)] = read
         return scores
 
     def answer(self, roots: list[int], temperatures: Sequence[float], numbers: Sequence[float]) -> list[int]:

@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def usable(*arguments: object) -> bool:
     """Whether loops can run over the tensors among these: on a CPU, with Numba, and in a precision that it has."""
     return HAS_NUMBA and all(
-        t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64)
+        t.is_cpu and t.dtype in (torch.float32, torch.float64)
         for t in arguments
         if isinstance(t, Tensor) and t.is_floating_point()
     )

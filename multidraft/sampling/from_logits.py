@@ -1,5 +1,6 @@
 """From logits to distributions: temperature, top-k, top-p."""
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +8,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.errors.kinds import is_integer, is_number
 from multidraft.numerics.distributions import descending
+from multidraft.numerics.loops import paired
 
 SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 
@@ -74,3 +76,12 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     )
     weights = weights / weights.sum()
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
+
+
+@paired("multidraft.sampling.drafting_loops", lambda logits, *_: logits.dtype == np.float32)
+def drafting(
+    logits: Float[np.ndarray, "lines vocabulary"], temperature: float | int, count: int
+) -> Float[np.ndarray, "lines vocabulary"]:
+    """What `count` drafts are drawn from where nothing but a temperature is asked for."""
+    tensor = torch.from_numpy(logits)
+    return (distribution(tensor, temperature) if temperature else ranked(tensor, count)).numpy()

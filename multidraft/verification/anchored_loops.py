@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.drafting.anchored import Anchored
-from multidraft.drafting.level_loops import forget
+from multidraft.drafting.level_loops import forget, least_of
 from multidraft.errors import AdviceError
 from multidraft.numerics.loops import compiled, lines, same_shape, sum_of
-from multidraft.numerics.precision import FULL, SPARE, least
+from multidraft.numerics.precision import FULL, SPARE
 from multidraft.verification.coupling_loops import Coupled, acceptance, hand_on, next_target
 from multidraft.verification.lorenz_loops import Row, row_of
 from multidraft.verification.outcome import Outcome
@@ -103,11 +103,6 @@ def plan_of(target: np.ndarray, draft: np.ndarray, count: int, a: float) -> Row 
     if count > 1:
         return row_of(target, draft, count, a)
     return Coupled(target, draft * a if count else np.zeros_like(draft))
-
-
-def least_of(dtype: np.dtype) -> float:
-    """As `precision.least`."""
-    return least(torch.float64 if dtype == np.float64 else torch.float32)
 
 
 @compiled

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,14 +16,17 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.commands.cli import app
-from multidraft.decoding import looping, plain
+from multidraft.decoding import growing, looping, plain, stepping
+from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
+from multidraft.decoding.shapes import Growing
 from multidraft.decoding.state import Plan
 from multidraft.decoding.stepping import step
 from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.errors import AdviceError
-from multidraft.models import gguf
+from multidraft.models import Branches, gguf
+from multidraft.models.llama_cpp.row import Row
 from multidraft.models.llama_cpp.tokenizer import LlamaTokenizer
 from multidraft.numerics.distributions import draw
 from multidraft.planning.identity import identity
@@ -97,6 +101,30 @@ def test_rows_leave_as_they_do_step_by_step(monkeypatch):
     monkeypatch.setattr(looping, "steady", lambda *_: None)
     assert together == told()
     assert max(map(len, together[0])) < 24
+
+
+class Narrowing(Growing):
+    def counts(self, drafts: DraftTree, depth: int, row: int, nodes: Sequence[int]) -> list[int]:
+        return [2 - (rank + depth) % 3 for rank, _ in enumerate(nodes)]
+
+
+@pytest.mark.parametrize("tree", ["2x1x1x1", "4x2x2x1", Narrowing(2, 7)])
+def test_trees_as_numbers_are_what_they_are_as_tensors(tree, monkeypatch):
+    read, grow = list[Branches](), Row.grow
+    monkeypatch.setattr(Row, "grow", lambda row, new, context: read.append(new) or grow(row, new, context))
+    prompt = pair()[2](TEXT)["input_ids"]
+
+    def told() -> list[Branches]:
+        read.clear()
+        generator = torch.Generator().manual_seed(5)
+        md.generate(*pair()[:2], [prompt], tree=tree, generator=generator, eos_token_id=[], max_new_tokens=24)
+        return list(read)
+
+    numbers = told()
+    monkeypatch.setattr(stepping, "grow", growing.grow.__wrapped__)
+    for module in (growing, stepping):
+        monkeypatch.setattr(module, "taking_numbers", lambda *_: None)
+    assert numbers == told()
 
 
 @pytest.mark.parametrize("wrong", [lambda number: 1 - number, lambda number: round(number, 2)])

@@ -14,7 +14,6 @@ from weakref import finalize
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.llama_cpp.batch import Batch, Token
@@ -43,7 +42,7 @@ class Memory:
         self.context: Any = None
         self.closing: Any = None
         self.batch: Batch | None = None
-        self.viewed: tuple[tuple[int, int], list[np.ndarray]] = (0, 0), []  # where logits are, and views of them
+        self.viewed: tuple[int, list[np.ndarray]] = 0, []  # where logits are, and views of them
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
@@ -127,15 +126,13 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[Tensor, "scored vocabulary"]:
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens), 0)
         self.use_threads()
         self.decode(tokens, wanted)
-        read = torch.empty(sum(wanted), self.weights.vocabulary)
-        if len(read):
-            ctypes.memmove(read.data_ptr(), self.library.llama_get_logits(self.context), read.nbytes)
-        return read
+        scored = self.lines(sum(wanted)) if any(wanted) else []
+        return np.array(scored, np.float32).reshape(-1, self.weights.vocabulary)
 
     def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
         """Read them; the logits of some are llama.cpp's until its next pass."""
@@ -148,11 +145,12 @@ class Memory:
 
     def lines(self, count: int) -> list[np.ndarray]:
         """So many lines of logits, where the last pass has left them."""
-        place = self.address_of_logits(self.context), count
-        if self.viewed[0] != place:  # seldom: they stay where they are
-            pointer = ctypes.cast(place[0], ctypes.POINTER(ctypes.c_float))
-            self.viewed = place, list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
-        return self.viewed[1]
+        address, (seen, views) = self.address_of_logits(self.context), self.viewed
+        if address != seen or count > len(views):  # seldom: they stay where they are
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+            views = list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
+            self.viewed = address, views
+        return views[:count]
 
     def use_threads(self) -> None:
         """As many as torch uses, whose number plans choose."""

@@ -8,6 +8,7 @@ k k k k   a  b  c          1: k k k k a b c
 from weakref import finalize
 
 from multidraft.errors import AdviceError
+from multidraft.models import Branches
 from multidraft.models.llama_cpp.batch import Token
 from multidraft.models.llama_cpp.memory import Memory
 
@@ -38,14 +39,13 @@ class Row:
         self.memory.copy(self.sequences[0], part.sequences[0], length)
         return part
 
-    def grow(
-        self, tokens: list[int], positions: list[int], counts: list[int], before: list[int], context: int
-    ) -> dict[int, Token]:
-        """What is to be read of new slots, by slot: each sees so many slots before itself, and this one last.
+    def grow(self, new: Branches, context: int) -> dict[int, Token]:
+        """What is to be read of new slots, by slot.
 
         One that stands elsewhere than behind all that it sees only fills a batch up; nor is any read that lies beyond
         the context.
         """
+        tokens, positions, counts, before = new
         if not self.through and positions == [self.length] and self.length < context:
             return {0: self.follow(tokens[0])}
         old, places = len(self.through), list(zip(positions, counts, strict=True))

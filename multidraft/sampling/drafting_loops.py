@@ -1,0 +1,51 @@
+"""Draft distributions from logits as compiled loops, for CPUs."""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from multidraft.numerics.distribution_loops import powers_of_two
+from multidraft.numerics.loops import compiled, sum_of
+from multidraft.sampling.from_logits import ranked
+
+
+def drafting(
+    logits: Float[np.ndarray, "lines vocabulary"], temperature: float | int, count: int
+) -> Float[np.ndarray, "lines vocabulary"]:
+    """As `from_logits.drafting`."""
+    if temperature == 0:
+        return ranked_lines(logits, weights_of(min(count, logits.shape[-1])))
+    return soft_lines(logits, logits.argmax(-1), np.float32(1 / math.log(2) / temperature))
+
+
+@lru_cache(64)
+def weights_of(count: int) -> Float[np.ndarray, " count"]:
+    """What the most likely tokens get at temperature 0, in their order."""
+    return ranked(torch.arange(count, 0, -1), count).numpy()
+
+
+@compiled
+def ranked_lines(logits, weights):
+    """These weights for the most likely tokens of every line, the first of equals first."""
+    draft = np.zeros_like(logits)
+    for row in range(len(logits)):
+        for weight in weights:
+            best = -1
+            for token in range(logits.shape[1]):
+                if draft[row, token] == 0 and (best < 0 or logits[row, token] > logits[row, best]):
+                    best = token
+            draft[row, best] = weight
+    return draft
+
+
+@compiled
+def soft_lines(logits, likeliest, scale):
+    """Powers of two over their sum, of what the logits of every line are above that of the likeliest, times a scale."""
+    draft = np.empty_like(logits)
+    for row in range(len(logits)):
+        weights = powers_of_two(logits[row], logits[row, likeliest[row]], scale)
+        draft[row] = weights / np.float32(sum_of(weights))
+    return draft
