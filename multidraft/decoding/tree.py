@@ -116,10 +116,27 @@ class Tree:
         return len(self.parents)
 
     def with_level(self, counts: dict[int, int], width: int) -> "Tree":
-        """The tree with drafts at some of its last slots, and `width` more slots; those not needed are no children."""
-        drafts = [counts.get(slot, count) for slot, count in enumerate(self.drafts)] + [0] * width
-        children = [slot for slot in sorted(counts) for _ in range(counts[slot])]
-        return Tree((*self.parents, *children, *[-1] * (width - len(children))), tuple(drafts))
+        """The tree with drafts at some of its lowest slots, and `width` more slots; those not needed are no children.
+
+        What is known of the slots above is not worked out again.
+        """
+        slots, parents, drafts = (
+            [slot for slot in sorted(counts) if counts[slot]],
+            list(self.parents),
+            list(self.drafts),
+        )
+        first: list[int] = []
+        for slot in slots:
+            first.append(len(parents))
+            parents += [slot] * counts[slot]
+            drafts[slot] = counts[slot]
+        size, depth = len(self) + width, 1 + max(self.depths)
+        depths = (*self.depths, *[depth] * (len(parents) - len(self)), *[0] * (size - len(parents)))
+        found = Tree((*parents, *[-1] * (size - len(parents))), (*drafts, *[0] * width))
+        drawn = (Drawing(slots, tuple(counts[slot] for slot in slots), first),) if slots else ()
+        below = self.first_child | dict(zip(slots, first, strict=True))
+        vars(found).update(depths=depths, first_child=below, draws=self.draws + drawn)
+        return found
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
