@@ -72,7 +72,8 @@ def compiled(function: Callable, any_order: bool = False) -> Callable:
 
 def lines(values: Tensor) -> np.ndarray:
     """The rows of a tensor for a loop."""
-    return np.ascontiguousarray(values.detach().numpy()).reshape(-1, values.shape[-1])
+    values = values.detach() if values.requires_grad else values
+    return np.ascontiguousarray(values.numpy()).reshape(-1, values.shape[-1])
 
 
 def same_shape(names: str, *shapes: tuple[int, ...]) -> None:

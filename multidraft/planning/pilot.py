@@ -14,7 +14,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.planning.costs import CostsByRows
 from multidraft.planning.ease import Ease
 from multidraft.planning.predictions import COUNTS, Predictions, nearest
-from multidraft.planning.sight import Node, Sight, two_largest
+from multidraft.planning.sight import Node, Sight, looked_at
 from multidraft.planning.worth import settled
 
 
@@ -47,7 +47,7 @@ class Pilot(Growing):
         self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
         self.entered = [[nearest(weight) for weight in own] for own in predictions.rates.weights]
         self.ease = Ease()
-        two_largest(torch.zeros(1, 2))  # compiled before any clock runs
+        looked_at(torch.zeros(1, 2))  # compiled before any clock runs
 
     def temper(self, drafts: int) -> float:
         """As it was best when the plan was made."""

@@ -8,22 +8,25 @@ from torch import Tensor
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.numerics.loops import paired
+from multidraft.numerics.waiting import placed
 from multidraft.planning.predictions import COUNTS, Predictions, class_of, log_odds, logistic
 
 Node = tuple[int, int]  # a row and a slot
 
 
-@paired("multidraft.planning.growing_loops")
-def two_largest(likely: Float[Tensor, "nodes vocabulary"]) -> Float[Tensor, "nodes 2"]:
-    """The largest probability at every node, and the one after it."""
-    return likely.topk(2, -1).values
+@paired("multidraft.planning.growing_loops", lambda logits: logits.dtype == torch.float32)
+def looked_at(logits: Float[Tensor, "nodes vocabulary"]) -> list[list[float]]:
+    """At every node the two largest probabilities, and the logarithm of what exponentials of logits sum up to."""
+    logits = logits.float()
+    total = logits.logsumexp(-1, keepdim=True)
+    return torch.cat([(logits.topk(2, -1).values - total).exp(), total], -1).tolist()
 
 
 class Sight:
     """The nodes that the draft model has read on a level: their classes, and what it thinks of each of their drafts."""
 
     def __init__(self, drafts: DraftTree, depth: int):
-        self.likely, width = drafts.logits[depth].float().softmax(-1), drafts.logits[depth].shape[1]
+        self.logits, width = drafts.logits[depth].flatten(0, 1), drafts.logits[depth].shape[1]
         first = sum(level.shape[1] for level in drafts.logits[:depth])
         self.place = {
             (row, slot): row * width + place
@@ -31,8 +34,8 @@ class Sight:
             for place, slot in enumerate(read[first : first + width])
             if slot >= 0
         }
-        looked = two_largest(self.likely.flatten(0, 1)).tolist()
-        self.classes = [class_of(*looked[place]) for place in self.place.values()]
+        self.seen = looked_at(self.logits)
+        self.classes = [class_of(*self.seen[place][:2]) for place in self.place.values()]
 
     def shares(self, predictions: Predictions, drafts: DraftTree, children: list[Node]) -> list[float]:
         """What each child has of what its parent's drafts claim, beside its siblings."""
@@ -55,7 +58,8 @@ class Sight:
 
     def of_tokens(self, drafts: DraftTree, children: list[Node], parents: list[Node]) -> list[float]:
         """The draft probability of every child's token."""
-        tokens, vocabulary = drafts.tokens.tolist(), self.likely.shape[-1]
-        pairs = zip(children, parents, strict=True)
-        index = [self.place[parent] * vocabulary + tokens[row][slot] for (row, slot), parent in pairs]
-        return self.likely.take(torch.tensor(index, device=self.likely.device)).tolist()
+        tokens, vocabulary = drafts.tokens.tolist(), self.logits.shape[-1]
+        places = [self.place[parent] for parent in parents]
+        index = [place * vocabulary + tokens[row][slot] for place, (row, slot) in zip(places, children, strict=True)]
+        logits = self.logits.take(placed(index, self.logits.device)).tolist()
+        return [math.exp(own - self.seen[place][2]) for own, place in zip(logits, places, strict=True)]
