@@ -63,11 +63,19 @@ class DraftTree:
         """Whether the target reads every slot, so that nobody has to wait for what was drawn before it can."""
         return waits(self.tokens) and not self.repeats and self.alike
 
+    def level(self, depth: int) -> list[dict[int, int]]:
+        """Every row's nodes at a depth, with their tokens."""
+        tokens, alias = self.tokens.tolist(), self.alias.tolist() if self.repeats else None
+        slots = [tree.slots_at(depth) for tree in self.trees]
+        level = [{slot: row[slot] for slot in own if row[slot] >= 0} for row, own in zip(tokens, slots, strict=True)]
+        if alias is None:
+            return level
+        pairs = zip(level, alias, strict=True)
+        return [{slot: token for slot, token in own.items() if row[slot] == slot} for own, row in pairs]
+
     def nodes_at(self, row: int, depth: int) -> list[int]:
         """A row's nodes at a depth."""
-        token, alias = self.tokens[row].tolist(), self.alias[row].tolist()
-        level = (slot for slot, own in enumerate(self.trees[row].depths) if own == depth)
-        return [slot for slot in level if token[slot] >= 0 and alias[slot] == slot]
+        return list(self.level(depth)[row])
 
     def prefixes(self, places: Iterable[tuple[int, int]]) -> Prefixes | None:
         """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""

@@ -120,7 +120,7 @@ class Growing:
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """All nodes of the level, while there is room for more."""
         room = len(drafts.trees[0]) < self.most_slots
-        return [drafts.nodes_at(row, depth) if room else [] for row in range(len(drafts.trees))]
+        return [list(nodes) if room else [] for nodes in drafts.level(depth)]
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Every row's tree with the drafts that `counts` gives to its nodes, as far as there is room."""

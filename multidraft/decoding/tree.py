@@ -183,6 +183,12 @@ class Tree:
             slot = self.parents[slot]
         return path
 
+    def slots_at(self, depth: int) -> list[int]:
+        """The slots at a depth."""
+        if depth == 0:
+            return [0]
+        return self.draws[depth - 1].children if depth <= len(self.draws) else []
+
     def children(self, slots: Sequence[int]) -> list[int]:
         """The slots of all children of `slots`."""
         return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]

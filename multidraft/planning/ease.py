@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from multidraft.numerics.loops import paired
+
 UP = [0.17, 0.33, 0.5, 0.7, 1.2, 2.3, 3.5]
 LOGS = np.array([-step for step in reversed(UP)] + [0.0] + UP)
 EASES = np.exp(LOGS)
@@ -26,6 +28,7 @@ class Ease:
     def __init__(self) -> None:
         self.believed = TEXTS
         self.heard: list[tuple[float, float, float, float]] = []
+        revised(TEXTS, np.array([(0.5, 0.5, 1.0, 1.0)]))  # compiled before any clock runs
 
     def add(self, claimed: float, predicted: float, weight: float, rows: int = 1) -> None:
         """A node that was entered with some weight, in one of so many rows: what its drafts claimed, and should have.
@@ -38,12 +41,7 @@ class Ease:
     def belief(self) -> Float[np.ndarray, " eases"]:
         """How likely each of `EASES` is."""
         if self.heard:
-            claimed, rate, weight, rows = np.array(self.heard).T[..., None]
-            likely = chance(rate, weight, EASES)
-            logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
-            found = self.believed * np.exp(logs - logs.max())
-            same = (1 - CHANGE) ** (1 / rows).sum()
-            self.believed = found * (same / found.sum()) + (1 - same) * TEXTS
+            self.believed = revised(self.believed, np.array(self.heard))
             self.heard.clear()
         return self.believed
 
@@ -51,6 +49,17 @@ class Ease:
     def exponent(self) -> float:
         """The exponent g, by its mean logarithm."""
         return float(np.exp(self.belief @ LOGS))
+
+
+@paired("multidraft.planning.ease_loops")
+def revised(believed: Float[np.ndarray, " eases"], heard: Float[np.ndarray, "nodes 4"]) -> Float[np.ndarray, " eases"]:
+    """The belief after nodes, of which it is known what `Ease.add` notes."""
+    claimed, rate, weight, rows = heard.T[..., None]
+    likely = chance(rate, weight, EASES)
+    logs = (claimed * np.log(likely) + (1 - claimed) * np.log1p(-likely)).sum(0)
+    found = believed * np.exp(logs - logs.max())
+    same = (1 - CHANGE) ** (1 / rows).sum()
+    return found * (same / found.sum()) + (1 - same) * TEXTS
 
 
 def chance(

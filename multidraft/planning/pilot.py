@@ -77,10 +77,10 @@ class Pilot(Growing):
         """The same, row after row."""
         if depth == self.depth or len(drafts.trees[0]) >= self.most_slots:
             return []
-        nodes = [(row, slot) for row in range(self.rows) for slot in drafts.nodes_at(row, depth)]
+        nodes = {(row, slot): token for row, own in enumerate(drafts.level(depth)) for slot, token in own.items()}
         if not depth or not nodes:
-            return nodes
-        for node, share in zip(nodes, self.sight.shares(self.predictions, drafts, nodes), strict=True):
+            return list(nodes)
+        for node, share in zip(nodes, self.sight.shares(self.predictions, drafts.trees, nodes), strict=True):
             self.come(drafts.trees[node[0]], node, share)
         coming = [(self.coming[node].weight, self.coming[node].reach) for node in nodes]
         gains = self.worth.ahead(coming, self.depth - depth)

@@ -7,17 +7,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.tree import Tree
 from multidraft.numerics.loops import paired
-from multidraft.numerics.waiting import placed
+from multidraft.numerics.waiting import numbers_at
 from multidraft.planning.predictions import COUNTS, Predictions, class_of, log_odds, logistic
 
 Node = tuple[int, int]  # a row and a slot
 
 
-@paired("multidraft.planning.growing_loops", lambda logits: logits.dtype == torch.float32)
+@paired("multidraft.planning.growing_loops")
 def looked_at(logits: Float[Tensor, "nodes vocabulary"]) -> list[list[float]]:
     """At every node the two largest probabilities, and the logarithm of what exponentials of logits sum up to."""
-    logits = logits.float()
     total = logits.logsumexp(-1, keepdim=True)
     return torch.cat([(logits.topk(2, -1).values - total).exp(), total], -1).tolist()
 
@@ -26,7 +26,7 @@ class Sight:
     """The nodes that the draft model has read on a level: their classes, and what it thinks of each of their drafts."""
 
     def __init__(self, drafts: DraftTree, depth: int):
-        self.logits, width = drafts.logits[depth].flatten(0, 1), drafts.logits[depth].shape[1]
+        self.logits, width = drafts.logits[depth].float().flatten(0, 1), drafts.logits[depth].shape[1]
         first = sum(level.shape[1] for level in drafts.logits[:depth])
         self.place = {
             (row, slot): row * width + place
@@ -37,29 +37,27 @@ class Sight:
         self.seen = looked_at(self.logits)
         self.classes = [class_of(*self.seen[place][:2]) for place in self.place.values()]
 
-    def shares(self, predictions: Predictions, drafts: DraftTree, children: list[Node]) -> list[float]:
-        """What each child has of what its parent's drafts claim, beside its siblings."""
-        parents = [(row, drafts.trees[row].parents[slot]) for row, slot in children]
-        claims, whole = self.claims(predictions, drafts, children, parents), dict.fromkeys(parents, 0.0)
+    def shares(self, predictions: Predictions, trees: list[Tree], children: dict[Node, int]) -> list[float]:
+        """What each child has of what its parent's drafts claim, beside its siblings; given with its token."""
+        parents = [(row, trees[row].parents[slot]) for row, slot in children]
+        claims, whole = self.claims(predictions, trees, children, parents), dict.fromkeys(parents, 0.0)
         for parent, claim in zip(parents, claims, strict=True):
             whole[parent] += claim
         return [claim / whole[parent] for parent, claim in zip(parents, claims, strict=True)]
 
     def claims(
-        self, predictions: Predictions, drafts: DraftTree, children: list[Node], parents: list[Node]
+        self, predictions: Predictions, trees: list[Tree], children: dict[Node, int], parents: list[Node]
     ) -> list[float]:
         """What each child may claim, by its draft probability and its place among the draws."""
-        claims, likely = [], self.of_tokens(drafts, children, parents)
+        claims, likely = [], self.of_tokens(list(children.values()), parents)
         for (row, slot), (_, parent), own in zip(children, parents, likely, strict=True):
-            tree = drafts.trees[row]
-            curve = predictions.confidence.claimed[COUNTS.index(tree.drafts[parent])]
-            claims.append(logistic(curve, log_odds(own), math.log(1 + slot - tree.first_child[parent])))
+            curve = predictions.confidence.claimed[COUNTS.index(trees[row].drafts[parent])]
+            claims.append(logistic(curve, log_odds(own), math.log(1 + slot - trees[row].first_child[parent])))
         return claims
 
-    def of_tokens(self, drafts: DraftTree, children: list[Node], parents: list[Node]) -> list[float]:
+    def of_tokens(self, tokens: list[int], parents: list[Node]) -> list[float]:
         """The draft probability of every child's token."""
-        tokens, vocabulary = drafts.tokens.tolist(), self.logits.shape[-1]
-        places = [self.place[parent] for parent in parents]
-        index = [place * vocabulary + tokens[row][slot] for place, (row, slot) in zip(places, children, strict=True)]
-        logits = self.logits.take(placed(index, self.logits.device)).tolist()
+        places, vocabulary = [self.place[parent] for parent in parents], self.logits.shape[-1]
+        index = [place * vocabulary + token for place, token in zip(places, tokens, strict=True)]
+        logits = numbers_at(self.logits, index)
         return [math.exp(own - self.seen[place][2]) for own, place in zip(logits, places, strict=True)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from multidraft.drafting.levels import draw_level, numbers_of
 from multidraft.drafting.places import Drawing
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import draw, pick, pick_each
+from multidraft.planning.ease import USUAL, revised
 from multidraft.planning.sight import looked_at
 from multidraft.verification import Outcome
 from multidraft.verification.anchored_lorenz import anchored_lorenz
@@ -43,6 +45,12 @@ def with_room(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Itera
     tokens, tuples = torch.arange(6).view(2, 3), torch.arange(12).view(2, 3, 2)
     yield from widened(tokens, alias, sees, tuples, [(1, 2, 2), (1, -1, -1)])
     yield from widened(tokens[:1], alias[:1], sees[:1], tuples[:1], [(2,)])
+
+
+def believed(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    heard = np.array([(0.0, 0.3, 1.0, 1.0), (0.8, 0.7, 0.9, 4.0), (0.25, 1.0, 0.25, 4.0), (0.0, 0.0, 0.5, 2.0)])
+    once = revised(USUAL / USUAL.sum(), heard)
+    yield from (torch.from_numpy(once), torch.from_numpy(revised(once, heard[:1])))
 
 
 def parts_of(outcome: Outcome) -> Iterator[Tensor]:
@@ -99,6 +107,7 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.drafting.anchored.anchors_of": (ANCHORED, anchors),
     "multidraft.drafting.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.planning.sight.looked_at": ([Iid(1)], seen),
+    "multidraft.planning.ease.revised": ([Iid(1)], believed),
     "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
