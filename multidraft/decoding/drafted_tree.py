@@ -212,7 +212,7 @@ class DraftTree:
         )
 
 
-@paired("multidraft.decoding.widening_loops", lambda tokens, *_: not waits(tokens))
+@paired("multidraft.decoding.widening_loops")
 def widened(
     tokens: Int[Tensor, "batch slots"],
     alias: Int[Tensor, "batch slots"],

@@ -27,7 +27,7 @@ class Sight:
 
     def __init__(self, drafts: DraftTree, depth: int):
         self.logits, width = drafts.logits[depth].float().flatten(0, 1), drafts.logits[depth].shape[1]
-        first = sum(level.shape[1] for level in drafts.logits[:depth])
+        first = sum([level.shape[1] for level in drafts.logits[:depth]])
         self.place = {
             (row, slot): row * width + place
             for row, read in enumerate(drafts.read)
@@ -40,24 +40,18 @@ class Sight:
     def shares(self, predictions: Predictions, trees: list[Tree], children: dict[Node, int]) -> list[float]:
         """What each child has of what its parent's drafts claim, beside its siblings; given with its token."""
         parents = [(row, trees[row].parents[slot]) for row, slot in children]
-        claims, whole = self.claims(predictions, trees, children, parents), dict.fromkeys(parents, 0.0)
-        for parent, claim in zip(parents, claims, strict=True):
-            whole[parent] += claim
+        whole, claims, likely = dict.fromkeys(parents, 0.0), [], self.of_tokens(list(children.values()), parents)
+        for (row, slot), parent, own in zip(children, parents, likely, strict=True):
+            tree, above = trees[row], parent[1]
+            curve = predictions.confidence.claimed[COUNTS.index(tree.drafts[above])]
+            claims.append(logistic(curve, log_odds(own), math.log(1 + slot - tree.first_child[above])))
+            whole[parent] += claims[-1]
         return [claim / whole[parent] for parent, claim in zip(parents, claims, strict=True)]
-
-    def claims(
-        self, predictions: Predictions, trees: list[Tree], children: dict[Node, int], parents: list[Node]
-    ) -> list[float]:
-        """What each child may claim, by its draft probability and its place among the draws."""
-        claims, likely = [], self.of_tokens(list(children.values()), parents)
-        for (row, slot), (_, parent), own in zip(children, parents, likely, strict=True):
-            curve = predictions.confidence.claimed[COUNTS.index(trees[row].drafts[parent])]
-            claims.append(logistic(curve, log_odds(own), math.log(1 + slot - trees[row].first_child[parent])))
-        return claims
 
     def of_tokens(self, tokens: list[int], parents: list[Node]) -> list[float]:
         """The draft probability of every child's token."""
         places, vocabulary = [self.place[parent] for parent in parents], self.logits.shape[-1]
-        index = [place * vocabulary + token for place, token in zip(places, tokens, strict=True)]
-        logits = numbers_at(self.logits, index)
+        logits = numbers_at(
+            self.logits, [place * vocabulary + token for place, token in zip(places, tokens, strict=True)]
+        )
         return [math.exp(own - self.seen[place][2]) for own, place in zip(logits, places, strict=True)]
