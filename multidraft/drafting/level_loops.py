@@ -43,9 +43,8 @@ def layout_of(law: Law, drawing: Drawing) -> tuple[np.ndarray, int]:
     Beside it all nodes' numbers together.
     """
     sizes, numbers = sizes_of(law, drawing.counts)
-    return np.array(
-        [(*place, *size) for *place, size in zip(drawing.slots, drawing.first, sizes, strict=True)]
-    ), numbers
+    nodes = zip(drawing.slots, drawing.first, sizes, strict=True)
+    return np.array([(slot, first, *size) for slot, first, size in nodes]), numbers
 
 
 @lru_cache(1024)
