@@ -1,6 +1,6 @@
 """One step's tree, filled in: the tokens that were drawn, from which distributions, and which of them coincide."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from multidraft.drafting import Law
 from multidraft.drafting.levels import by_turns, draw_level, note
 from multidraft.drafting.places import Drawing
 from multidraft.numerics.distributions import tempered
+from multidraft.numerics.loops import paired
 from multidraft.numerics.waiting import index, placed, waits
 from multidraft.sampling.prefixes import Prefixes
 
@@ -33,7 +34,6 @@ class DraftTree:
     alias: Int[Tensor, "batch slots"]
     sees: Bool[Tensor, "batch slots slots"]  # a slot sees its ancestors' nodes and its own
     drafted: Int[Tensor, "batch slots width"]
-    depths: Int[Tensor, " slots"]
     read: Slots  # the slots that the draft model has read in this step, in its order; -1 where a row had none
     logits: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what it said there
     levels: list[Float[Tensor, "batch _ *drafters vocabulary"]] = field(default_factory=list)  # what is drawn from
@@ -51,8 +51,7 @@ class DraftTree:
         drafted = torch.full((batch, size, law.width), -1, device=device)
         if repeats:
             alias, sees = alias.clone(), sees.clone()
-        depths = placed(tree.depth_of_slots, device)
-        return cls([tree] * batch, repeats, tokens, alias, sees, drafted, depths, [[]] * batch, roots=roots)
+        return cls([tree] * batch, repeats, tokens, alias, sees, drafted, [[]] * batch, roots=roots)
 
     @property
     def alike(self) -> bool:
@@ -64,11 +63,19 @@ class DraftTree:
         """Whether the target reads every slot, so that nobody has to wait for what was drawn before it can."""
         return waits(self.tokens) and not self.repeats and self.alike
 
+    def level(self, depth: int) -> list[dict[int, int]]:
+        """Every row's nodes at a depth, with their tokens."""
+        tokens, alias = self.tokens.tolist(), self.alias.tolist() if self.repeats else None
+        slots = [tree.slots_at(depth) for tree in self.trees]
+        level = [{slot: row[slot] for slot in own if row[slot] >= 0} for row, own in zip(tokens, slots, strict=True)]
+        if alias is None:
+            return level
+        pairs = zip(level, alias, strict=True)
+        return [{slot: token for slot, token in own.items() if row[slot] == slot} for own, row in pairs]
+
     def nodes_at(self, row: int, depth: int) -> list[int]:
         """A row's nodes at a depth."""
-        token, alias = self.tokens[row].tolist(), self.alias[row].tolist()
-        level = (slot for slot, own in enumerate(self.trees[row].depths) if own == depth)
-        return [slot for slot in level if token[slot] >= 0 and alias[slot] == slot]
+        return list(self.level(depth)[row])
 
     def prefixes(self, places: Iterable[tuple[int, int]]) -> Prefixes | None:
         """The sequences that lead to nodes, each a row and a slot, if anybody looks at them."""
@@ -77,24 +84,23 @@ class DraftTree:
         paths = ((row, self.trees[row].path(slot)) for row, slot in places)
         return [(root := self.roots[row]) and root.then(self.tokens[row, path]) for row, path in paths]
 
-    def extend(self, trees: list[Tree], depth: int) -> None:
-        """Make room for the drafts that have been decided at a depth."""
+    def extend(self, trees: list[Tree]) -> None:
+        """Make room for the drafts that have been decided on a level."""
         old, new = self.tokens.shape[1], len(trees[0])
         self.trees = trees
         if new == old:
             return
-        more, batch, device = new - old, len(trees), self.tokens.device
-        parents = torch.tensor([tree.parents[old:] for tree in trees], device=device)
-        row = torch.arange(batch, device=device)[:, None]
-        slots = torch.arange(old, new, device=device).expand(batch, -1)
-        above = self.sees[row, parents.clamp(min=0)] & (parents >= 0)[..., None]
-        own = torch.eye(more, dtype=torch.bool, device=device).expand(batch, -1, -1)
-        wide = torch.nn.functional.pad(self.sees, (0, more))
-        self.sees = torch.cat([wide, torch.cat([above, own], 2)], 1)
-        self.tokens = torch.nn.functional.pad(self.tokens, (0, more), value=-1)
-        self.drafted = torch.nn.functional.pad(self.drafted, (0, 0, 0, more), value=-1)
-        self.alias = torch.cat([self.alias, slots], 1)
-        self.depths = torch.cat([self.depths, self.depths.new_full((more,), depth + 1)])
+        parents = [tree.parents[old:] for tree in trees]
+        parts = self.tokens, self.alias, self.sees, self.drafted
+        self.tokens, self.alias, self.sees, self.drafted = widened(*parts, parents)
+
+    @property
+    def depths(self) -> Int[Tensor, " slots"]:
+        """The depth of every slot."""
+        if self.alike:
+            return placed(self.trees[0].depth_of_slots, self.tokens.device)
+        columns = zip(*(tree.depths for tree in self.trees), strict=True)
+        return placed([max(depths) for depths in columns], self.tokens.device)
 
     def draws_at(self, depth: int) -> Iterator[tuple[slice, Drawing]]:
         """Where something is drawn at a depth, and in which rows, which have one tree."""
@@ -199,12 +205,33 @@ class DraftTree:
             self.alias[rows],
             self.sees[rows],
             self.drafted[rows],
-            self.depths,
             [self.read[row] for row in chosen],
             [level[rows] for level in self.logits],
             [level[rows] for level in self.levels],
             None if self.roots is None else [self.roots[row] for row in chosen],
         )
+
+
+@paired("multidraft.decoding.widening_loops")
+def widened(
+    tokens: Int[Tensor, "batch slots"],
+    alias: Int[Tensor, "batch slots"],
+    sees: Bool[Tensor, "batch slots slots"],
+    drafted: Int[Tensor, "batch slots width"],
+    parents: Sequence[Sequence[int]],
+) -> tuple[
+    Int[Tensor, "batch more"], Int[Tensor, "batch more"], Bool[Tensor, "batch more more"], Int[Tensor, "batch more _"]
+]:
+    """Tokens, nodes, what is seen, and tuples, with new empty slots below these parents; -1 where a row has fewer."""
+    batch, old, more = *tokens.shape, len(parents[0])
+    above, pad = placed([list(row) for row in parents], tokens.device), torch.nn.functional.pad
+    row = torch.arange(batch, device=tokens.device)[:, None]
+    slots = torch.arange(old, old + more, device=tokens.device).expand(batch, -1)
+    own = torch.eye(more, dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
+    below = torch.cat([sees[row, above.clamp(min=0)] & (above >= 0)[..., None], own], 2)
+    sees = torch.cat([pad(sees, (0, more)), below], 1)
+    empty, undrawn = pad(tokens, (0, more), value=-1), pad(drafted, (0, 0, 0, more), value=-1)
+    return empty, torch.cat([alias, slots], 1), sees, undrawn
 
 
 def same(lists: Slots) -> bool:

@@ -48,7 +48,7 @@ def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
     places = [(row, max(slot, 0)) for row, group in enumerate(slots) for slot in group]
     distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
     drafts.learn(slots, distributions, logits)
-    drafts.extend(plan.shape.extended(drafts, depth), depth)
+    drafts.extend(plan.shape.extended(drafts, depth))
     for rows, drawing in drafts.draws_at(depth):
         for count in set(drawing.counts):
             drafts.temper(rows, drawing.with_count(count), plan.shape.temper(count))

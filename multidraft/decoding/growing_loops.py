@@ -44,7 +44,7 @@ def at_root(state: State, tree: Tree, width: int) -> DraftTree:
     """As `DraftTree.at_root`, of one row."""
     tokens, drafted = np.full((1, len(tree)), -1), np.full((1, len(tree), width), -1)
     tokens[0, 0] = state.roots[0]
-    own = torch.from_numpy(tokens), same(len(tree)), tree.sees[None], torch.from_numpy(drafted), tree.depth_of_slots
+    own = torch.from_numpy(tokens), same(len(tree)), tree.sees[None], torch.from_numpy(drafted)
     return DraftTree([tree], False, *own, [[]], roots=state.prefixes)
 
 

@@ -8,7 +8,9 @@ then the output is exact with both walks (docs/theory.md).
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from multidraft.decoding.drafted_tree import DraftTree
+import torch
+
+from multidraft.decoding.drafted_tree import DraftTree, widened
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Verdict
@@ -104,6 +106,8 @@ class Growing:
     def __init__(self, most_drafts: int, most_slots: int):
         self.most_drafts, self.most_slots = most_drafts, most_slots
         self.counts_drawn = list(range(1, most_drafts + 1))
+        root = torch.zeros(1, 1, dtype=torch.int64)
+        widened(root, root, root[None] == 0, root[None], [[0]])  # compiled before any clock runs
 
     def counts(self, drafts: DraftTree, depth: int, row: int, nodes: Sequence[int]) -> list[int]:
         """How many drafts each of a row's nodes at a depth gets; it may look at all but the tokens drawn there."""
@@ -116,7 +120,7 @@ class Growing:
     def reads(self, drafts: DraftTree, depth: int) -> list[list[int]]:
         """All nodes of the level, while there is room for more."""
         room = len(drafts.trees[0]) < self.most_slots
-        return [drafts.nodes_at(row, depth) if room else [] for row in range(len(drafts.trees))]
+        return [list(nodes) if room else [] for nodes in drafts.level(depth)]
 
     def extended(self, drafts: DraftTree, depth: int) -> list[Tree]:
         """Every row's tree with the drafts that `counts` gives to its nodes, as far as there is room."""

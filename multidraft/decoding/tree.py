@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Int
@@ -116,10 +116,11 @@ class Tree:
         return len(self.parents)
 
     def with_level(self, counts: dict[int, int], width: int) -> "Tree":
-        """The tree with drafts at some of its last slots, and `width` more slots; those not needed are no children."""
-        drafts = [counts.get(slot, count) for slot, count in enumerate(self.drafts)] + [0] * width
-        children = [slot for slot in sorted(counts) for _ in range(counts[slot])]
-        return Tree((*self.parents, *children, *[-1] * (width - len(children))), tuple(drafts))
+        """The tree with drafts at some of its lowest slots, and `width` more slots; those not needed are no children.
+
+        The same growth gives the very same tree, of which most is known then.
+        """
+        return grown(self, tuple(sorted(item for item in counts.items() if item[1])), width)
 
     @cached_property
     def reads(self) -> tuple[int, ...]:
@@ -166,6 +167,13 @@ class Tree:
             slot = self.parents[slot]
         return path
 
+    def slots_at(self, depth: int) -> range:
+        """The slots at a depth."""
+        if not 0 < depth <= len(self.draws):
+            return range(int(depth == 0))
+        above = self.draws[depth - 1]
+        return range(above.first[0], above.first[-1] + above.counts[-1])
+
     def children(self, slots: Sequence[int]) -> list[int]:
         """The slots of all children of `slots`."""
         return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]
@@ -199,6 +207,22 @@ class Tree:
 
 
 NO_DRAFTS = Tree((-1,), (0,))
+
+
+@lru_cache(2048)
+def grown(tree: Tree, counts: tuple[tuple[int, int], ...], width: int) -> Tree:
+    """As `Tree.with_level`, of slots with their drafts; what is known of the slots above is not worked out again."""
+    parents, drafts, first, old = list(tree.parents), list(tree.drafts), dict[int, int](), len(tree)
+    for slot, count in counts:
+        first[slot] = len(parents)
+        parents += [slot] * count
+        drafts[slot] = count
+    used, size, depth = len(parents), old + width, 1 + max(tree.depths)
+    found = Tree((*parents, *[-1] * (size - used)), (*drafts, *[0] * width))
+    drawn = (Drawing(list(first), tuple(count for _, count in counts), list(first.values())),) if counts else ()
+    depths = (*tree.depths, *[depth] * (used - old), *[0] * (size - used))
+    vars(found).update(depths=depths, first_child=tree.first_child | first, draws=tree.draws + drawn)
+    return found
 
 
 def drafts_of(text: str) -> list[int]:

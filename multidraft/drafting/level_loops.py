@@ -60,15 +60,16 @@ def layout_of(law: Law, drawing: Drawing) -> tuple[np.ndarray, int]:
 
     Beside it all nodes' numbers together.
     """
-    sizes = sizes_of(law, drawing.counts)
-    return np.column_stack([drawing.slots, drawing.first, sizes]), int(sizes[:, 2].sum())
+    sizes, numbers = sizes_of(law, drawing.counts)
+    nodes = zip(drawing.slots, drawing.first, sizes, strict=True)
+    return np.array([(slot, first, *size) for slot, first, size in nodes]), numbers
 
 
 @lru_cache(1024)
-def sizes_of(law: Law, counts: tuple[int, ...]) -> Int[np.ndarray, "nodes 3"]:
-    """By node its drafts, its tuple's positions, and the numbers that it takes."""
+def sizes_of(law: Law, counts: tuple[int, ...]) -> tuple[list[tuple[int, int, int]], int]:
+    """By node its drafts, its tuple's positions, and the numbers that it takes; and all nodes' numbers together."""
     laws = [law.with_drafts(count) for count in counts]
-    return np.array([(own.drafts, own.width, own.numbers) for own in laws])
+    return [(own.drafts, own.width, own.numbers) for own in laws], sum(own.numbers for own in laws)
 
 
 @compiled

@@ -37,23 +37,23 @@ def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: f
 
 @compiled
 def draw_soft(logits, largest, scale, number):
-    """A token drawn from these powers."""
-    token = np.empty(1, np.int64)
-    pick_into(token, powers_of_two(logits, largest, scale), np.full(1, number))
+    """A token drawn from the powers of two of what logits are above the largest, times a scale."""
+    weights, token = np.empty_like(logits), np.empty(1, np.int64)
+    soften(weights, logits, largest, scale)
+    pick_into(token, weights, np.full(1, number))
     return token[0]
 
 
 @compiled
-def powers_of_two(logits, largest, scale):
-    """Two to the power of what every logit is above the largest, times a scale."""
-    weights, powers = np.empty_like(logits), np.empty(logits.size, np.int32)
+def soften(weights, logits, largest, scale):
+    """Two to the power of what logits are above the largest, times a scale."""
+    powers = np.empty(logits.size, np.int32)
     for index in range(logits.size):
         exponent = (logits[index] - largest) * scale
         whole = np.floor(max(exponent, LEAST) + HALF)
         powers[index] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of that power, as a float32
         weights[index] = two_to(exponent - whole) if exponent >= LEAST else np.float32(0)
     weights *= powers.view(np.float32)
-    return weights
 
 
 @compiled

@@ -18,17 +18,19 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 
 HAS_NUMBA = find_spec("numba") is not None
+KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 PAIRS: dict[str, str] = {}  # from a function, by its module and name, to the module of its compiled twin
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def usable(*arguments: object) -> bool:
     """Whether loops can run over the tensors among these: on a CPU, with Numba, and in a precision that it has."""
-    return HAS_NUMBA and all(
-        t.is_cpu and t.dtype in (torch.float32, torch.float64)
-        for t in arguments
-        if isinstance(t, Tensor) and t.is_floating_point()
-    )
+    if not HAS_NUMBA:
+        return False
+    for one in arguments:
+        if isinstance(one, Tensor) and not (one.is_cpu and one.dtype in KINDS):
+            return False
+    return True
 
 
 def paired(home: str, fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
@@ -72,7 +74,8 @@ def compiled(function: Callable, any_order: bool = False) -> Callable:
 
 def lines(values: Tensor) -> np.ndarray:
     """The rows of a tensor for a loop."""
-    return np.ascontiguousarray(values.detach().numpy()).reshape(-1, values.shape[-1])
+    values = values.detach() if values.requires_grad else values
+    return np.ascontiguousarray(values.numpy()).reshape(-1, values.shape[-1])
 
 
 def same_shape(names: str, *shapes: tuple[int, ...]) -> None:

@@ -21,6 +21,13 @@ def placed(values: Tensor | list, device: torch.device) -> Tensor:
     return (values if isinstance(values, Tensor) else torch.tensor(values)).to(device, non_blocking=True)
 
 
+def numbers_at(values: Tensor, places: list[int]) -> list[float]:
+    """The numbers at places of a tensor that is laid out in one line; NumPy looks there in less time than PyTorch."""
+    if waits(values):
+        return values.take(placed(places, values.device)).tolist()
+    return values.detach().numpy().take(places).tolist()
+
+
 @lru_cache(4096)
 def index(places: tuple[int, ...], device: torch.device) -> slice | Tensor:
     """These places as an index that is there already: a slice where they stand next to each other."""

@@ -29,6 +29,7 @@ class Ease:
         self.believed = TEXTS
         self.heard: list[tuple[float, float, float]] = []
         self.lasting = 1.0  # how likely the text is still the same one, after what was heard
+        updated(TEXTS, np.array([(0.5, 0.5, 1.0)]), 1.0)  # compiled before any clock runs
 
     def add(self, claimed: float, predicted: float, weight: float, rows: int = 1) -> None:
         """A node that was entered with some weight, in one of so many rows: what its drafts claimed, and should have.

@@ -14,7 +14,7 @@ from multidraft.decoding.walks import Verdict
 from multidraft.planning.costs import CostsByRows
 from multidraft.planning.ease import Ease
 from multidraft.planning.predictions import COUNTS, Predictions, nearest
-from multidraft.planning.sight import Node, Sight, two_largest
+from multidraft.planning.sight import Node, Sight, looked_at
 from multidraft.planning.worth import settled
 
 
@@ -47,7 +47,7 @@ class Pilot(Growing):
         self.rates: list[list[list[float]]] = predictions.acceptance.tolist()
         self.entered = [[nearest(weight) for weight in own] for own in predictions.rates.weights]
         self.ease = Ease()
-        two_largest(torch.zeros(1, 2))  # compiled before any clock runs
+        looked_at(torch.zeros(1, 2))  # compiled before any clock runs
 
     def temper(self, drafts: int) -> float:
         """As it was best when the plan was made."""
@@ -77,10 +77,10 @@ class Pilot(Growing):
         """The same, row after row."""
         if depth == self.depth or len(drafts.trees[0]) >= self.most_slots:
             return []
-        nodes = [(row, slot) for row in range(self.rows) for slot in drafts.nodes_at(row, depth)]
+        nodes = {(row, slot): token for row, own in enumerate(drafts.level(depth)) for slot, token in own.items()}
         if not depth or not nodes:
-            return nodes
-        for node, share in zip(nodes, self.sight.shares(self.predictions, drafts, nodes), strict=True):
+            return list(nodes)
+        for node, share in zip(nodes, self.sight.shares(self.predictions, drafts.trees, nodes), strict=True):
             self.come(drafts.trees[node[0]], node, share)
         coming = [(self.coming[node].weight, self.coming[node].reach) for node in nodes]
         gains = self.worth.ahead(coming, self.depth - depth)

@@ -73,10 +73,15 @@ class Worth:
         """The values by weight, class and reach, for every number of levels."""
         return self.values.transpose(1, 2, 3, 0).tolist()
 
+    @cached_property
+    def places(self) -> list[list[list[list[int]]]]:
+        """The counts in the same order."""
+        return self.counts.transpose(1, 2, 3, 0).tolist()
+
     def ahead(self, nodes: Sequence[tuple[int, float]], levels: int) -> list[float]:
         """What each node gains, by weight and reach, if as many levels follow as pay best, at most so many."""
-        gains = [self.below[weight][place_of(reach)][: levels + 1] for weight, reach in nodes]
-        best = self.most(gains)
+        gains = [self.below[weight][bisect_left(BETWEEN, reach)] for weight, reach in nodes]
+        best = self.most(gains, levels + 1)
         return [own[best] for own in gains]
 
     def drafts(self, nodes: Sequence[tuple[int, int, float]], levels: int) -> list[int]:
@@ -84,23 +89,22 @@ class Worth:
 
         Fewer than so many levels may follow below.
         """
-        places = [(weight, kind, place_of(reach)) for weight, kind, reach in nodes]
-        best = self.most([self.gains[weight][kind][place][:levels] for weight, kind, place in places])
-        return [int(self.counts[best, weight, kind, place]) for weight, kind, place in places]
+        gains, counts = [], []
+        for weight, kind, reach in nodes:
+            place = bisect_left(BETWEEN, reach)
+            gains.append(self.gains[weight][kind][place])
+            counts.append(self.places[weight][kind][place])
+        best = self.most(gains, levels)
+        return [own[best] for own in counts]
 
-    def most(self, gains: list[list[float]]) -> int:
-        """The number of levels that pays best."""
+    def most(self, gains: list[list[float]], numbers: int) -> int:
+        """The number of levels that pays best, of the first so many."""
         totals = [sum(own) - price for own, price in zip(zip(*gains, strict=True), self.price_of_levels, strict=False)]
-        return totals.index(max(totals))
+        return totals.index(max(totals[:numbers]))
 
     def whole(self, rows: int) -> float:
         """What drafting from the roots of so many rows on is worth, beyond its time."""
         return max(rows * gain - price for gain, price in zip(self.below[0][-1], self.price_of_levels, strict=True))
-
-
-def place_of(reach: float) -> int:
-    """Where a reach stands in the tables."""
-    return bisect_left(BETWEEN, reach)
 
 
 def best(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from multidraft.numerics.distribution_loops import powers_of_two
+from multidraft.numerics.distribution_loops import soften
 from multidraft.numerics.loops import compiled, sum_of
 from multidraft.sampling.from_logits import ranked
 
@@ -46,6 +46,6 @@ def soft_lines(logits, likeliest, scale):
     """Powers of two over their sum, of what the logits of every line are above that of the likeliest, times a scale."""
     draft = np.empty_like(logits)
     for row in range(len(logits)):
-        weights = powers_of_two(logits[row], logits[row, likeliest[row]], scale)
-        draft[row] = weights / np.float32(sum_of(weights))
+        soften(draft[row], logits[row], logits[row, likeliest[row]], scale)
+        draft[row] /= np.float32(sum_of(draft[row]))
     return draft

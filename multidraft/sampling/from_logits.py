@@ -1,5 +1,7 @@
 """From logits to distributions: temperature, top-k, top-p."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -71,10 +73,7 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     logits = logits if logits.dtype == torch.float64 else logits.float()
     count = min(count, logits.shape[-1])
     top = logits.topk(count, -1).indices
-    weights = torch.logspace(
-        0, (1 - count) * min(30, 120 // count), count, base=2, dtype=logits.dtype, device=logits.device
-    )
-    weights = weights / weights.sum()
+    weights = falling(count, logits.dtype, logits.device)
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
 
 
@@ -85,3 +84,10 @@ def drafting(
     """What `count` drafts are drawn from where nothing but a temperature is asked for."""
     tensor = torch.from_numpy(logits)
     return (distribution(tensor, temperature) if temperature else ranked(tensor, count)).numpy()
+
+
+@lru_cache(64)
+def falling(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
+    """Weights that sum up to one, each vanishing beside the one before it."""
+    weights = torch.logspace(0, (1 - count) * min(30, 120 // count), count, base=2, dtype=dtype, device=device)
+    return weights / weights.sum()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multidraft as md
-from multidraft.decoding.tree import MOST_NODES, Tree
+from multidraft.decoding.tree import MOST_NODES, NO_DRAFTS, Tree
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -37,6 +37,27 @@ def check_drawing(tree: Tree) -> None:
     for depth, drawing in enumerate(tree.draws):
         assert all(tree.depths[slot] == depth for slot in drawing.slots)
         assert drawing.children == tree.children(drawing.slots)
+
+
+def parts_of(tree: Tree) -> tuple:
+    """What is worked out of a tree."""
+    draws = [(drawing.slots, drawing.counts, drawing.first, drawing.children) for drawing in tree.draws]
+    return tree.name, tree.depths, tree.children(range(len(tree))), draws
+
+
+@given(st.data())
+def test_a_tree_that_grows_is_that_which_is_made_at_once(data: st.DataObject) -> None:
+    """Its levels have more or less room than they need, and what is known of them is carried on."""
+    grown, level = NO_DRAFTS, [0]
+    for _ in range(data.draw(st.integers(1, 4))):
+        counts = {slot: data.draw(st.integers(0, 3)) for slot in data.draw(st.permutations(level))}
+        drawn, old = sum(counts.values()), len(grown)
+        grown = grown.with_level(counts, drawn + data.draw(st.integers(0, 2)))
+        level = list(range(old, old + drawn))
+    fresh = Tree(grown.parents, grown.drafts)
+    assert parts_of(grown) == parts_of(fresh)
+    levels = [slot for depth in range(len(grown.draws) + 2) for slot in grown.slots_at(depth)]
+    assert levels == [slot for slot, parent in enumerate(grown.parents) if parent >= 0 or slot == 0]
 
 
 @given(COUNTS)

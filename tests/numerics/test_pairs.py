@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multidraft.catalogue import Scheme  # every pair is known once all rules are
+from multidraft.decoding.drafted_tree import widened
 from multidraft.decoding.growing import grow
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.state import Plan, State
@@ -22,7 +23,7 @@ from multidraft.models.table import TableModel
 from multidraft.numerics import loops
 from multidraft.numerics.distributions import draw, pick, pick_each
 from multidraft.planning.ease import TEXTS, updated
-from multidraft.planning.sight import two_largest
+from multidraft.planning.sight import looked_at
 from multidraft.sampling.from_logits import drafting
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import Outcome
@@ -40,8 +41,18 @@ EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
 Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
 
 
-def largest(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield two_largest(draft)
+def seen(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    logits = 4 * draft.float().log()
+    for lines in (logits, logits.clamp(min=-60) + 3, logits[:, :1].expand(-1, 4)):
+        yield torch.tensor(looked_at(lines))
+
+
+def with_room(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    sees, alias = torch.eye(3, dtype=torch.bool).expand(2, -1, -1).clone(), torch.arange(3).expand(2, -1).clone()
+    sees[:, 1:, 0], sees[1, 2, 1], alias[1, 2] = True, True, 1
+    tokens, tuples = torch.arange(6).view(2, 3), torch.arange(12).view(2, 3, 2)
+    yield from widened(tokens, alias, sees, tuples, [(1, 2, 2), (1, -1, -1)])
+    yield from widened(tokens[:1], alias[:1], sees[:1], tuples[:1], [(2,)])
 
 
 def heard(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -134,7 +145,8 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.planning.ease.updated": ([Iid(1)], heard),
     "multidraft.sampling.from_logits.drafting": ([Iid(1)], softened),
     "multidraft.decoding.growing.grow": (ANCHORED, grown),
-    "multidraft.planning.sight.two_largest": ([Iid(1)], largest),
+    "multidraft.planning.sight.looked_at": ([Iid(1)], seen),
+    "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
     "multidraft.verification.coupling.residual": (IID, coupled),
     "multidraft.verification.lorenz.drawable_schedule": (IID, scheduled),
     "multidraft.verification.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
