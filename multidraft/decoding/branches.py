@@ -2,7 +2,6 @@
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.rows import Row
-from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
 from multidraft.drafting.anchored import Anchored
@@ -17,10 +16,10 @@ def taking_numbers(model: LanguageModel | None, drafts: DraftTree) -> Answering 
 
 
 def takes_numbers(state: State, plan: Plan) -> bool:
-    """Whether all that is drafted is a fixed tree of one row, at a temperature, by a model that takes plain numbers."""
+    """Whether all that is drafted is a known tree of one row, at a temperature, by a model that takes plain numbers."""
     own, shape = state.sampling[0].for_draft or state.sampling[0], plan.shape
     one = len(state.roots) == 1 and isinstance(state.draft, Answering) and not is_far(state.target.device)
-    drawn = isinstance(shape, Fixed) and shape.most_drafts > 0 and type(plan.scheme.law) is Anchored
+    drawn = shape.is_known and shape.most_drafts > 0 and type(plan.scheme.law) is Anchored
     return one and drawn and own.is_temperature
 
 

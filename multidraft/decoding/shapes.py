@@ -42,6 +42,11 @@ class Shape(Protocol):
         """The largest number of slots in a tree, the root included: what the caches must have room for."""
         ...
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a step's trees are one tree that `seed` gives whole."""
+        ...
+
     def seed(self, rows: int) -> Tree:
         """What is known of the trees of so many rows before anything is drawn."""
         ...
@@ -71,6 +76,8 @@ class Shape(Protocol):
 
 class Fixed:
     """A tree that is known beforehand, the same for every row."""
+
+    is_known = True
 
     def __init__(self, tree: Tree):
         self.tree, self.most_drafts, self.most_slots = tree, max(tree.drafts), len(tree)
@@ -102,6 +109,8 @@ class Fixed:
 
 class Growing:
     """A shape whose trees grow with what is drawn: give it `counts`, and say how large a tree may become."""
+
+    is_known = False
 
     def __init__(self, most_drafts: int, most_slots: int):
         self.most_drafts, self.most_slots = most_drafts, most_slots

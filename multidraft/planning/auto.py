@@ -77,6 +77,11 @@ class Auto:
         """The tree that was chosen, or what grows in its place."""
         return self.pilot if self.pilot and self.growing else self.candidates.shapes[self.choice]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether none of its trees grows."""
+        return self.pilot is None
+
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
         """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
         self.toll = self.reading * prompt_tokens / max(new_tokens, 1)

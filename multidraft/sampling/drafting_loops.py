@@ -30,14 +30,21 @@ def weights_of(count: int) -> Float[np.ndarray, " count"]:
 @compiled
 def ranked_lines(logits, weights):
     """These weights for the most likely tokens of every line, the first of equals first."""
-    draft = np.zeros_like(logits)
+    draft, best = np.zeros_like(logits), np.empty(len(weights), np.int64)
     for row in range(len(logits)):
-        for weight in weights:
-            best = -1
-            for token in range(logits.shape[1]):
-                if draft[row, token] == 0 and (best < 0 or logits[row, token] > logits[row, best]):
-                    best = token
-            draft[row, best] = weight
+        known = 0
+        for token in range(logits.shape[1]):
+            if known < len(best):
+                known += 1
+            elif logits[row, token] <= logits[row, best[-1]]:
+                continue
+            place = known - 1
+            while place > 0 and logits[row, token] > logits[row, best[place - 1]]:
+                best[place] = best[place - 1]
+                place -= 1
+            best[place] = token
+        for place, weight in enumerate(weights):
+            draft[row, best[place]] = weight
     return draft
 
 

@@ -12,8 +12,9 @@ from multidraft.catalogue import Scheme  # every pair is known once all rules ar
 from multidraft.decoding.drafted_tree import widened
 from multidraft.decoding.growing import grow
 from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.state import Plan, State
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.drafting import Anchored, Iid, Law
 from multidraft.drafting.anchored import anchors_of
 from multidraft.drafting.levels import draw_level, numbers_of
@@ -126,10 +127,18 @@ class Told(TableModel, Answering):
     answer = keep_roots = None
 
 
+class Flatter(Fixed):
+    """Several drafts are drawn from something flatter."""
+
+    def temper(self, drafts: int) -> float:
+        return 1.2 if drafts > 1 else 1.0
+
+
 def grown(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     n, model = law.drafts, Told(draft.float().log().numpy())
-    plan = Plan(Scheme("anchored:lorenz", law), Tree.from_drafts([n, *[1] * n, *[2] * n, *[0] * 2 * n]))
-    for temperature in (0, 0.7):
+    tree = Tree.from_drafts([n, *[1] * n, *[2] * n, *[0] * 2 * n])
+    for shape, temperature in product((Fixed(tree), Flatter(tree), Fixed(NO_DRAFTS)), (0, 0.7)):
+        plan = Plan(Scheme("anchored:lorenz", law), shape)
         random = Randomness(torch.Generator().manual_seed(n))
         drafts = grow(State(model, model, [random], [1], [5], [[3, 4]], [Sampling(temperature)]), plan)
         yield from (drafts.tokens, drafts.alias, drafts.sees, drafts.drafted, drafts.depths, torch.tensor(drafts.read))
