@@ -2,11 +2,12 @@
 
     python benchmarks/local.py runs/local.jsonl                    # all of it; --prompts and --seeds bound it
     python benchmarks/local.py runs/some.jsonl --prompts 4 --kinds f16 --threads 1
-    python benchmarks/local.py --show runs/local.jsonl [--into docs/benchmarks.md]
+    python benchmarks/local.py --show runs/local.jsonl [more files] [--into docs/benchmarks.md]
 
 The embedded pair is written to GGUF files first. Every case takes its turn on every prompt before the next one comes,
-so that a noisy machine hits all alike. Every run is a line of the file as soon as it is done: the same command goes on
-where one was stopped. Beside it stands what a pass over so many tokens costs, which decides what drafting can give.
+so that a noisy machine hits all alike, and every time another one begins, since passes depend on what was read before
+them. Every run is a line of the file as soon as it is done: the same command goes on where one was stopped. Beside it
+stands what a pass over so many tokens costs, which decides what drafting can give.
 
 A target of 12 layers has the same distribution as that of 3, and passes that cost about four times as much.
 """
@@ -164,7 +165,7 @@ def measure(options: argparse.Namespace, journal: Journal, texts: list[str]) -> 
         for seed in range(options.seeds)
         for turn in range(len(prompts))
         for setting in settings_of(options)
-        for case in CASES
+        for case in CASES[turn % len(CASES) :] + CASES[: turn % len(CASES)]
     ]
     left = [one for one in turns if one not in done]
     with loaded(options) as pairs:
@@ -206,7 +207,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", help="where the runs go, as JSON lines; it goes on with them")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the tables of a file")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="measure nothing: the tables of files")
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="put the tables between a page's marks")
     parser.add_argument("--prompts", type=int, default=12, help="only the first of benchmarks/prompts.jsonl")
     parser.add_argument("--seeds", type=int, default=1)
@@ -227,7 +228,7 @@ def main(given: list[str] | None = None) -> None:
     """Measure or show."""
     options = arguments(given)
     try:
-        text = markdown(options.show or run(options), PLAIN)
+        text = "\n\n".join(markdown(file, PLAIN) for file in options.show or [run(options)])
         print(text)
         if options.into:
             decode_table.put_into(options.into, text, MARKS)

@@ -19,7 +19,7 @@ from multidraft.planning.subject import Subject
 
 ROWS = {1: (ALONE, 9), 4: (TOGETHER, 6), 16: (TOGETHER, 4)}  # by rows the trees measured, and the rounds of them
 IN_A_ROW = 2  # steps with each tree, of which the last counts: in a run, too, a tree follows its like
-SETTLED = 14  # the same without drafts: passes over one token go on getting faster for a dozen steps (llama.cpp)
+SETTLED = 32  # the same without drafts: for dozens of steps, passes over one token go on getting faster (llama.cpp)
 THREAD_TREES, THREAD_ROUNDS = ("", "1x1x1"), 5
 TEMPERATURES = (0.0, 0.7, 1.0)
 CONTEXTS, LEARNING = 40, 100  # units of work, of about a step each

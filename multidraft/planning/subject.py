@@ -19,7 +19,7 @@ from multidraft.models.causal_lm import Model, home
 from multidraft.planning.identity import identity
 from multidraft.sampling.settings import Sampling
 
-PROMPT, STEPS_LEAVE = 160, 140  # tokens of a prompt that are read at most, and what the steps after it need
+PROMPT, STEPS_LEAVE = 160, 160  # tokens of a prompt that are read at most, and what the steps after it need
 
 
 @dataclass(frozen=True)
