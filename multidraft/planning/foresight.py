@@ -12,7 +12,7 @@ from multidraft.planning.candidates import MARGIN
 from multidraft.planning.pair_plan import PairPlan
 
 NOTHING = 0.005  # of a plain run's seconds
-DOUBT = 0.03  # of a run's seconds, by doubling of its rows: caches are copied as rows leave, and contexts grow
+DOUBT = 0.04  # of a run's seconds, by doubling of its rows: caches are copied as rows leave, and contexts grow
 SPREAD = 0.8  # of the logarithm of a row's steps, times the root of its tokens; benchmarks/prompts.jsonl, 24 to 128
 
 
