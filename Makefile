@@ -22,7 +22,7 @@ test: setup
 
 # The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
 # of their own, because Numba's does not tell them from others.
-LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/numerics
+LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/verification/test_loops.py tests/verification/test_loop_shapes.py tests/verification/test_pairs.py
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba
@@ -50,11 +50,11 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft tests/helpers
+	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
 
 # The pages that a command makes.
 docs: setup
-	$(BIN)/python -m typer multidraft.commands.cli utils docs --name multidraft --title "The command line" --output docs/cli.md
+	$(BIN)/python -m typer multidraft.cli.main utils docs --name multidraft --title "The command line" --output docs/cli.md
 
 # All that awaits a GPU, with the Python that has torch there: nothing is installed, nothing downloaded. Again, it goes on
 # with what is left.

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from useless import PROMPTS, tokens_of
 
 import multidraft as md
-from multidraft.planning import auto
-from multidraft.planning.ease import Ease, chance
+from multidraft.autotune import auto
+from multidraft.autotune.ease import Ease, chance
 from multidraft.zoo import Pair, load_pair
 
 FADING, PRIOR = 0.95, 12.0

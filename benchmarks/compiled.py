@@ -17,15 +17,15 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.pair import load
+from multidraft.cli.pair import load
 from multidraft.decoding.metrics import Info, Stopwatch
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warming import compile_steps
 from multidraft.generation.defaults import SCHEME
-from multidraft.planning.machine import commit, hardware
+from multidraft.machine.identity import commit, hardware
 from multidraft.zoo import Pair
 
 WAYS = {"eager": False, "compiled": True}

@@ -23,19 +23,19 @@ from typing import Any
 
 import decode_table as table
 from contestants import ALL, ASSISTED, DEFAULT, FEW, PLAIN, SOME, Case, decode, deeper
+from multidraft_research.cli.capture import DEMO
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.capture import DEMO
-from multidraft.commands.pair import load
+from multidraft.autotune.keeping import plan_for
+from multidraft.autotune.subject import Subject
+from multidraft.cli.pair import load
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
-from multidraft.planning.keeping import plan_for
-from multidraft.planning.machine import commit, hardware, versions
-from multidraft.planning.subject import Subject
-from multidraft.studies.journal import Journal
+from multidraft.io.journal import Journal
+from multidraft.machine.identity import commit, hardware, versions
 from multidraft.zoo import Pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from contestants import ASSISTED, DEFAULT, PLAIN, THEIRS, Case
+from multidraft_research.studies import pictures
 
-from multidraft.errors import AdviceError, json_lines
-from multidraft.studies import pictures
+from multidraft.errors import AdviceError
+from multidraft.io import json_lines
 
 RESAMPLES = 2000
 MARKS = "<!-- decode: made by benchmarks/decode.py --into -->", "<!-- /decode -->"

@@ -16,9 +16,9 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.drafters import Models, load
+from multidraft.cli.drafters import Models, load
 from multidraft.decoding.metrics import Info
-from multidraft.planning.machine import hardware
+from multidraft.machine.identity import hardware
 
 PROMPTS = Path(md.__file__).parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 Case = tuple[str, str, str]

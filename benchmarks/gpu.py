@@ -26,10 +26,11 @@ from on_gpu.asked import Asked, Skipped  # noqa: E402
 from on_gpu.pieces import PIECES, Piece  # noqa: E402
 from on_gpu.report import write_report  # noqa: E402
 
-from multidraft.commands.pair import silence  # noqa: E402
-from multidraft.errors import AdviceError, outputs  # noqa: E402
-from multidraft.planning.machine import commit, hardware, versions  # noqa: E402
-from multidraft.studies.journal import Journal, Record  # noqa: E402
+from multidraft.cli.pair import silence  # noqa: E402
+from multidraft.errors import AdviceError  # noqa: E402
+from multidraft.io import files  # noqa: E402
+from multidraft.io.journal import Journal, Record  # noqa: E402
+from multidraft.machine.identity import commit, hardware, versions  # noqa: E402
 
 LIMIT = 590.0  # seconds of a piece
 
@@ -125,7 +126,7 @@ def check(options: argparse.Namespace) -> None:
     """Raise unless there is such a device, and room for what is found."""
     import torch
 
-    outputs.make_folder(options.out, "--out")
+    files.make_folder(options.out, "--out")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise AdviceError("torch sees no GPU here; --device cpu --quick shows that all runs")
 
@@ -137,7 +138,7 @@ def main() -> None:
     try:
         if options.piece:
             found = measure(next(piece for piece in PIECES if piece.name == options.piece), asked)
-            outputs.write(options.out / "piece.json", json.dumps(dict(why="") | found).encode())
+            files.write(options.out / "piece.json", json.dumps(dict(why="") | found).encode())
             return
         check(options)
         settings = dict(benchmark="gpu", device=options.device, quick=options.quick)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from multidraft.models.gguf import GGUF
-from multidraft.planning.making import SETTLED
+from multidraft.autotune.making import SETTLED
+from multidraft.models.gguf.model import GGUF
 
 EACH = 4  # passes over as many tokens that are timed one after another
 

@@ -31,21 +31,21 @@ import torch
 from contestants import Case, deeper
 from decode import PROMPTS
 from local_table import markdown
+from multidraft_research.cli.capture import DEMO
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.capture import DEMO
-from multidraft.drafters.ngram import Lookup
+from multidraft.autotune.keeping import plan_for
+from multidraft.autotune.making import using
+from multidraft.autotune.subject import Subject
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 from multidraft.generation.defaults import SCHEME
-from multidraft.models.llama_cpp.binding import library
-from multidraft.models.llama_cpp.weights import model_settings
-from multidraft.planning.keeping import plan_for
-from multidraft.planning.machine import commit, hardware, versions
-from multidraft.planning.making import using
-from multidraft.planning.subject import Subject
-from multidraft.studies.journal import Journal
+from multidraft.io.journal import Journal
+from multidraft.machine.identity import commit, hardware, versions
+from multidraft.models.gguf.binding import library
+from multidraft.models.gguf.weights import model_settings
+from multidraft.models.ngram import Lookup
 from multidraft.zoo import load_pair
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

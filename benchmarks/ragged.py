@@ -21,15 +21,15 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.pair import load
+from multidraft.cli.pair import load
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.generation.defaults import SCHEME
+from multidraft.machine.identity import commit, hardware
 from multidraft.models import lanes
-from multidraft.planning.machine import commit, hardware
 from multidraft.zoo import Pair
 
 ALONE = 10**9  # what a lane costs where there is to be one only

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from multidraft.studies.listed import LISTED
-from multidraft.studies.on_captures.multi_step_error import DEVIATION
-from multidraft.studies.on_captures.randomised import RENEWAL
-from multidraft.studies.on_captures.rates import RATE
-from multidraft.studies.on_cases import walks
-from multidraft.studies.on_models.runs import EFFICIENCY
-from multidraft.studies.running.results import Results
-from multidraft.studies.running.study import Study
+from multidraft_research.studies.listed import LISTED
+from multidraft_research.studies.on_captures.multi_step_error import DEVIATION
+from multidraft_research.studies.on_captures.randomised import RENEWAL
+from multidraft_research.studies.on_captures.rates import RATE
+from multidraft_research.studies.on_cases import walks
+from multidraft_research.studies.on_models.runs import EFFICIENCY
+from multidraft_research.studies.running.results import Results
+from multidraft_research.studies.running.study import Study
 
 
 class Part(NamedTuple):

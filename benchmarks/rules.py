@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from multidraft_research.studies.acceptance import random_pairs
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.planning.machine import hardware
-from multidraft.studies.acceptance import random_pairs
+from multidraft.machine.identity import hardware
 
 RULES = ["iid:lorenz", "anchored:lorenz", "iid:k_sequential", "iid:recursive_rejection", "iid:naive"]
 RULES += ["without_replacement:recursive_rejection", "greedy:maximal_coupling", "top:naive"]

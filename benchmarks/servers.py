@@ -54,7 +54,7 @@ class Server(NamedTuple):
 def contestants(options: argparse.Namespace) -> list[Contestant]:
     """All that take part."""
     pair = [options.target, options.draft]
-    own = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "serve", "--port", "{port}"]
+    own = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
     own += ["--target", pair[0], "--draft", pair[1]]
     ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     found = [Contestant("plain, ours", [sys.executable, HERE, "{port}", *pair], ends)]
@@ -115,7 +115,7 @@ def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
 
 def serve_plainly(port: int, target: str, draft: str) -> None:
     """Our server with no draft model."""
-    from multidraft.commands.serving import Serving
+    from multidraft.cli.serving import Serving
     from multidraft.decoding.tree import NO_DRAFTS
     from multidraft.server.engine import Engine
     from multidraft.server.running import bound, run

@@ -25,12 +25,12 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.shapes import shape_of
 from multidraft.decoding.state import Plan, State
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import warm_up
-from multidraft.numerics import loops
-from multidraft.planning.machine import hardware
+from multidraft.machine.identity import hardware
 from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
 
 PASSES = 16  # that are told apart; then they come again
 

@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from random import Random
 
-from multidraft.zoo.corpus import read_text, split
-from multidraft.zoo.recipe import Recipe
+from multidraft_research.training.corpus import read_text, split
+from multidraft_research.training.recipe import Recipe
 
 SHORTEST, LONGEST = 40, 1500  # characters, which leaves room in the embedded pair's context
 Prompt = dict[str, str]

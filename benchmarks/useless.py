@@ -20,15 +20,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from multidraft_research.cli.capture import DEMO
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.commands.capture import DEMO
+from multidraft.autotune.keeping import plan_for
+from multidraft.autotune.subject import Subject
 from multidraft.generation.defaults import SCHEME
-from multidraft.planning.keeping import plan_for
-from multidraft.planning.subject import Subject
 from multidraft.zoo import Pair, load_pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

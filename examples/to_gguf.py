@@ -114,7 +114,7 @@ def main() -> None:
 
         *models, tokenizer = load_pair()
     else:
-        from multidraft.models.pretrained import load_model, load_tokenizer
+        from multidraft.models.loading import load_model, load_tokenizer
 
         models, tokenizer = [load_model(options.model)], load_tokenizer(options.model)
     if len(options.out) != len(models):

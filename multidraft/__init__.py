@@ -5,25 +5,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multidraft.auditing import audit
-    from multidraft.catalogue import scheme, schemes
     from multidraft.decoding.tree import Tree
-    from multidraft.drafting import optimal_acceptance_rate
     from multidraft.errors import AdviceError
-    from multidraft.generation.way_in import generate
-    from multidraft.models.gguf import GGUF
+    from multidraft.generation.generate import generate
+    from multidraft.models.gguf.model import GGUF
+    from multidraft.verification.named import scheme, schemes
+    from multidraft.verification.optimal import optimal_acceptance_rate
 
 __all__ = ["GGUF", "AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
 __version__ = "0.1.0"
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",
-    "GGUF": "models.gguf",
+    "GGUF": "models.gguf.model",
     "Tree": "decoding.tree",
     "audit": "auditing",
-    "generate": "generation.way_in",
-    "optimal_acceptance_rate": "drafting",
-    "scheme": "catalogue",
-    "schemes": "catalogue",
+    "generate": "generation.generate",
+    "optimal_acceptance_rate": "verification.optimal",
+    "scheme": "verification.named",
+    "schemes": "verification.named",
 }
 
 

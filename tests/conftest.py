@@ -47,10 +47,10 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test measures costs: plans are made up, also for processes, and kept in a folder of their own."""
     from plans import made_up  # not before the hook that checks hints
 
-    from multidraft.catalogue import scheme
+    from multidraft.autotune import keeping
+    from multidraft.autotune.subject import Subject
     from multidraft.generation.defaults import SCHEME
-    from multidraft.planning import keeping
-    from multidraft.planning.subject import Subject
+    from multidraft.verification.named import scheme
     from multidraft.zoo import load_pair
 
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))

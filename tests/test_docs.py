@@ -129,7 +129,7 @@ def test_readme_is_short():
 
 
 def test_the_page_of_the_command_line_is_its_help():
-    command = ["multidraft.commands.cli", "utils", "docs", "--name", "multidraft", "--title", "The command line"]
+    command = ["multidraft.cli.main", "utils", "docs", "--name", "multidraft", "--title", "The command line"]
     made = CliRunner().invoke(typer_cli.app, command)
     assert made.exit_code == 0, made.output
     assert (ROOT / "docs" / "cli.md").read_text().strip() == made.stdout.strip(), "run `make docs`"

@@ -9,7 +9,7 @@ from contestants import ASSISTED, PLAIN, STATIC, THEIRS, Case, decode
 from tqdm import tqdm
 
 from multidraft.generation.defaults import SCHEME
-from multidraft.studies.journal import Journal
+from multidraft.io.journal import Journal
 from multidraft.zoo.pair import Pair, load_pair
 from on_gpu import trained
 from on_gpu.asked import Asked, Line

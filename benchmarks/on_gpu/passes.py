@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiled import CompiledCausalLM
+from multidraft.models.huggingface import CausalLM
 from on_gpu.asked import Asked, Line
 from on_gpu.published import model_of
 

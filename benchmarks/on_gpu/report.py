@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multidraft.errors import outputs
+from multidraft.io import files as outputs
 from on_gpu.asked import Line
 from on_gpu.bounds import __doc__ as meaning_of_bounds
 from on_gpu.bounds import bounds

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 import torch
+from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
-from multidraft.catalogue import SCHEMES, Scheme
-from multidraft.studies.acceptance import random_pairs
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.scheme import Scheme
 from on_gpu.asked import Asked, Line
 from on_gpu.published import config_of
 

@@ -4,9 +4,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from multidraft.zoo.evaluate import evaluate_pair
+from multidraft_research.training.evaluate import evaluate_pair
+from multidraft_research.training.recipe import Recipe, Shape, train_pair
+
 from multidraft.zoo.pair import Pair, load_pair
-from multidraft.zoo.recipe import Recipe, Shape, train_pair
 from on_gpu.asked import Asked, Line, Skipped
 
 LARGE = Recipe(

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
-from multidraft.catalogue import SCHEMES, Scheme, scheme
-from multidraft.drafting import LAWS
-from multidraft.numerics.precision import FULL
+from multidraft.verification.laws import LAWS
+from multidraft.verification.named import scheme
+from multidraft.verification.precision import FULL
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.scheme import Scheme
 
 AT_ONCE = 25
 ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6}  # a float32 distribution sums to one no better than that

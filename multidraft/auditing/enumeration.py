@@ -12,20 +12,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.batch import select
+from multidraft.decoding.draft import bare_root, read_level
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.endings import all_endings
-from multidraft.decoding.growing import bare_root, read_level
 from multidraft.decoding.last_tokens import last_weights
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Emitted, Plan, State, plan_at
-from multidraft.decoding.stepping import emit, keep, score
+from multidraft.decoding.step import emit, keep, score
 from multidraft.decoding.walks import Ending
 from multidraft.models import LanguageModel
 from multidraft.sampling.settings import settings_of_rows
+from multidraft.verification.scheme import Scheme
 
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.pairs import Pair
-from multidraft.catalogue import Scheme
-from multidraft.transport import optimal_by_linear_program
-from multidraft.verification import Outcome
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.scheme import Scheme
+from multidraft.verification.solvers.linear_program import optimal_by_linear_program
 
 SHOWN = 6
 

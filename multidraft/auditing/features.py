@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from multidraft.drafting import Law
+from multidraft.verification.law import Law
 
 GROUPS, BLOCKS = 12, 8  # of tokens by how much the draft overrates them; by their probability, and by their ids
 FREQUENT, MOST_FREQUENT = 1e-3, 64  # tokens that are looked at one by one

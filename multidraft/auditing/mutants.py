@@ -10,12 +10,12 @@ from torch import Tensor
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
 from multidraft.decoding.walks import UNSEEN, Coin, Ending, Walk, Walker
-from multidraft.drafting import Iid
-from multidraft.drafting.law import at_each
-from multidraft.numerics.distributions import normalise
-from multidraft.verification.lorenz import drawable_schedule, lorenz
-from multidraft.verification.naive import naive
-from multidraft.verification.recursive_rejection import recursive_rejection
+from multidraft.verification.distributions import normalise
+from multidraft.verification.law import at_each
+from multidraft.verification.laws import Iid
+from multidraft.verification.rules.lorenz import drawable_schedule, lorenz
+from multidraft.verification.rules.naive import naive
+from multidraft.verification.rules.recursive_rejection import recursive_rejection
 
 Parts = tuple[Tensor, Tensor]
 

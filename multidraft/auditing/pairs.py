@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.auditing.adversarial import few_of_each
-from multidraft.drafting import Law
 from multidraft.errors import AdviceError
-from multidraft.numerics.distributions import check_distribution
+from multidraft.verification.distributions import check_distribution
+from multidraft.verification.law import Law
 
 Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
 

@@ -11,10 +11,10 @@ from multidraft.auditing.report import Report
 from multidraft.auditing.statistical import Sampled, sample
 from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
 from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
-from multidraft.catalogue import Scheme
 from multidraft.decoding.walks import WALKS, Walker
-from multidraft.drafting import Law
 from multidraft.errors import AdviceError
+from multidraft.verification.law import Law
+from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample
 SIZES, SMALL_SIZES = (4096, 32_000), (32,)

@@ -15,10 +15,11 @@ from multidraft.auditing.exact import impossible
 from multidraft.auditing.features import Features, surprises
 from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
-from multidraft.catalogue import Scheme
-from multidraft.drafting import Law, optimal
 from multidraft.errors import AdviceError
-from multidraft.numerics.distributions import uniform
+from multidraft.verification import optimal
+from multidraft.verification.distributions import uniform
+from multidraft.verification.law import Law
+from multidraft.verification.scheme import Scheme
 
 AT_ONCE = 500_000  # numbers in a batch of rows
 DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.catalogue import Entry, Scheme, scheme
-from multidraft.drafting import LAWS, Law
 from multidraft.errors import AdviceError
-from multidraft.verification import Outcome
+from multidraft.verification.law import Law
+from multidraft.verification.laws import LAWS
+from multidraft.verification.named import scheme
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.registry import Entry
+from multidraft.verification.scheme import Scheme
 
 FORMS = (
     "pass a scheme's name, a rule(target, draft, drafted) that returns (accept, residual), "

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
-from multidraft.catalogue import Scheme
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import check_fits
 from multidraft.models import LanguageModel
+from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
+from multidraft.verification.scheme import Scheme
 
 TREES = ("1x1x1", "2x1", "2x2")
 KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals

@@ -4,9 +4,9 @@ from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.rows import Row
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
-from multidraft.drafting.anchored import Anchored
+from multidraft.machine.device import is_far, waits
 from multidraft.models import Answering, Branches, LanguageModel
-from multidraft.numerics.waiting import is_far, waits
+from multidraft.verification.laws.anchored import Anchored
 
 
 def taking_numbers(model: LanguageModel | None, drafts: DraftTree) -> Answering | None:

@@ -8,13 +8,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from multidraft.decoding.tree import Tree, span
-from multidraft.drafting import Law
-from multidraft.drafting.levels import by_turns, draw_level, note
-from multidraft.drafting.places import Drawing
-from multidraft.numerics.distributions import tempered
-from multidraft.numerics.loops import paired
-from multidraft.numerics.waiting import index, placed, waits
+from multidraft.machine.device import index, placed, waits
 from multidraft.sampling.prefixes import Prefixes
+from multidraft.verification.distributions import tempered
+from multidraft.verification.law import Law
+from multidraft.verification.levels import by_turns, draw_level, note
+from multidraft.verification.loops import paired
+from multidraft.verification.places import Drawing
 
 Slots = list[list[int]]  # for every row; one and the same list where all rows have the same
 

@@ -6,7 +6,7 @@ from functools import partial
 from multidraft.decoding.foreseen import verdicts_of
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Plan
-from multidraft.decoding.verdicts import Verdicts
+from multidraft.decoding.verify import Verdicts
 from multidraft.decoding.walks import Ending, Verdict, Walker, deferred, drive, walker
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side

@@ -11,14 +11,14 @@ from functools import partial
 
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.judging import Group, Inputs, Judging, groups_in
 from multidraft.decoding.pieces import PIECES
 from multidraft.decoding.rows import rows_with
 from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.verdicts import NEGLIGIBLE, Asked, Verdicts
+from multidraft.decoding.verify import NEGLIGIBLE, Asked, Verdicts
 from multidraft.decoding.walks import WEIGHTS, Child, Ending, Verdict, Walker
-from multidraft.numerics.waiting import placed
+from multidraft.machine.device import placed
+from multidraft.verification.scheme import Scheme
 
 ROUNDING = 1e-9  # of a weight, between here and there; another one is not foreseen
 

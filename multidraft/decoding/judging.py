@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.drafted_tree import DraftTree
-from multidraft.drafting.levels import groups_of
-from multidraft.numerics.distributions import pick
-from multidraft.numerics.waiting import index
+from multidraft.machine.device import index
 from multidraft.sampling.settings import PerRow, Sampling
-from multidraft.verification import Outcome
+from multidraft.verification.distributions import pick
+from multidraft.verification.levels import groups_of
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.scheme import Scheme
 
 Index = slice | Tensor
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.walks import Ending
-from multidraft.numerics.distributions import pick_each
-from multidraft.numerics.waiting import waits
+from multidraft.machine.device import waits
+from multidraft.verification.distributions import pick_each
 
 
 def draw_last(tree: ScoredTree, endings: list[Ending], numbers: list[float]) -> list[int]:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multidraft.decoding.tree import NO_DRAFTS
-from multidraft.drafting.optimal import optimum
+from multidraft.verification.optimal import optimum
 
 if TYPE_CHECKING:
-    from multidraft.catalogue import Scheme
     from multidraft.decoding.logprobs import Logprob
     from multidraft.decoding.rows import Row
     from multidraft.decoding.scored_tree import ScoredTree
     from multidraft.decoding.state import Decision, Plan
+    from multidraft.verification.scheme import Scheme
 
 PARTS = ("draft", "target", "rule", "cache", "rest")
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index

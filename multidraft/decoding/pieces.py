@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from multidraft.decoding.judging import Inputs, Judging
-from multidraft.numerics.graphs import captured
+from multidraft.machine.cuda_graphs import captured
 from multidraft.sampling.settings import Sampling
 
 KINDS = {"cuda"}  # of devices that capture

@@ -16,11 +16,11 @@ from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Emitted, Plan, State
 from multidraft.decoding.walks import walker
+from multidraft.machine.device import is_far
 from multidraft.models import Answering, LanguageModel
-from multidraft.numerics.distributions import pick_each
-from multidraft.numerics.waiting import is_far
 from multidraft.sampling.prefixes import lengthened
 from multidraft.sampling.settings import PerRow, Sampling, settings_of_rows
+from multidraft.verification.distributions import pick_each
 
 
 class Answer(NamedTuple):

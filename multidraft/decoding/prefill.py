@@ -16,8 +16,8 @@ from multidraft.decoding.randomness import for_rows
 from multidraft.decoding.state import Plan, State, padded
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel, Scored
-from multidraft.models.causal_lm import CausalLM, Model, place_of
 from multidraft.models.compiled import CompiledCausalLM
+from multidraft.models.huggingface import CausalLM, Model, place_of
 from multidraft.models.lanes import cost_on, grouped
 from multidraft.models.resized import fitted
 from multidraft.sampling.prefixes import Prefix, Prefixes

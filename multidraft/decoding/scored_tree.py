@@ -9,10 +9,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.rows import Row, rows_of
-from multidraft.drafting import Law
-from multidraft.numerics.waiting import waits
+from multidraft.machine.device import waits
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import PerRow, Sampling
+from multidraft.verification.law import Law
 
 FEW = 1 << 16  # numbers of which a softmax on a CPU costs little more than the calls of several
 Place = tuple[int, int]  # a row and a node

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.scored_tree import ScoredTree
@@ -17,10 +16,11 @@ from multidraft.decoding.shapes import Shape, shape_of
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Ending, Walker
 from multidraft.errors import AdviceError
+from multidraft.machine.device import placed
 from multidraft.models import LanguageModel
-from multidraft.numerics.waiting import placed
 from multidraft.sampling.prefixes import Prefixes
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.scheme import Scheme
 
 
 @runtime_checkable

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from multidraft.drafting.places import Drawing
 from multidraft.errors import AdviceError
+from multidraft.verification.places import Drawing
 
 Path = tuple[int, ...]
 MOST_NODES = 4096

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.numerics.precision import FULL
+from multidraft.verification.precision import FULL
 
 Coin = Callable[[float], bool]
 UNSEEN = 1e-12  # a probability below it is rounding

@@ -7,17 +7,17 @@ from operator import add
 import torch
 from transformers import PreTrainedModel
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.prefill import capacity_of
 from multidraft.decoding.shapes import Fixed, Shape
 from multidraft.decoding.state import Plan
-from multidraft.drafting.levels import draw_level
-from multidraft.drafting.places import Drawing
-from multidraft.models.causal_lm import Model
 from multidraft.models.compiled import prepare
-from multidraft.numerics import loops
-from multidraft.numerics.distributions import pick
-from multidraft.verification.coupling import residual
+from multidraft.models.huggingface import Model
+from multidraft.verification import loops
+from multidraft.verification.distributions import pick
+from multidraft.verification.levels import draw_level
+from multidraft.verification.places import Drawing
+from multidraft.verification.rules.coupling import residual
+from multidraft.verification.scheme import Scheme
 
 
 def warm_up(scheme: Scheme, shape: Shape, device: torch.device) -> None:

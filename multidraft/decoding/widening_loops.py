@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from multidraft.numerics.loops import compiled
+from multidraft.verification.loops import compiled
 
 
 def widened(

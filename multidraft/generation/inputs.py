@@ -8,23 +8,23 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.catalogue import Scheme
-from multidraft.catalogue import scheme as scheme_named
+from multidraft.autotune.auto import Limits
+from multidraft.autotune.steering import can_choose
 from multidraft.decoding.shapes import Fixed, Shape, shape_of
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import FORMS, Tree
 from multidraft.decoding.walks import WALKS, Walker
-from multidraft.drafters.several import Several
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import check_flag, is_integer, shown
+from multidraft.errors.checks import check_flag, is_integer, shown
 from multidraft.generation.defaults import FIXED
 from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import Model, home
-from multidraft.models.gguf import GGUF
+from multidraft.models.ensemble import Several
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.huggingface import Model, home
 from multidraft.models.resized import check_sizes
-from multidraft.planning.auto import Limits
-from multidraft.planning.steering import can_choose
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.named import scheme as scheme_named
+from multidraft.verification.scheme import Scheme
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
@@ -175,7 +175,7 @@ def lengths(
 
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence."""
-    from multidraft.models.causal_lm import context
+    from multidraft.models.huggingface import context
 
     return context(model.config) if isinstance(model, PreTrainedModel) else model.context
 

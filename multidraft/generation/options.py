@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
+from multidraft.autotune.auto import Limits
 from multidraft.decoding.state import Plan
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import check_flag, check_integer, check_number, shown
-from multidraft.planning.auto import Limits
+from multidraft.errors.checks import check_flag, check_integer, check_number, shown
 from multidraft.sampling.from_logits import check_sampling
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias

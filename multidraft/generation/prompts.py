@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import is_integer, shown
+from multidraft.errors.checks import is_integer, shown
 
 FORMS = 'a list of lists, a tensor (batch, length), or what tokenizer(texts, padding=True, return_tensors="pt") returns'
 

@@ -10,7 +10,10 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 
-from multidraft.decoding.looping import loop
+from multidraft.autotune.making import using
+from multidraft.autotune.steering import steered
+from multidraft.autotune.subject import Subject
+from multidraft.decoding.loop import loop
 from multidraft.decoding.metrics import Info, Stopwatch
 from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
@@ -25,10 +28,7 @@ from multidraft.generation.inputs import (
 from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
 from multidraft.models import versions
-from multidraft.models.causal_lm import Model, answers_prompts, home
-from multidraft.planning.making import using
-from multidraft.planning.steering import steered
-from multidraft.planning.subject import Subject
+from multidraft.models.huggingface import Model, answers_prompts, home
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound

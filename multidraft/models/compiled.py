@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.models import Scored
 from multidraft.models.buckets import SLOTS, WIDEST, bucket, buckets
-from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiling import steps_of
 from multidraft.models.fixed import FixedStorage, memory
 from multidraft.models.frames import Frame
+from multidraft.models.huggingface import CausalLM
 
 Size = tuple[int, int, int]  # rows, tokens and slots
 BEGIN = 1024  # slots of the buffers that prompts are read into; they grow with what is read

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
+from multidraft.machine.memory import available, readable
 from multidraft.models.fixed import FixedStorage, Room
 from multidraft.models.frames import Step
-from multidraft.models.memory import available, readable
 
 LENDING = RLock()  # a model may be shared by threads
 COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several

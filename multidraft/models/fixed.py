@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor, from_dlpack
 
 from multidraft.models.blocks import Block, Storage, allocate, by_layer
-from multidraft.models.cache import BufferLayer
 from multidraft.models.frames import SPARE, Frame
+from multidraft.models.kv_cache import BufferLayer
 
 
 class Room:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.numerics.graphs import Call, captured
+from multidraft.machine.cuda_graphs import Call, captured
 
 Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
 SPARE = 8  # slots of the memory that no step sees

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
 from multidraft.models.blocks import Storage
-from multidraft.models.cache import BufferLayer, TreeCache
+from multidraft.models.kv_cache import BufferLayer, TreeCache
 from multidraft.models.lane_attention import in_parts
 
 COSTS = {"cpu": 256}  # of a lane: as much as attention to so many slots

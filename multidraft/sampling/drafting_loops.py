@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from multidraft.numerics.distribution_loops import soften
-from multidraft.numerics.loops import compiled, sum_of
 from multidraft.sampling.from_logits import ranked
+from multidraft.verification.distribution_loops import soften
+from multidraft.verification.loops import compiled, sum_of
 
 
 def drafting(

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import is_integer, is_number
-from multidraft.numerics.distributions import descending
-from multidraft.numerics.loops import paired
+from multidraft.errors.checks import is_integer, is_number
+from multidraft.verification.distributions import descending
+from multidraft.verification.loops import paired
 
 SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 

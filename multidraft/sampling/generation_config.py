@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError
-from multidraft.errors.kinds import check_flag, check_integer, check_number, is_integer, shown
+from multidraft.errors.checks import check_flag, check_integer, check_number, is_integer, shown
 from multidraft.models import versions
 from multidraft.sampling import from_logits
 

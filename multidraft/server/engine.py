@@ -7,15 +7,15 @@ from threading import Condition, Thread
 
 import torch
 
+from multidraft.autotune.auto import Auto
 from multidraft.decoding.batch import join, select
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import capacity_of
 from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
-from multidraft.models.causal_lm import Model, is_ragged, place_of
-from multidraft.planning.auto import Auto
+from multidraft.models.huggingface import Model, is_ragged, place_of
 from multidraft.server.guarded import fault_of
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits

@@ -3,7 +3,7 @@
 from multidraft.decoding.rows import Row
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.state import Decision, Plan, State
-from multidraft.decoding.stepping import decide
+from multidraft.decoding.step import decide
 from multidraft.decoding.tree import NO_DRAFTS
 
 

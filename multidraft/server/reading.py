@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from multidraft.autotune.auto import Auto
 from multidraft.decoding.logprobs import Logprob, listed
 from multidraft.decoding.prefill import CHUNK, at_roots, capacity_of, read, readers
 from multidraft.decoding.state import Plan, State
 from multidraft.models import LanguageModel, Scored
-from multidraft.models.causal_lm import Model, answers_prompts
-from multidraft.planning.auto import Auto
+from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.server.job import Job
 from multidraft.server.shelf import Shelf
 

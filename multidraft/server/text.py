@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from multidraft.decoding.logprobs import Logprob
-from multidraft.generation.pieces import Pieces
+from multidraft.generation.detokenize import Pieces
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from multidraft.errors import AdviceError, json_lines
+from multidraft.errors import AdviceError
+from multidraft.io import json_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

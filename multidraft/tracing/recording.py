@@ -13,17 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.catalogue import Scheme
 from multidraft.decoding.last_tokens import last_weights
 from multidraft.decoding.randomness import BLOCK, Randomness
 from multidraft.decoding.rows import Row
 from multidraft.decoding.scored_tree import ScoredTree
 from multidraft.decoding.shapes import Shape
 from multidraft.decoding.state import Decision, Plan, State
-from multidraft.decoding.stepping import decide
+from multidraft.decoding.step import decide
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Ending, Verdict
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.scheme import Scheme
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -1,5 +1,1 @@
-"""Verification rules: from a target, a draft distribution and the drafted tokens to the law of the emitted one."""
-
-from multidraft.verification.outcome import Outcome
-
-__all__ = ["Outcome"]
+"""Losslessness as mathematics: drafting laws, verification rules, their optima, and schemes that join them."""

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.numerics.distributions import pick, uniform
-from multidraft.numerics.precision import missing
+from multidraft.verification.distributions import pick, uniform
+from multidraft.verification.precision import missing
 
 
 class Outcome:

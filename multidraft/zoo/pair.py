@@ -24,7 +24,7 @@ def load_pair(folder: Path = FOLDER) -> Pair:
 
     `folder` may be the DIR of `multidraft train --out DIR`.
     """
-    from multidraft.models.pretrained import load_model, load_tokenizer
+    from multidraft.models.loading import load_model, load_tokenizer
 
     for role in ("target", "draft"):
         if not (folder / role / "config.json").exists():

@@ -19,11 +19,11 @@ from multidraft.auditing.features import Features, surprises
 from multidraft.auditing.mutants import MUTANTS, audit_mutant
 from multidraft.auditing.pairs import drafting, large_pair
 from multidraft.auditing.statistical import sample
-from multidraft.catalogue import SCHEMES
-from multidraft.commands.cli import app
-from multidraft.drafting import LAWS, Iid
-from multidraft.verification.global_resolution import GlobalResolution
-from multidraft.verification.recursive_rejection import recursive_rejection
+from multidraft.cli.main import app
+from multidraft.verification.laws import LAWS, Iid
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.rules.recursive_rejection import recursive_rejection
+from multidraft.verification.solvers.global_resolution_rule import GlobalResolution
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])

@@ -11,11 +11,12 @@ from multidraft.auditing.corners import Corners, exact_schemes, examine, try_cor
 from multidraft.auditing.mutants import MUTANTS, audit_mutant
 from multidraft.auditing.pairs import drafting, small_pairs
 from multidraft.auditing.subject import subject
-from multidraft.drafting import Iid, optimal_acceptance_rate
-from multidraft.numerics import loops
-from multidraft.numerics.precision import least
-from multidraft.verification.anchored_lorenz import anchored_lorenz
-from multidraft.verification.lorenz import lorenz
+from multidraft.verification import loops
+from multidraft.verification.laws import Iid
+from multidraft.verification.optimal import optimal_acceptance_rate
+from multidraft.verification.precision import least
+from multidraft.verification.rules.anchored_lorenz import anchored_lorenz
+from multidraft.verification.rules.lorenz import lorenz
 
 COMPILED = ["iid:lorenz", "anchored:lorenz"]  # the others run as tensor operations anyway
 

@@ -10,7 +10,7 @@ from on_gpu import report, trained
 from on_gpu.asked import Asked
 from on_gpu.pieces import Piece
 
-from multidraft.studies.journal import Journal
+from multidraft.io.journal import Journal
 
 PIECES = [Piece("first", ""), Piece("steady", "", goes_on=True), Piece("broken", ""), Piece("last", "")]
 SETTINGS = dict(

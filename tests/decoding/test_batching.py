@@ -25,15 +25,15 @@ from multidraft.decoding.batch import join, select
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.drafters.ngram import NGram
 from multidraft.models import blocks
 from multidraft.models.blocks import Block
-from multidraft.models.cache import BufferLayer, TreeCache
-from multidraft.models.causal_lm import CausalLM, answers_prompts
+from multidraft.models.huggingface import CausalLM, answers_prompts
+from multidraft.models.kv_cache import BufferLayer, TreeCache
 from multidraft.models.lanes import Lanes
+from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.prefixes import Prefix

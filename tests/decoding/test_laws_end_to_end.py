@@ -23,7 +23,6 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.auditing.mutants import MUTANTS
-from multidraft.catalogue import SCHEMES
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.foreseen import Foreseen
 from multidraft.decoding.scored_tree import ScoredTree
@@ -33,6 +32,7 @@ from multidraft.decoding.walks import WALKS, WEIGHTS, Child, Ending, Verdict, co
 from multidraft.generation.inputs import check_fits
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.registry import SCHEMES
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12

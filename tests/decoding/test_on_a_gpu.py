@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
-from multidraft.catalogue import SCHEMES
 from multidraft.decoding import foreseen, pieces
 from multidraft.decoding.pieces import Piece, Pieces
-from multidraft.numerics.graphs import captured
-from multidraft.studies.acceptance import random_pairs
+from multidraft.machine.cuda_graphs import captured
+from multidraft.verification.registry import SCHEMES
 from multidraft.zoo.pair import load_pair
 
 pytestmark = pytest.mark.gpu

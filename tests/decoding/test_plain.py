@@ -16,7 +16,7 @@ from multidraft.decoding.prefill import begun
 from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.shapes import Growing, Shape
 from multidraft.decoding.state import Plan, State
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.decoding.walks import WALKS
 from multidraft.models.table import TableModel, random_table

@@ -6,7 +6,7 @@ from distant import THERE, Device, Distant, near
 from steps_there import steps
 
 from multidraft.decoding import scored_tree
-from multidraft.numerics.distributions import most_likely
+from multidraft.verification.distributions import most_likely
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 STEPS = 4

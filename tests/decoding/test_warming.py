@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.catalogue import SCHEMES
 from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import use_once, warm_up
-from multidraft.drafting.levels import draw_level
-from multidraft.drafting.places import Drawing
-from multidraft.numerics import loops
+from multidraft.verification import loops
+from multidraft.verification.levels import draw_level
+from multidraft.verification.places import Drawing
+from multidraft.verification.registry import SCHEMES
 
 
 @pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba there are no loops")

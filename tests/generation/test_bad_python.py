@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 import multidraft as md
 from multidraft.generation.prompts import as_lists
 from multidraft.models import pretrained, versions
-from multidraft.models.causal_lm import home
-from multidraft.models.llama_cpp.binding import library
+from multidraft.models.gguf.binding import library
+from multidraft.models.huggingface import home
 
 INF, NAN = math.inf, math.nan
 PROMPTS = [[1, 2, 3]]

@@ -15,21 +15,21 @@ from serving import served, service
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.commands.cli import app
+from multidraft.autotune.identity import identity
+from multidraft.cli.main import app
 from multidraft.decoding import growing, looping, plain, stepping
 from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.shapes import Growing
 from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.errors import AdviceError
 from multidraft.models import Branches, gguf
-from multidraft.models.llama_cpp.row import Row
-from multidraft.models.llama_cpp.tokenizer import LlamaTokenizer
-from multidraft.numerics.distributions import draw
-from multidraft.planning.identity import identity
+from multidraft.models.gguf.row import Row
+from multidraft.models.gguf.tokenizer import LlamaTokenizer
+from multidraft.verification.distributions import draw
 from multidraft.zoo import load_pair
 
 TEXT = "Once upon a time there was a king who"
@@ -158,8 +158,8 @@ def test_a_draw_that_is_interrupted_can_be_made_again(monkeypatch):
 
 @pytest.mark.parametrize("drafter", ["ngram", "lookup", "mixture", "several", "itself", "hugging face"])
 def test_everything_drafts_for_it(drafter):
-    from multidraft.drafters.ngram import Lookup, NGram
-    from multidraft.drafters.several import Mixture
+    from multidraft.models.ensemble import Mixture
+    from multidraft.models.ngram import Lookup, NGram
 
     target, draft, _ = pair()
     size = target.vocabulary
@@ -302,7 +302,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     ):
         path.write_bytes(content)
         assert said in refused(path)
-    from multidraft.models.llama_cpp import header, memory
+    from multidraft.models.gguf.model import header, memory
 
     monkeypatch.setattr(header, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))

@@ -5,8 +5,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.drafting.iid import Iid
 from multidraft.errors import AdviceError
+from multidraft.verification.laws.iid import Iid
 
 MOST_CELLS = 1 << 26  # token sets times tuples
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import torch
+from multidraft_research.captures.capturing import write
+from multidraft_research.captures.folder import FORMAT, MANIFEST
+from multidraft_research.captures.recording import Recording
+from multidraft_research.captures.shard import Shard
 
-from multidraft.studies.captures.capturing import write
-from multidraft.studies.captures.folder import FORMAT, MANIFEST
-from multidraft.studies.captures.recording import Recording
-from multidraft.studies.captures.shard import Shard
-from multidraft.studies.journal import Journal
+from multidraft.io.journal import Journal
 
 
 def keep(folder: Path, *recordings: Recording, top_k: int | None = None) -> Path:

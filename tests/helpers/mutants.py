@@ -5,8 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from multidraft.auditing.mutants import MUTANTS
-from multidraft.drafting.law import Law
-from multidraft.verification import Outcome
+from multidraft.verification.law import Law
+from multidraft.verification.outcome import Outcome
 
 Rule = Callable[[Tensor, Tensor, Tensor, Law], Outcome]
 

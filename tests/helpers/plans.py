@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from multidraft.catalogue import Scheme
+from multidraft.autotune.costs import Costs, CostsByRows, Curve
+from multidraft.autotune.identity import identity
+from multidraft.autotune.pair_plan import DRAFT_PROBABILITIES, AtTemperature, PairPlan
+from multidraft.autotune.predictions import CLASSES, COUNTS, Confidence, Predictions, odds
+from multidraft.autotune.rates import WEIGHTS, Rates
 from multidraft.decoding.tree import Tree
-from multidraft.planning.costs import Costs, CostsByRows, Curve
-from multidraft.planning.identity import identity
-from multidraft.planning.pair_plan import DRAFT_PROBABILITIES, AtTemperature, PairPlan
-from multidraft.planning.predictions import CLASSES, COUNTS, Confidence, Predictions, odds
-from multidraft.planning.rates import WEIGHTS, Rates
+from multidraft.verification.scheme import Scheme
 
 TREES = ["1", "1x1x1", "2x1x1x1", "3x1x1", "3/2,1,0"]
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import multidraft as md
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
-from multidraft.models.causal_lm import Model
+from multidraft.models.huggingface import Model
 from multidraft.server.engine import Engine
 from multidraft.server.limits import Limits
 from multidraft.server.running import Server, bound

@@ -7,7 +7,7 @@ import multidraft as md
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.models.table import TableModel, random_table
 

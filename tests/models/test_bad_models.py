@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from multidraft.commands.cli import app
-from multidraft.commands.pair import load
+from multidraft.cli.main import app
+from multidraft.cli.pair import load
 from multidraft.errors import AdviceError
 
 SETTINGS = {**CONFIGURATIONS["llama"][1], "num_hidden_layers": 3, "tie_word_embeddings": True}

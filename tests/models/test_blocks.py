@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multidraft.models import blocks, cache
 from multidraft.models.blocks import Block, Contents
-from multidraft.models.cache import TreeCache
+from multidraft.models.kv_cache import TreeCache
 
 Shape = tuple[int, int] | None  # the dimensions of a layer's keys and values; None if it shares another layer's
 ALIKE: list[Shape] = [(4, 4)] * 11

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.blocks import Block
-from multidraft.models.cache import TreeCache
-from multidraft.models.causal_lm import CausalLM, context
+from multidraft.models.huggingface import CausalLM, context
+from multidraft.models.kv_cache import TreeCache
 from multidraft.models.support import check_supported
 
 TOLERANCE = 1e-4  # of the largest logit; float32 gives less than 1e-6, the wrong twins 0.07 and more

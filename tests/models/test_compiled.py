@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 import multidraft as md
 from multidraft.models import compiled, compiling
 from multidraft.models.buckets import bucket, buckets
-from multidraft.models.causal_lm import CausalLM
 from multidraft.models.compiled import CompiledCausalLM
 from multidraft.models.fixed import FixedBlock
 from multidraft.models.frames import Frame
+from multidraft.models.huggingface import CausalLM
 from multidraft.models.table import TableModel, random_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")

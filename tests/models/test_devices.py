@@ -11,7 +11,7 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import multidraft as md
-from multidraft.models.causal_lm import CausalLM
+from multidraft.models.huggingface import CausalLM
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8]]
 PARTS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]

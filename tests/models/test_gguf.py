@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import CausalLM
-from multidraft.models.gguf import GGUF
-from multidraft.models.llama_cpp.row import Row
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.gguf.row import Row
+from multidraft.models.huggingface import CausalLM
 from multidraft.zoo import load_pair
 
 FAMILIES = ["llama", "qwen2", "qwen3"]

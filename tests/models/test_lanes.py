@@ -15,8 +15,8 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.models import lanes
-from multidraft.models.cache import TreeCache
-from multidraft.models.causal_lm import CausalLM, is_ragged, takes_lanes
+from multidraft.models.huggingface import CausalLM, is_ragged, takes_lanes
+from multidraft.models.kv_cache import TreeCache
 from multidraft.models.lane_attention import by_lanes
 from multidraft.models.lanes import Lanes, grouped
 

@@ -5,10 +5,10 @@ import torch
 from tiny import VOCABULARY, tiny_model
 
 from multidraft.decoding.prefill import read
-from multidraft.drafters.ngram import Lookup, NGram
-from multidraft.drafters.several import Mixture, Several
 from multidraft.errors import AdviceError
-from multidraft.models.causal_lm import CausalLM
+from multidraft.models.ensemble import Mixture, Several
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.resized import Resized
 from multidraft.models.table import TableModel, random_table
 

@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_model
 
 from multidraft.models import LanguageModel
-from multidraft.models.causal_lm import CausalLM
+from multidraft.models.huggingface import CausalLM
 from multidraft.models.table import TableModel, random_table
 
 VOCABULARY = 5

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from multidraft_research.captures.capturing import Manner, capture
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
 from multidraft.models.resized import Resized, check_sizes, resize
 from multidraft.models.table import TableModel, random_table
-from multidraft.studies.captures.capturing import Manner, capture
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]

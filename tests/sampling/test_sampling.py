@@ -28,8 +28,8 @@ from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
-from multidraft.drafters.several import Several
 from multidraft.models import versions
+from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import sampling_from

@@ -11,15 +11,15 @@ from tiny import tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import multidraft as md
+from multidraft.autotune.auto import Auto
+from multidraft.autotune.auto import Limits as AutoLimits
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import CHUNK
 from multidraft.decoding.state import Plan
-from multidraft.decoding.stepping import step
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
-from multidraft.planning.auto import Auto
-from multidraft.planning.auto import Limits as AutoLimits
 from multidraft.sampling.settings import Sampling
 from multidraft.server import engine as engines
 from multidraft.server.engine import ClosedError, Engine, FullError

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from multidraft.commands.cli import app
+from multidraft.cli.main import app
 
 PATIENCE = 120
 
@@ -20,7 +20,7 @@ PATIENCE = 120
 @contextmanager
 def server(*options: str) -> Iterator[tuple[subprocess.Popen, str]]:
     """A server with the embedded pair, and its address."""
-    command = [sys.executable, "-c", "from multidraft.commands.cli import main; main()", "serve", "--port", "0"]
+    command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))

@@ -17,7 +17,7 @@ import test_api
 import yaml
 from serving import PATIENCE, letters, service
 
-from multidraft.commands.serving import Serving
+from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.limits import Limits
@@ -52,7 +52,7 @@ def toy() -> Iterator[httpx2.Client]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    from multidraft.commands.replicas import NAME, deployment
+    from multidraft.cli.replicas import NAME, deployment
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
@@ -73,7 +73,7 @@ def toy() -> Iterator[httpx2.Client]:
 
 
 def test_the_file_for_serve_deploy_names_what_there_is():
-    from multidraft.commands.replicas import application
+    from multidraft.cli.replicas import application
 
     (settings,) = yaml.safe_load((ROOT / "examples" / "serve.yaml").read_text())["applications"]
     assert settings["import_path"] == f"{application.__module__}:application"

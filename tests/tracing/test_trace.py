@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.commands.cli import app
+from multidraft.cli.main import app
 from multidraft.decoding.walks import WALKS, deferred
 from multidraft.models.table import TableModel, random_table
 from multidraft.tracing import recording
@@ -173,7 +173,7 @@ def test_without_a_trace_none_of_its_code_runs(monkeypatch):
 
     for name in ("Trace", "Listener", "describe_step", "describe_plan"):
         monkeypatch.setattr(recording, name, never)
-    monkeypatch.setattr("multidraft.generation.way_in.Trace", never)
+    monkeypatch.setattr("multidraft.generation.generate.Trace", never)
     assert run()[0]
     with pytest.raises(AssertionError, match="tracing"):
         run(trace=print)

@@ -5,7 +5,7 @@ import torch
 from distant import Device, Distant, near
 from torch import Tensor
 
-from multidraft.verification import roots
+from multidraft.verification.rules import roots
 
 SIZE = 20_000  # more than `roots.MANY`
 ENOUGH = 4  # times the value at which Newton's method ends

@@ -7,12 +7,12 @@ from pairs import all_pairs, stacked_pairs
 from torch import Tensor
 
 import multidraft as md
-from multidraft.catalogue import SCHEMES
-from multidraft.drafting import Iid
-from multidraft.drafting.law import Law
-from multidraft.transport.linear_program import optimal_by_linear_program
-from multidraft.verification import Outcome
-from multidraft.verification.lorenz import lorenz
+from multidraft.verification.law import Law
+from multidraft.verification.laws import Iid
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.rules.lorenz import lorenz
+from multidraft.verification.solvers.linear_program import optimal_by_linear_program
 
 EXACT = 1e-12
 NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import multidraft as md
-from multidraft.catalogue import SCHEMES, Scheme
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.scheme import Scheme
 
 NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}

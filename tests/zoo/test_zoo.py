@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from multidraft_research.training.recipe import Recipe, Shape
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multidraft import AdviceError
 from multidraft.zoo import corpus, evaluate, load_pair, recipe
 from multidraft.zoo.pair import FOLDER
-from multidraft.zoo.recipe import Recipe, Shape
 
 BOOK = "It was the best of times, it was the worst of times;\nthe épöque 日本語 of belief.\n"
 TEXT = (BOOK * 40 + "\n\n\n" + BOOK * 40) * 3

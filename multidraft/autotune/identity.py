@@ -1,0 +1,46 @@
+"""Which pair and which machine a plan is of."""
+
+import json
+from hashlib import sha256
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from multidraft.machine.identity import cpu, versions
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.huggingface import Model, home
+from multidraft.verification.scheme import Scheme
+
+VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
+LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
+
+
+def identity(target: Model, draft: Model, scheme: Scheme, walk: str) -> dict[str, Any]:
+    """What must be the same for a plan to hold."""
+    machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
+    return {"target": model(target), "draft": model(draft), "scheme": scheme.name, "walk": walk} | machine
+
+
+def model(one: Model) -> dict[str, str]:
+    """A model: its kind, a digest of its configuration and of some weights, its dtype and device."""
+    if not isinstance(one, PreTrainedModel):
+        own = one.identity if isinstance(one, GGUF) else {"digest": digest(str(one.vocabulary))}
+        return {"kind": type(one).__name__, "device": str(one.device)} | own
+    fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
+    text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
+    device = home(one)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"kind": type(one).__name__, "digest": digest(text), "dtype": str(one.dtype), "device": name}
+
+
+def some_weights(one: PreTrainedModel) -> list[list[float]]:
+    """A few numbers of a few parameters."""
+    parameters = list(one.parameters())
+    chosen = parameters[:: max(len(parameters) // LOOKED_AT, 1)]
+    return [weight.detach().reshape(-1)[:4].float().tolist() for weight in chosen if weight.device.type != "meta"]
+
+
+def digest(text: str) -> str:
+    """A short one."""
+    return sha256(text.encode()).hexdigest()[:16]

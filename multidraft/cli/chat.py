@@ -1,0 +1,123 @@
+"""`multidraft generate --chat`: a conversation, or single prompts, in the form that the model's chat template gives."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import typer
+
+from multidraft.cli import terminal
+from multidraft.cli.prompts import Prompt, check_length
+from multidraft.cli.screens import Screen
+from multidraft.errors import AdviceError
+from multidraft.generation.conversations import Message, written
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from multidraft.cli.report import Decoded
+    from multidraft.decoding.metrics import Info
+
+Answer = Callable[[Prompt, Screen], "Decoded"]
+COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def check_template(tokenizer: "PreTrainedTokenizerBase", target: str | None) -> None:
+    """Raise unless the tokenizer knows how conversations are written."""
+    with suppress(ValueError):
+        tokenizer.get_chat_template()
+        return
+    reason = f"the tokenizer of {target!r} has no chat template"
+    if target is None:
+        reason = "the embedded pair continues text and was never taught to chat"
+    raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
+
+
+def encode_chats(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:
+    """Fill in the tokens of prompts that are conversations of one message; answers begin on a line of their own."""
+    for prompt in prompts:
+        prompt.tokens = written(tokenizer, [{"role": "user", "content": prompt.text}])
+        prompt.text += "\n"
+        check_length(prompt, context)
+
+
+def check_session(options: dict[str, object]) -> None:
+    """Raise on what a conversation cannot do."""
+    for name, given in options.items():
+        if given:
+            raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
+
+
+class Spoken(Screen):
+    """Shows an answer as it comes, and keeps it, because it may be stopped."""
+
+    def show(self, row: int, piece: str, kind: str) -> None:
+        super().show(row, piece, kind)
+        terminal.show(piece, kind)
+
+    @property
+    def text(self) -> str:
+        """All that was shown."""
+        return "".join(piece for pieces in self.texts for piece in pieces)
+
+
+class Session:
+    """A conversation; the number of an answer is what its random numbers depend on."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: int | None, answer: Answer):
+        self.tokenizer, self.context, self.answer = tokenizer, context, answer
+        self.messages: list[Message] = []
+        self.answers = 0
+
+    def run(self) -> None:
+        """Answer until /exit or the end of the input."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  # with it, input() edits lines and remembers them
+        terminal.legend()
+        typer.echo(COMMANDS)
+        while (line := ask()) not in (None, "/exit"):
+            self.hear(line or "")
+
+    def hear(self, line: str) -> None:
+        """A command, or a message to answer; one that cannot be answered is forgotten."""
+        if line == "/reset":
+            self.messages = []
+        elif line.startswith("/"):
+            typer.echo(COMMANDS)
+        elif line:
+            before = list(self.messages)
+            try:
+                self.reply(line)
+            except AdviceError as error:
+                self.messages = before
+                typer.echo(f"{error}; /reset makes room")
+
+    def reply(self, line: str) -> None:
+        """Answer a message. What there was of an answer that is stopped belongs to the conversation."""
+        self.messages.append({"role": "user", "content": line})
+        prompt = Prompt(self.answers, "the conversation", "", line, written(self.tokenizer, self.messages))
+        check_length(prompt, self.context)
+        self.answers += 1
+        spoken = Spoken()
+        try:
+            summary = counted(self.answer(prompt, spoken)[1])
+        except KeyboardInterrupt:
+            summary = "stopped"
+        self.messages.append({"role": "assistant", "content": spoken.text})
+        terminal.show(f"\n[{summary}]\n")
+
+
+def ask() -> str | None:
+    """The next line, None at the end of the input; Ctrl-C begins another."""
+    try:
+        return input("\n> ").strip()
+    except EOFError:
+        typer.echo()
+        return None
+    except KeyboardInterrupt:
+        return ""
+
+
+def counted(info: "Info") -> str:
+    """What an answer took."""
+    return f"{info.tokens} tokens, {info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"

@@ -1,0 +1,192 @@
+"""`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from multidraft.cli import compare as comparison
+from multidraft.cli import terminal
+from multidraft.cli.chat import Session, check_session, check_template, encode_chats
+from multidraft.cli.crews import RAY, WORKERS, crew_of
+from multidraft.cli.decode import SEEDS_APART, Job, context, decode
+from multidraft.cli.drafters import HELP, Models, load, parse
+from multidraft.cli.planned import limits, plan_of
+from multidraft.cli.prompts import Prompt, digest, encode, read_prompts
+from multidraft.cli.report import Report
+from multidraft.cli.screens import Bar, Live
+from multidraft.cli.workers import Shards, spread
+from multidraft.errors import AdviceError
+from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.io import files
+
+if TYPE_CHECKING:
+    from multidraft.io.journal import Journal
+    from multidraft.tracing.file import TraceFile
+
+SHARDS = "With several, --jsonl names a folder of shards."
+WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
+
+
+def generate(
+    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help=HELP)] = None,
+    prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
+    prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
+    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    jsonl: Annotated[
+        Path | None, Option(help="Write each result as it comes; the same call goes on where one was stopped.")
+    ] = None,
+    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
+    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
+    plan: Annotated[str | None, Option(help="What `multidraft tune --out` has written, for --tree auto.")] = None,
+    walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
+    temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
+    top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the smallest set that holds p.")] = None,
+    min_p: Annotated[float | None, Option(help="Sample from tokens at least p times as likely as the best.")] = None,
+    repetition_penalty: Annotated[float | None, Option(help="Above 1, tokens seen before become less likely.")] = None,
+    draft_temperature: Annotated[float | None, Option(help="Default: the temperature.")] = None,
+    stop: Annotated[list[str] | None, Option(help="Text that ends a row; may be repeated.")] = None,
+    compiles: Annotated[bool, Option("--compile", help="Compile both models' steps first: for long runs.")] = False,
+    max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
+    batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
+    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
+    workers: Annotated[int | None, Option(min=1, max=1024, help=f"{WORKERS} {SHARDS}")] = None,
+    ray: Annotated[str | None, Option(help=RAY)] = None,
+    chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
+    trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
+    compare: Annotated[bool, Option("--compare", help="Also decode plainly, and by assisted generation.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+) -> None:
+    """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
+    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, plan=plan, max_new_tokens=max_new_tokens)
+    settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
+    settings |= dict(compile=compiles)
+    job = Job(batch, seed, compare, settings)
+    talks = chat and prompt is prompts is None
+    if talks:
+        check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
+    chosen = [] if talks else read_prompts(prompt, prompts, limit)
+    job.check(len(parse(draft)))
+    if (workers or 1) > 1 or ray is not None:
+        folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
+        return spread(Shards(target, draft, chat, job, chosen), folder, crew_of(workers, ray), as_json)
+    check_outputs(trace, jsonl, [prompts, target, draft, plan])
+    names = {"target": target or "embedded", "draft": draft or "embedded"}
+    report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
+    journal = None if jsonl is None else begun(jsonl, report.settings | {"chat": chat, "compare": compare}, chosen)
+    if journal and journal.records and trace is not None and trace.exists():
+        raise AdviceError(f"--trace {str(trace)!r} is of the prompts before, and would be lost; give another file")
+    pair = load(target, draft)
+    if chat:
+        check_template(pair.tokenizer, target)
+        encode_chats(chosen, pair.tokenizer, context(pair))
+    else:
+        encode(chosen, pair.tokenizer, context(pair))
+    if trace is not None:
+        job = replace(job, trace=trace_file(trace, pair, report))
+    if talks:
+        return converse(pair, job)
+    left = chosen[len(journal.records) if journal else 0 :]
+    run(pair, job, left, report, as_json, journal)
+    report.print(as_json)
+    if report.interrupted:
+        raise KeyboardInterrupt(f"stopped after {len(chosen) - len(left) + report.complete} of {len(chosen)} prompts")
+
+
+def check_outputs(trace: Path | None, jsonl: Path | None, inputs: list[Path | str | None]) -> None:
+    """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
+    files.check(trace, "--trace", inputs)
+    files.check(jsonl, "--jsonl", inputs)
+    if trace is not None and jsonl is not None and trace.resolve() == jsonl.resolve():
+        raise AdviceError("--trace and --jsonl are one file; choose two")
+
+
+def shared_folder(jsonl: Path | None, others: dict[str, object]) -> Path:
+    """Where several workers' shards go; raises on what they cannot do together."""
+    if jsonl is None:
+        raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
+    if wrong := [name for name, value in others.items() if value]:
+        raise AdviceError(f"{wrong[0]} is of one process; leave it out, or --workers and --ray")
+    return jsonl
+
+
+def begun(path: Path, settings: dict[str, object], prompts: list[Prompt]) -> "Journal":
+    """The results so far, and where to write the others; raises where they are of another run."""
+    from multidraft.io.journal import Journal
+
+    journal = Journal(path, {"results": "multidraft generate"} | settings | {"prompts": digest(prompts)})
+    if journal.records:
+        terminal.note(f"{path} has {len(journal.records)} of {len(prompts)} prompts; going on with the others")
+    return journal
+
+
+def converse(pair: Models, job: Job) -> None:
+    """Answer what is said in the terminal."""
+    Session(pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)).run()
+
+
+def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
+    """A trace with what there is to say of the whole run."""
+    from multidraft.machine.identity import hardware, versions
+    from multidraft.tracing.file import TraceFile
+
+    settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
+    return TraceFile(path, pair.tokenizer, settings)
+
+
+def run(
+    pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool, journal: "Journal | None" = None
+) -> None:
+    """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
+    from multidraft.autotune.making import using
+
+    batches, threads = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)], None
+    screen = Bar(len(prompts)) if as_json else Live()
+    try:
+        if batches:
+            threads = threads_of(pair, job, prompts)
+            warm_up(pair, job, batches[0])
+        for rows in batches:
+            drafted = decode(pair, job, rows, screen=screen)
+            with using(threads):
+                plain = decode(pair, job, rows, drafts=False) if job.compare else None
+                report.add(rows, drafted, plain, assisted(pair, job, rows))
+            write(journal, report.records[-len(rows) :])
+            screen.forget()
+    except KeyboardInterrupt:
+        report.interrupt(screen.rows, screen.texts)
+        write(journal, report.records[report.complete :])
+    finally:
+        screen.close()
+
+
+def threads_of(pair: Models, job: Job, prompts: list[Prompt]) -> int | None:
+    """The threads with which drafts are chosen, so that all sides decode with as many."""
+    return None if limits(job) is None else plan_of(pair, job, prompts).threads
+
+
+def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:
+    """A line for each of the results."""
+    if journal is not None:
+        for record in records:
+            journal.append(record)
+
+
+def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
+    """Decode a few tokens on each side and throw them away."""
+    short = Job(job.batch, job.seed, job.compare, job.settings | {"max_new_tokens": WARM_UP})
+    decode(pair, short, rows)
+    if job.compare:
+        decode(pair, short, rows, drafts=False)
+        assisted(pair, short, rows)
+
+
+def assisted(pair: Models, job: Job, rows: list[Prompt]) -> tuple[int, float] | None:
+    """Tokens and seconds of transformers' assisted generation, where a comparison is wanted and it can be made."""
+    if not job.compare or not comparison.can_assist(pair, job.settings):
+        return None
+    return comparison.assisted(pair, rows, job.settings, job.seed * SEEDS_APART)

@@ -1,0 +1,89 @@
+"""Prompts as they come from the command line or a file, checked before anything is decoded."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multidraft.errors import AdviceError
+from multidraft.io import json_lines
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
+FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class Prompt:
+    """One prompt; `index` is its place in the input, which its random numbers depend on."""
+
+    index: int
+    id: str
+    task: str
+    text: str
+    tokens: list[int] = field(default_factory=list)
+
+
+def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> list[Prompt]:
+    """The one prompt given, or the first `limit` of the file."""
+    if (prompt is None) == (file is None):
+        raise AdviceError("give either --prompt TEXT or --prompts FILE.jsonl")
+    if file is None:
+        if limit is not None:
+            raise AdviceError("--limit is for --prompts FILE, and there is one --prompt; leave it out")
+        return [Prompt(0, "prompt", "", prompt or "")]
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut inside strings
+    except UnicodeDecodeError as error:
+        raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {FORM}") from None
+    except OSError as error:
+        raise AdviceError(f"cannot read the prompts file {file} ({error.strerror}); check the path") from None
+    numbered = islice(((number, line) for number, line in enumerate(lines, 1) if line.strip()), limit)
+    prompts = [parse_line(index, line, f"{file} line {number}") for index, (number, line) in enumerate(numbered)]
+    if not prompts:
+        raise AdviceError(f"prompts file {file} has no prompts; {FORM}")
+    return prompts
+
+
+def parse_line(index: int, line: str, where: str) -> Prompt:
+    """One line of a prompts file."""
+    item = json_lines.parse(line, where, FORM)
+    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
+        raise AdviceError(f'{where} has no "prompt" string; {FORM}')
+    made = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
+    if HALF_CHARACTER.search(made.id + made.task + made.text):
+        raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); mend or remove it")
+    return made
+
+
+def digest(prompts: list[Prompt]) -> str:
+    """A short name that other prompts do not have."""
+    asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
+    return sha256(asked.encode()).hexdigest()[:16]
+
+
+def encode(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:
+    """Fill in the tokens, and refuse a prompt that leaves no room for even one new token."""
+    for prompt in prompts:
+        # verbose: transformers warns of long prompts, for which there is an error below
+        prompt.tokens = tokenizer(prompt.text, verbose=False)["input_ids"]
+        if not prompt.tokens and tokenizer.bos_token_id is not None:
+            prompt.tokens = [tokenizer.bos_token_id]
+        if not prompt.tokens:
+            raise AdviceError(f"prompt {prompt.id!r} is empty; give it some text")
+        check_length(prompt, context)
+
+
+def check_length(prompt: Prompt, context: int | None) -> None:
+    """Raise where a prompt leaves no room for even one new token."""
+    if context is not None and len(prompt.tokens) >= context:
+        raise AdviceError(
+            f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
+            "shorten it or leave it out"
+        )

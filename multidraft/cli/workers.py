@@ -1,0 +1,130 @@
+"""`multidraft generate --workers N`: shards of the prompts, decoded by processes here or by those of a Ray cluster.
+
+A shard is always the same prompts, a prompt's random numbers are its own, and trees are chosen by one plan: the texts
+are those of one worker. The process that was called writes them, a file a shard, in their order.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from multidraft.cli import terminal
+from multidraft.cli.chat import check_template, encode_chats
+from multidraft.cli.decode import Job, context, decode
+from multidraft.cli.drafters import Models, load
+from multidraft.cli.planned import MEASURED, adopt, limits, plan_of
+from multidraft.cli.prompts import Prompt, digest, encode
+from multidraft.io import files as outputs
+
+if TYPE_CHECKING:
+    from multidraft_research.studies.running.jobs import Crew
+
+    from multidraft.io.journal import Journal, Record
+
+SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The prompts by shards, and how to decode one; sent to the workers, each of which loads the models once."""
+
+    target: str | None
+    draft: str | None
+    chat: bool
+    job: Job
+    prompts: list[Prompt]
+    plan: str | None = None  # in JSON, where trees are chosen by one
+
+    @property
+    def size(self) -> int:
+        """Prompts of a shard, but for the last."""
+        return -(-SHARD // self.job.batch) * self.job.batch
+
+    def __len__(self) -> int:
+        return -(-len(self.prompts) // self.size)
+
+    def rows(self, shard: int) -> list[Prompt]:
+        """The prompts of one."""
+        return self.prompts[shard * self.size : (shard + 1) * self.size]
+
+    @cached_property
+    def models(self) -> Models:
+        """Loaded in the process that decodes."""
+        models = load(self.target, self.draft)
+        if self.chat:
+            check_template(models.tokenizer, self.target)
+        if self.plan is not None:
+            adopt(models, self.job, self.plan)
+        return models
+
+    def read(self, rows: list[Prompt]) -> list[Prompt]:
+        """Prompts with their tokens."""
+        (encode_chats if self.chat else encode)(rows, self.models.tokenizer, context(self.models))
+        return rows
+
+    def __call__(self, shard: int) -> "Record":
+        """The texts of a shard."""
+        rows = self.read(self.rows(shard))
+        job = self.job if self.plan is None else replace(self.job, settings=self.job.settings | {"plan": None})
+        batches = [rows[first : first + job.batch] for first in range(0, len(rows), job.batch)]
+        texts = [text for batch in batches for text in decode(self.models, job, batch)[0]]
+        pairs = zip(rows, texts, strict=True)
+        return {"records": [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]}
+
+    def journal(self, folder: Path, shard: int | None) -> "Journal":
+        """What a shard's file holds, and where to write the rest; that of the plan for None."""
+        from multidraft.io.journal import Journal
+
+        rows = self.prompts if shard is None else self.rows(shard)
+        names = {"results": "multidraft generate", "target": self.target, "draft": self.draft, "chat": self.chat}
+        own = {"batch": self.job.batch, "seed": self.job.seed, "shard": shard, "prompts": digest(rows)}
+        file = "plan.jsonl" if shard is None else f"{shard:06}.jsonl"
+        return Journal(folder / file, names | self.job.settings | own)
+
+
+@dataclass(frozen=True)
+class Planning:
+    """The one job before all others: what trees are chosen by, measured where the shards are decoded."""
+
+    shards: Shards
+
+    def __call__(self, job: int) -> "Record":
+        """The plan, as the text of a file."""
+        prompts = self.shards.read(self.shards.prompts[:MEASURED])
+        return {"plan": plan_of(self.shards.models, self.shards.job, prompts).as_json()}
+
+
+def planned(shards: Shards, folder: Path, crew: "Crew") -> Shards:
+    """The shards with the plan that the folder has, or gets now, where trees are to be chosen."""
+    from multidraft_research.studies.running.jobs import run
+
+    if limits(shards.job) is None:
+        return shards
+    journal = shards.journal(folder, None)
+    run(Planning(shards), 1, journal, crew, "measuring the pair")
+    return replace(shards, plan=journal.records[0]["plan"])
+
+
+def spread(shards: Shards, folder: Path, crew: "Crew", as_json: bool) -> None:
+    """Decode all shards that the folder does not have yet."""
+    outputs.make_folder(folder, "--jsonl")
+    numbers = range(len(shards))
+    left = [n for n in numbers if len(shards.journal(folder, n).records) < len(shards.rows(n))]
+    done = len(shards) - len(left)
+    try:
+        decoded = crew(planned(shards, folder, crew), left) if left else []
+        bar = tqdm(decoded, total=len(shards), initial=done, desc="decoding", unit="shard")
+        for shard, record in zip(left, bar, strict=True):
+            journal = shards.journal(folder, shard)
+            for text in record["records"][len(journal.records) :]:
+                journal.append(text)
+            done += 1
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped after {done} of {len(shards)} shards") from None
+    if as_json:
+        terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(shards.prompts)})
+    else:
+        terminal.note(f"the texts of {len(shards.prompts)} prompts are in {folder}, a file for each {shards.size}")

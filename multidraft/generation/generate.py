@@ -1,0 +1,155 @@
+"""The public way in: continue prompts with a pair of models, a scheme and a tree."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any, overload
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers.modeling_outputs import ModelOutput
+
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.shapes import Shape
+from multidraft.decoding.streams import Stream, Streamer
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.decoding.walks import Walker
+from multidraft.errors import AdviceError
+from multidraft.errors.checks import check_flag
+from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.inputs import (
+    Prompts,
+    as_drafter,
+    check_compiles,
+    check_drafters,
+    check_model,
+    check_pieces,
+    limits_of,
+    make_plan,
+    plan_file,
+    top_count,
+    tree_or_fixed,
+)
+from multidraft.generation.options import Options, check_callables
+from multidraft.generation.rows import generate_rows
+from multidraft.models.ensemble import Several
+from multidraft.models.huggingface import Model
+from multidraft.sampling.settings import Sampling
+from multidraft.tracing.recording import Tell, Trace
+from multidraft.verification.scheme import Scheme
+
+
+@overload
+def generate(
+    target_model: Model, draft_model: Model | Sequence[Model] | None, inputs: Prompts, /, **settings: Any
+) -> tuple[list[Int[Tensor, " new"]], Info]: ...
+
+
+@overload
+def generate(
+    model: PreTrainedModel, input_ids: Int[Tensor, "batch length"], /, **settings: Any
+) -> Int[Tensor, "batch longer"] | ModelOutput: ...
+
+
+def generate(
+    target_model: Model,
+    draft_or_prompts: Any,
+    inputs: Prompts | None = None,
+    /,
+    *,
+    draft_model: Model | Sequence[Model] | None = None,
+    scheme: str | Scheme = SCHEME,
+    tree: str | Tree | Shape = TREE,
+    walk: str | Walker = "deferred",
+    plan: str | PathLike | None = None,
+    draft_temperature: float | int | None = None,
+    draft_top_k: int | None = None,
+    draft_top_p: float | int | None = None,
+    presence_penalty: float | int = 0,
+    frequency_penalty: float | int = 0,
+    logit_bias: Mapping[int, float | int] | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_tokenizer: Any = None,
+    logprobs: bool | int = False,
+    generator: torch.Generator | list[torch.Generator] | None = None,
+    stream: Stream | Streamer | None = None,
+    trace: Tell | None = None,
+    measure: bool = True,
+    synchronise: bool = False,
+    compile: bool = False,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Sequence[LogitsProcessor] = (),
+    stopping_criteria: Sequence[StoppingCriteria] = (),
+    **others: Any,
+) -> Any:
+    """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
+
+    Two ways to call it (docs/generate.md explains every setting):
+
+        tokens, info = generate(target, draft, inputs, temperature=0.7, max_new_tokens=64)
+        sequences = model.generate(**inputs, custom_generate=generate, draft_model=draft, max_new_tokens=64)
+
+    The first returns the new tokens of every row and an `Info` on how it went. `inputs` are token ids: a tensor (batch,
+    length), a tokenizer's output (padding is read off its attention mask), or a list of lists. Several draft models in
+    a list need a scheme of the law `distinct`: a node's children come from them by turns. Without a draft model (None)
+    the same loop decodes plainly. The second returns what `model.generate` returns.
+
+    Settings by name are those of transformers' `GenerationConfig` (`temperature=1.0`, `top_k`, `min_p`,
+    `repetition_penalty`, `max_new_tokens=128`, `eos_token_id`, ...), over `generation_config` if there is one; those
+    that cannot be honoured are refused by name. `temperature=0` decodes greedily. `eos_token_id` defaults to the
+    target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
+    `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
+
+    `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, before
+    the first run, or in the file `plan` that `multidraft tune` has written; `"auto,nodes=24,depth=6"` limits it
+    (docs/pilot.md).
+
+    With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
+    neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
+    `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
+    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). `measure=False` leaves the
+    optimal acceptance rate out of the report. `compile=True` compiles the steps of both models, once for a model: that
+    takes some time, is shown, and pays in long runs.
+
+    Raises `AdviceError` on bad input.
+    """
+    check_model(target_model, "target")
+    draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
+    check_pieces(target_model, draft)
+    limits = limits_of(tree, scheme) if draft is not None else None
+    file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
+    settled = make_plan(scheme, tree, walk, Sampling(), measure, top_count(logprobs))
+    if draft is not None:
+        check_drafters(settled.scheme, isinstance(draft, Several))
+    check_flag(compile, "compile")
+    if compile:
+        check_compiles(target_model, draft)
+    check_callables(trace, logits_processor, stopping_criteria)
+    options = Options(
+        replace(settled, compile=compile, trace=Trace(trace) if trace is not None else None),
+        limits=limits,
+        plan_file=file,
+        draft_temperature=draft_temperature,
+        draft_top_k=draft_top_k,
+        draft_top_p=draft_top_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias or {},
+        stop=stop,
+        stop_tokenizer=stop_tokenizer,
+        generator=generator,
+        stream=stream,
+        synchronise=synchronise,
+    )
+    listed: dict[str, Any] = dict(
+        config=generation_config, processors=list(logits_processor or ()), criteria=list(stopping_criteria or ())
+    )
+    if inputs is None:
+        from multidraft.generation.huggingface import generate_sequences
+
+        return generate_sequences(target_model, draft, draft_or_prompts, options, **listed, prepared=others)
+    if draft_model is not None:
+        raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
+    return generate_rows(target_model, draft, inputs, options, **listed, changes=others)

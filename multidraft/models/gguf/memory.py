@@ -1,0 +1,175 @@
+"""The keys and values of one model: a single llama.cpp context, whose cells all rows of all readers share.
+
+A cell holds one token and belongs to a set of sequences, which are numbers that rows borrow. Copying a sequence marks
+cells, and moves nothing. Cells that belong to no sequence are free, wherever they lie.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from threading import RLock
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from multidraft.errors import AdviceError
+from multidraft.machine.memory import available, readable
+from multidraft.models.gguf.batch import Batch, Token
+from multidraft.models.gguf.binding import last_error
+from multidraft.models.gguf.weights import Weights
+
+PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
+ROOM = 4  # a memory that is too small grows by a fourth at least
+FEW = 16  # sequences to begin with
+ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
+FULL = 1  # what llama_decode says where it finds no cells
+
+
+class Memory:
+    """The context of one model's weights; it grows when it is full. `kind` names the type of keys and values."""
+
+    def __init__(self, weights: Weights, kind: str):
+        self.library, self.weights, self.kind = weights.library, weights, kind
+        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
+        self.lock = RLock()
+        self.cells = self.sequences = self.threads = 0
+        self.free: list[int] = []
+        self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
+        self.context: Any = None
+        self.closing: Any = None
+        self.batch: Batch | None = None
+        self.viewed: tuple[int, list[np.ndarray]] = 0, []  # where logits are, and views of them
+
+    def reserve(self, cells: int, sequences: int) -> None:
+        """Make room for so many cells and sequences in all."""
+        if cells > self.cells or sequences > self.sequences:
+            self.open(max(cells, self.cells), max(sequences, self.sequences, FEW))
+
+    def open(self, cells: int, sequences: int) -> None:
+        """A context of this size, with all that the one before has held."""
+        most = self.library.llama_max_parallel_sequences()
+        if sequences > most:
+            raise AdviceError(f"llama.cpp tells {most} paths of all rows apart; use fewer rows, or smaller trees")
+        cells = -(-cells // ALIGNED) * ALIGNED
+        self.check(cells)
+        settings = self.settings(cells, sequences)
+        context = self.library.llama_init_from_model(self.weights.pointer, settings)
+        if not context:
+            raise AdviceError(f"llama.cpp has no memory for {cells} tokens: {last_error()}; use fewer, or shorter rows")
+        closing = finalize(self, self.library.llama_free, context)
+        if self.context:
+            move(self.library, self.context, context)
+            self.closing()
+        self.free += range(self.sequences, sequences)
+        self.context, self.closing, self.threads = context, closing, settings.n_threads
+        self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
+        self.held = self.library.llama_get_memory(context)
+
+    def settings(self, cells: int, sequences: int) -> Any:
+        """Those of a context whose sequences share all cells, and can be cut anywhere."""
+        settings = self.library.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = cells
+        settings.n_ubatch, settings.n_seq_max = PASS, sequences
+        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
+        settings.kv_unified = settings.swa_full = settings.no_perf = True
+        if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
+            settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return settings
+
+    def check(self, cells: int) -> None:
+        """Raise where so many tokens cannot be held."""
+        needed, free = cells * self.bytes_of_token, available(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise AdviceError(
+                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
+                f"{readable(free)} are free; use fewer or shorter rows"
+            )
+
+    @property
+    def bytes_of_token(self) -> int:
+        """What a token takes in all layers."""
+        said, family = self.weights.said, self.weights.family
+        names = ("layer", "head", "head_kv", "embd")
+        layers, heads, groups, width = (self.weights.number(name) for name in names)
+        usual = width // max(heads, 1)
+        sizes = [int(said(f"{family}.attention.{name}_length") or usual) for name in ("key", "value")]
+        return layers * groups * sum(sizes) * {"f32": 4, "f16": 2, "bf16": 2}[self.kind]
+
+    def borrow(self) -> int:
+        """The number of a sequence that holds nothing."""
+        self.tidy()
+        if not self.free:
+            self.open(self.cells, 2 * self.sequences)
+        return self.free.pop()
+
+    def tidy(self) -> None:
+        """Forget what rows that are gone have held."""
+        while self.returned:
+            for sequence in self.returned.popleft():
+                self.drop(sequence)
+
+    def drop(self, sequence: int) -> None:
+        """Take back a sequence, with what it holds alone."""
+        self.cut(sequence, 0)
+        self.free.append(sequence)
+
+    def cut(self, sequence: int, start: int) -> None:
+        """Forget what a sequence holds from a position on."""
+        self.library.llama_memory_seq_rm(self.held, sequence, start, -1)
+
+    def copy(self, source: int, sequence: int, end: int) -> None:
+        """Let a sequence hold what another one does, before a position."""
+        self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
+
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
+        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
+        self.reserve(len(tokens), 0)
+        self.use_threads()
+        self.decode(tokens, wanted)
+        scored = self.lines(sum(wanted)) if any(wanted) else []
+        return np.array(scored, np.float32).reshape(-1, self.weights.vocabulary)
+
+    def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
+        """Read them; the logits of some are llama.cpp's until its next pass."""
+        self.tidy()
+        batch = self.filled(tokens, wanted)
+        while (result := self.library.llama_decode(self.context, batch)) == FULL:
+            self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
+        if result:
+            raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
+
+    def lines(self, count: int) -> list[np.ndarray]:
+        """So many lines of logits, where the last pass has left them."""
+        address, (seen, views) = self.address_of_logits(self.context), self.viewed
+        if address != seen or count > len(views):  # seldom: they stay where they are
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+            views = list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
+            self.viewed = address, views
+        return views[:count]
+
+    def use_threads(self) -> None:
+        """As many as torch uses, whose number plans choose."""
+        if self.threads != (threads := torch.get_num_threads()):
+            self.library.llama_set_n_threads(self.context, threads, threads)
+            self.threads = threads
+
+    def filled(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+        """The same as llama.cpp takes it."""
+        sequences = sum(len(one.sequences) for one in tokens)
+        if self.batch is None or not self.batch.holds(len(tokens), sequences):
+            self.batch = Batch(self.library, 2 * len(tokens), 2 * sequences)
+        return self.batch.fill(tokens, wanted)
+
+
+def move(library: Any, old: Any, new: Any) -> None:
+    """Let a new context hold what an old one does."""
+    size = library.llama_state_get_size(old)
+    state = (ctypes.c_uint8 * size)()
+    written = library.llama_state_get_data(old, state, size)
+    if library.llama_state_set_data(new, state, written) != written:
+        raise RuntimeError(f"llama.cpp has lost the memory of the rows: {last_error()}")

@@ -1,0 +1,120 @@
+"""Models and tokenizers from folders or the hub: whole and able to run, or refused by name in one line."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from multidraft.errors import AdviceError
+from multidraft.models.huggingface import home
+from multidraft.models.support import check_supported
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
+
+
+def load_model(name: str, **settings: object) -> "PreTrainedModel":
+    """A causal language model in evaluation mode, in the dtype that it is stored in.
+
+    Raises AdviceError where its checkpoint is not the model that its configuration describes.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, loading = pretrained(AutoModelForCausalLM, name, "model", dtype="auto", output_loading_info=True, **settings)
+    check_whole(name, loading)
+    return model.eval()
+
+
+def load_tokenizer(name: str, **settings: object) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model; raises AdviceError where it has no pieces."""
+    from transformers import AutoTokenizer
+
+    tokenizer = pretrained(AutoTokenizer, name, "tokenizer", **settings)
+    if len(tokenizer.get_vocab()) < 2:  # made from nothing where its files are missing
+        raise AdviceError(f"the tokenizer of {name!r} has no vocabulary; put its tokenizer.json back")
+    return tokenizer
+
+
+def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
+    """`from_pretrained` whose failures say what to do in one line."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
+    for file in SETTINGS if folder.is_dir() else ():
+        check_object(folder / file)
+    try:
+        return kind.from_pretrained(str(folder) if folder.is_dir() else name, **settings)
+    except Exception as error:  # files can be broken in more ways than there are kinds of errors
+        advice = "no such folder is here, so the hub was asked: check the name and the network"
+        if folder.is_dir():
+            advice = "a folder needs whole files config.json, safetensors and tokenizer.json, all of one model"
+        raise AdviceError(f"cannot load a {what} from {name!r}: {reason(error)}; {advice}") from None
+
+
+def check_object(path: Path) -> None:
+    """Raise unless a file of settings is missing or holds a JSON object: transformers would do without some of them."""
+    try:
+        is_object = not path.exists() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise AdviceError(f"{path.name} in {str(path.parent)!r} is broken: it holds no JSON object; get the file again")
+
+
+def reason(error: Exception) -> str:
+    """What an error says, in one line of decent length."""
+    text = str(error).strip().split("\n")[0].rstrip(".: ")
+    kind = type(error).__name__
+    return f"{kind}: {text[:200]}" if text and not isinstance(error, OSError | ValueError) else text[:300] or kind
+
+
+def check_whole(name: str, loading: dict[str, Any]) -> None:
+    """Raise unless every weight came from the checkpoint, and every weight of the checkpoint went into the model.
+
+    Tied weights are no missing ones, and buffers that older versions saved are no weights.
+    """
+    missing, mismatched = sorted(loading["missing_keys"]), sorted(map(str, loading["mismatched_keys"]))
+    unexpected = sorted(key for key in loading["unexpected_keys"] if key.endswith("weight"))
+    for keys, what in (
+        (missing, "lacks weights that its config.json asks for"),
+        (mismatched, "has weights of other shapes than its config.json asks for"),
+        (unexpected, "has weights that its config.json has no place for"),
+    ):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise AdviceError(
+                f"the checkpoint of {name!r} {what}: {keys[0]}{more}; get the whole model again, with its own config"
+            )
+
+
+def check_runs(model: "PreTrainedModel", name: str) -> None:
+    """Raise unless the model can be used with trees, and reads a token to finite logits, one for each of its tokens."""
+    check_supported(model)
+    size = model.config.get_text_config(decoder=True).vocab_size
+    try:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=home(model)), use_cache=False).logits
+    except Exception as error:  # whatever a configuration that makes no sense may lead to
+        raise AdviceError(
+            f"the model {name!r} cannot read a token: {reason(error)}; check its config.json, or get the model again"
+        ) from None
+    if logits.shape[-1] != size or not logits.is_floating_point() or not bool(logits.isfinite().any()):
+        raise AdviceError(
+            f"the model {name!r} gives logits {tuple(logits.shape)} {logits.dtype} that are no numbers or not {size}; "
+            "its weights or its config.json are broken, so get the model again"
+        )
+
+
+def check_sizes(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel", name: str) -> None:
+    """Raise where a tokenizer has far more pieces than the model has tokens, or less than half as many."""
+    pieces, tokens = len(tokenizer), model.config.get_text_config(decoder=True).vocab_size
+    if not tokens / 2 <= pieces <= 1.02 * tokens:  # a few special ones may have no logits
+        raise AdviceError(
+            f"the tokenizer of {name!r} has {pieces} pieces and the model {tokens} tokens; "
+            "they are not of one model, so put the model's own tokenizer.json there"
+        )

@@ -1,1 +1,0 @@
-"""Arithmetic on distributions: checked, drawn from, and compiled loops for CPUs."""

@@ -1,0 +1,128 @@
+"""Probabilities: checked with advice, drawn with explicit randomness."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.machine.device import placed, waits
+from multidraft.verification.loops import paired
+from multidraft.verification.precision import BELOW_ONE
+
+
+def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
+    """Raise unless every row of `values` is a distribution (or, for a sub-probability target, sums to at most one)."""
+    if not isinstance(values, Tensor):
+        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {type(values).__name__}")
+    if not values.dtype.is_floating_point or values.ndim == 0 or values.shape[-1] == 0:
+        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {values.dtype} {tuple(values.shape)}")
+    if values.dtype not in (torch.float32, torch.float64):
+        raise AdviceError(f"{name} is {values.dtype}, too coarse to sum to one; pass logits.float().softmax(-1)")
+    rows = values.reshape(-1, values.shape[-1])
+    total = rows.double().sum(-1)
+    slack = 1e-4
+    low = 0.0 if total_at_most_one else 1 - slack
+    bad = ~((total >= low) & (total <= 1 + slack)) | ~(rows >= 0).all(-1)
+    if bad.any():
+        row = int(bad.nonzero()[0])
+        raise AdviceError(
+            f"{name} row {row} sums to {total[row].item():.4g} with smallest entry {rows[row].min().item():.4g}; "
+            "pass probabilities, not logits"
+        )
+
+
+@paired("multidraft.verification.distribution_loops")
+def pick(
+    weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
+) -> Int[Tensor, "*batch draws"]:
+    """Tokens drawn with probability proportional to `weights`, by inverting the cumulative sum at each uniform number.
+
+    Sums run in float64, a token of weight zero is never returned, and a row without weight gives -1.
+
+    >>> pick(torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.2, 0.25, 0.9]))
+    tensor([0, 2, 2])
+    """
+    uniform = uniform.double().clamp(max=BELOW_ONE)  # times any sum it stays below that, whatever is rounded
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    total = cumulative[..., -1:]
+    point = uniform * total
+    index = torch.searchsorted(cumulative, point, right=True)
+    index = index.minimum(torch.searchsorted(cumulative, total.contiguous()))  # a subnormal total may be the point
+    return torch.where(total > 0, index, -1)
+
+
+@paired("multidraft.verification.distribution_loops")
+def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
+    """One token of every row, as `pick` draws it with the row's number."""
+    return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
+
+
+@paired("multidraft.verification.distribution_loops", lambda logits, *_: logits.dtype == np.float32)
+def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
+    """The token that `pick` draws with a number from the softmax at a temperature."""
+    return pick_each((torch.from_numpy(logits) / temperature).softmax(-1)[None], [number])[0]
+
+
+def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:
+    """The `count` most likely tokens, the lower id first among equals; -1 where there are none of positive probability.
+
+    >>> most_likely(torch.tensor([0.25, 0.0, 0.75]), 3)
+    tensor([ 2,  0, -1])
+    """
+    size = draft.shape[-1]
+    if waits(draft):
+        value, token = first_of_equals(draft, min(count, size))
+        token = token.masked_fill(value <= 0, -1)
+        return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
+    value, token = draft.topk(min(count + 1, size), -1)
+    if (value[..., 1:] == value[..., :-1]).logical_and(value[..., 1:] > 0).any():  # topk has no order among equals
+        value, token = draft.sort(dim=-1, descending=True, stable=True)
+    token = token.masked_fill(value <= 0, -1)[..., :count]
+    return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
+
+
+def first_of_equals(
+    draft: Float[Tensor, "*batch vocabulary"], count: int
+) -> tuple[Float[Tensor, "*batch count"], Int[Tensor, "*batch count"]]:
+    """The largest values and where they are, the first of equal ones, without a look at whether there are any."""
+    size, least = draft.shape[-1], draft.topk(max(count, 1), -1).values[..., -1:]
+    above, equal = draft > least, draft == least
+    chosen = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    from_the_end = torch.where(chosen, torch.arange(size, 0, -1, device=draft.device), 0)
+    token = size - from_the_end.topk(count, -1).values
+    value, order = draft.gather(-1, token).sort(dim=-1, descending=True, stable=True)
+    return value, token.gather(-1, order)
+
+
+def descending(
+    values: Float[Tensor, "*batch size"],
+) -> tuple[Float[Tensor, "*batch size"], Int[Tensor, "*batch size"]]:
+    """The values from the largest to the smallest, and where they were; equal ones in any order.
+
+    On a CPU NumPy sorts with vector instructions, many times faster than PyTorch.
+    """
+    if values.device.type != "cpu":
+        return values.sort(-1, descending=True)
+    order = torch.from_numpy(np.argsort(-values.detach().numpy(), -1))
+    return values.gather(-1, order), order
+
+
+def normalise(weights: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
+    """Divide by the sum; a row of zeros stays zero."""
+    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
+def tempered(values: Float[Tensor, "*batch vocabulary"], temper: float) -> Float[Tensor, "*batch vocabulary"]:
+    """The distribution at its temperature times `temper`: flatter where that is above one.
+
+    >>> tempered(torch.tensor([0.8, 0.2]), 2.0)
+    tensor([0.6667, 0.3333])
+    """
+    return values if temper == 1 else normalise(values ** (1 / temper))
+
+
+def uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "..."]:
+    """Uniform numbers in [0, 1) with 53 random bits, made on the generator's device."""
+    source = generator.device if generator is not None else device
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=source).to(device)

@@ -1,0 +1,190 @@
+"""What a drafting law is: the distribution of each drafted token given those before it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.errors.checks import is_integer, is_number, shown
+from multidraft.verification.distributions import pick
+from multidraft.verification.precision import least
+
+MOST_TUPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Law(ABC):
+    """How `drafts` tokens come from a draft distribution.
+
+    A law is given by `conditional` alone: drawing, the probability of a tuple and the list of all tuples follow from
+    it. Position `j` of a tuple is empty (-1) where the conditional has no mass. With probability
+    1 - `draft_probability` nothing is drafted at all and every position is empty (Randomised Drafting).
+    """
+
+    def __post_init__(self) -> None:
+        check_drafts(self.drafts)
+        check_draft_probability(self.draft_probability)
+        object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
+
+    drafts: int
+    draft_probability: float | int = 1.0
+
+    name: ClassVar[str]
+    optimal: ClassVar[Callable[..., Tensor] | None] = None  # rate, from (target, draft, drafts, **settings)
+    repeats: ClassVar[bool] = False  # whether it may give a tree node equal children
+    several: ClassVar[bool] = False  # whether `draft` holds one distribution a draft: (..., drafts, vocabulary)
+    fixed_drafts: ClassVar[int | None] = None  # the one number of drafts that it takes, if it takes but one
+
+    @classmethod
+    def settings(cls) -> tuple[str, ...]:
+        """The names of what may be set beside the number of drafts."""
+        return tuple(field.name for field in fields(cls) if field.name != "drafts")
+
+    @cache  # noqa: B019  # laws are few, and the decoding loop asks at every level
+    def with_drafts(self, drafts: int) -> "Law":
+        """The same law with another number of drafts."""
+        return replace(self, drafts=drafts)
+
+    @property
+    def width(self) -> int:
+        """Positions in a tuple; more than `drafts` where duplicates are followed by top-ups."""
+        return self.drafts
+
+    @property
+    def numbers(self) -> int:
+        """Uniform numbers that one tuple takes: one a position, and one for whether to draft at all."""
+        return self.width + (self.draft_probability < 1)
+
+    @property
+    def draws_one(self) -> bool:
+        """Whether a tuple is a single token drawn from q itself, and never empty."""
+        return self.drafts == 1 and self.draft_probability == 1
+
+    def batch(self, draft: Tensor) -> torch.Size:
+        """The leading shape: one tuple is drawn for each of its entries."""
+        return draft.shape[:-1]
+
+    @abstractmethod
+    def conditional(
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch past"]
+    ) -> Float[Tensor, "*batch vocabulary"]:
+        """Distribution of the next drafted token given the `past` ones; all zero where that position stays empty."""
+
+    def draw(
+        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch numbers"]
+    ) -> Int[Tensor, "*batch width"]:
+        """A tuple as a function of uniform numbers, `numbers` of them."""
+        drafted = self.draw_all(draft, uniform[..., : self.width])
+        if self.draft_probability < 1:
+            drafted = drafted.masked_fill(uniform[..., self.width :] >= self.draft_probability, -1)
+        return drafted
+
+    def draw_all(
+        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch width"]
+    ) -> Int[Tensor, "*batch width"]:
+        """The tuple where something is drafted; a law with a faster way than position by position has its own."""
+        drafted = torch.empty((*self.batch(draft), 0), dtype=torch.int64, device=draft.device)
+        for j in range(self.width):
+            token = pick(self.conditional(draft, drafted), uniform[..., j : j + 1])
+            drafted = torch.cat([drafted, token], -1)
+        return drafted
+
+    def probability(
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability of exactly this ordered tuple."""
+        drawn = self.draft_probability * torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
+        return drawn + (1 - self.draft_probability) * (drafted < 0).all(-1)
+
+    def possible(
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Bool[Tensor, "*batch"]:
+        """Whether the law can draw this tuple, however small the probability."""
+        drawn = torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
+        return drawn | (drafted < 0).all(-1) if self.draft_probability < 1 else drawn
+
+    def factors(self, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+        """Probability of each position given those before it."""
+        for j in range(self.width):
+            law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
+            yield torch.where(token >= 0, at_each(law, token[..., None])[..., 0], (law.sum(-1) == 0).to(law.dtype))
+
+    def tuples(
+        self, draft: Float[Tensor, "*drafting vocabulary"]
+    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple of one small draft distribution, with its probability."""
+        _, drafted, weight = self.tuples_of_rows(draft[None])
+        return drafted, weight
+
+    def tuples_of_rows(
+        self, draft: Float[Tensor, "rows *drafting vocabulary"]
+    ) -> tuple[Int[Tensor, " tuples"], Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple of each row, with its row and its probability."""
+        row = torch.arange(len(draft), device=draft.device)
+        drafted, weight = row.new_empty((len(row), 0)), draft.new_ones(len(row))
+        for _ in range(self.width):
+            law = self.conditional(draft[row], drafted)
+            law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
+            earlier, token = law.nonzero(as_tuple=True)
+            if len(earlier) > MOST_TUPLES:
+                raise AdviceError(f"more than {MOST_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
+            row, weight = row[earlier], weight[earlier] * law[earlier, token]
+            drafted = torch.cat([drafted[earlier], token.masked_fill(token == draft.shape[-1], -1)[:, None]], -1)
+        if self.draft_probability < 1:
+            nothing = torch.arange(len(draft), device=draft.device)
+            row, drafted = torch.cat([row, nothing]), torch.nn.functional.pad(drafted.T, (0, len(nothing)), value=-1).T
+            weight = torch.cat(
+                [self.draft_probability * weight, weight.new_full((len(nothing),), 1 - self.draft_probability)]
+            )
+        return row, drafted, weight
+
+    def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
+        """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
+        return drafted
+
+
+def check_drafts(drafts: Any) -> None:
+    """Raise unless it is a number of drafts."""
+    if not is_integer(drafts) or drafts < 1:
+        raise AdviceError(f"{shown(drafts)} drafts a node make no scheme; use a whole number, at least 1")
+
+
+def check_draft_probability(probability: Any) -> None:
+    """Raise unless it is a probability above zero."""
+    if not is_number(probability) or not 0 < probability <= 1:
+        raise AdviceError(f"draft_probability {shown(probability)} is out of range; use a number in (0, 1]")
+
+
+def at_each(
+    values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
+) -> Float[Tensor, "*batch some"]:
+    """values[token] for each token, and 0 where the token is empty."""
+    return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)
+
+
+def without(
+    draft: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """The distribution renormalised without the given tokens (-1 is ignored); all zero where nothing is left.
+
+    What is below `precision.least` beside the tokens that are gone counts as nothing.
+    """
+    if tokens.shape[-1] == 0:
+        return draft
+    index = torch.where(tokens >= 0, tokens, draft.shape[-1])
+    kept = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
+    kept = kept.masked_fill(kept < least(kept.dtype), 0.0)
+    total = kept.sum(-1, keepdim=True)
+    return kept / torch.where(total > 0, total, 1.0)
+
+
+def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:
+    """Whether each position holds a token that an earlier position already holds."""
+    same = drafted[..., :, None] == drafted[..., None, :]
+    return (same.tril(-1).any(-1)) & (drafted >= 0)

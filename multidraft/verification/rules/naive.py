@@ -1,0 +1,26 @@
+"""Sample from the target and accept on a match: the rule that needs to know nothing about the drafts."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.verification.law import Law, at_each, is_duplicate
+from multidraft.verification.outcome import Outcome
+
+
+def naive(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+) -> Outcome:
+    """The emitted token is drawn from the target; it counts as accepted where it was drafted.
+
+        accept_j = p(x_j) for the first of equal drafts,   residual = p elsewhere
+
+    Exact for every drafting law and optimal for deterministic drafts (Multi-Candidate SD, naive sampling).
+    """
+    accept = at_each(target, drafted).masked_fill(is_duplicate(drafted), 0.0)
+    index = drafted % (target.shape[-1] + 1)  # an empty position (-1) points behind the vocabulary
+    residual = torch.nn.functional.pad(target, (0, 1)).scatter(-1, index, 0.0)[..., :-1]
+    return Outcome(accept, residual, drafted)

@@ -1,0 +1,34 @@
+"""Try the drafts one after another, each against what remains of the target (SpecInfer; Multi-Candidate SD)."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.verification.law import Law
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.rules.coupling import couple
+
+
+def recursive_rejection(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*drafting vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+) -> Outcome:
+    """Each draft is coupled with the target of its round, by the law it was drawn from given the earlier drafts.
+
+        accept_j = b_j prod_{i<j} (1 - b_i),   residual = t_n prod_j (1 - b_j)
+
+    The law of draft j is `draft` itself when drawn i.i.d., `draft` renormalised without the earlier tokens when drawn
+    without replacement, and its own distribution when the drafts are distinct (Multi-Candidate SD, Algorithms 1 and 2;
+    SpecInfer's multi-round form). Where nothing may be drafted, the first round knows: the tuples without drafts are
+    handed what it leaves. Not optimal with more than one draft.
+    """
+    alive, accept, start, dtype = torch.ones_like(target[..., 0]), [], law.draft_probability, target.dtype
+    for j in range(drafted.shape[-1]):
+        conditional, total = law.conditional(draft, drafted[..., :j]), start if j == 0 else 1.0
+        b, new_target = couple(target, conditional * total if total < 1 else conditional, drafted[..., j])
+        target = new_target if j == 0 else torch.where(drafted[..., j, None] < 0, target, new_target)
+        accept.append(alive * b)
+        alive = alive * (1 - b)
+    return Outcome(torch.stack(accept, -1).to(dtype), (alive[..., None] * target).to(dtype), drafted)

@@ -1,0 +1,179 @@
+"""A scheme is a drafting law with a verification rule that is valid for it."""
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.verification import distributions
+from multidraft.verification.acceptance import Acceptance, by_enumeration, by_sampling
+from multidraft.verification.law import Law
+from multidraft.verification.optimal import optimum
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.registry import SCHEMES, Entry
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A drafting law and the rule that verifies its drafts; made by `multidraft.scheme`."""
+
+    name: str
+    law: Law
+    settings: tuple[tuple[str, Any], ...] = ()  # of the rule
+
+    @property
+    def entry(self) -> Entry:
+        """The scheme's line in the list, its rule with the settings asked for."""
+        entry = SCHEMES[self.name]
+        rule: Any = entry.rule  # a dataclass where there are settings
+        return replace(entry, rule=replace(rule, **dict(self.settings))) if self.settings else entry
+
+    @cached_property
+    def is_coupling(self) -> bool:
+        """Whether it accepts its one draft with probability min(1, p/q)."""
+        return self.law.draws_one and self.entry.coupling
+
+    @property
+    def within(self) -> float:
+        """The total variation from the target that the rule may have; 0 for an exact one."""
+        return getattr(self.entry.rule, "within", 0.0)
+
+    @property
+    def drafts(self) -> int:
+        """Number of drafts a node."""
+        return self.law.drafts
+
+    @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
+    def with_drafts(self, drafts: int) -> "Scheme":
+        """The same scheme with another number of drafts."""
+        return replace(self, law=self.law.with_drafts(drafts))
+
+    def draw(
+        self, draft: Float[Tensor, "*drafting vocabulary"], generator: torch.Generator | None = None
+    ) -> Int[Tensor, "*batch width"]:
+        """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
+        self.check_draft(draft)
+        shape = (*self.law.batch(draft), self.law.numbers)
+        return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
+
+    def probability(
+        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability that `draw` gives exactly this ordered tuple."""
+        self.check_draft(draft)
+        self.check_drafted(draft, drafted)
+        return self.law.probability(draft, drafted)
+
+    def tuples(
+        self, draft: Float[Tensor, "*drafting vocabulary"]
+    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+        """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
+        self.check_draft(draft)
+        if self.law.batch(draft):
+            raise AdviceError(
+                f"tuples lists those of one draft distribution; got a batch of shape {tuple(draft.shape)}"
+            )
+        return self.law.tuples(draft)
+
+    def outcome(
+        self,
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*drafting vocabulary"],
+        drafted: Int[Tensor, "*batch width"],
+    ) -> Outcome:
+        """The exact law of the emitted token; refuses drafts that this scheme's law cannot have drawn.
+
+        `target` may sum to less than one (see `Outcome`).
+        """
+        self.check_pair(target, draft)
+        self.check_drafted(draft, drafted)
+        if not (possible := self.law.possible(draft, drafted)).all():
+            row = int((~possible).reshape(-1).nonzero()[0])
+            tokens = drafted.reshape(-1, drafted.shape[-1])[row].tolist()
+            raise AdviceError(
+                f"drafted row {row} {tokens} has probability 0 under the law {self.law.name}; "
+                "pass the distribution and the law that the drafts were really drawn from"
+            )
+        if drafted.numel() == 0:  # no rows: the rules may take a maximum over them
+            return Outcome(target.new_zeros(drafted.shape), target.clone(), drafted)
+        return self.verify(target, draft, drafted)
+
+    def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
+        """`outcome` without its checks, for the decoding loop."""
+        return self.entry.rule(target, draft, drafted, self.law)
+
+    def expected_acceptance(self, target: Tensor, draft: Tensor) -> Tensor | None:
+        """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
+        formula = self.entry.formula
+        return None if formula is None else formula(target, draft, self.law)
+
+    def acceptance(
+        self,
+        target: Float[Tensor, "*batch vocabulary"],
+        draft: Float[Tensor, "*drafting vocabulary"],
+        samples: int = 1000,
+        generator: torch.Generator | None = None,
+    ) -> Acceptance:
+        """The acceptance rate with the method that gave it: a formula, enumeration where small, else sampling."""
+        self.check_pair(target, draft)
+        if not target.numel():
+            return Acceptance(target.new_empty(target.shape[:-1]), "nothing to average")
+        if (rate := self.expected_acceptance(target, draft)) is not None:
+            return Acceptance(rate, "formula")
+        if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
+            return by_enumeration(self.tuples, self.verify, target, draft)
+        return by_sampling(self.draw, self.verify, target, draft, samples, generator)
+
+    def acceptance_rate(
+        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
+    ) -> Float[Tensor, "*batch"]:
+        """Probability that the emitted token is a drafted one; `acceptance` also says how it was computed."""
+        return self.acceptance(target, draft).rate
+
+    def optimal_acceptance_rate(
+        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
+    ) -> Float[Tensor, "*batch"]:
+        """The largest acceptance rate that any rule can reach with this scheme's drafts."""
+        self.check_pair(target, draft)
+        return optimum(target, draft, self.law)
+
+    def check_draft(self, draft: Tensor) -> None:
+        """Raise unless `draft` is a draft distribution of this law, or several."""
+        distributions.check_distribution(draft, "draft")
+        self.law.batch(draft)
+
+    def check_pair(self, target: Tensor, draft: Tensor) -> None:
+        """Raise unless there is a target (which may sum to less than one) for every row of `draft`."""
+        distributions.check_distribution(target, "target", total_at_most_one=True)
+        self.check_draft(draft)
+        wanted = (*self.law.batch(draft), draft.shape[-1])
+        if target.shape != wanted:
+            raise AdviceError(
+                f"target has shape {tuple(target.shape)} and draft {tuple(draft.shape)}; {self.name} needs a target of "
+                f"shape {wanted} for this draft: one row each, over one vocabulary"
+            )
+
+    def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
+        """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
+        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.ndim == 0:
+            kind = drafted.dtype if isinstance(drafted, Tensor) else type(drafted).__name__
+            raise AdviceError(f"drafted must be an int64 tensor (..., {self.law.width}) of token ids; got {kind}")
+        if drafted.shape[-1] != self.law.width:
+            raise AdviceError(
+                f"drafted has {drafted.shape[-1]} positions a row; "
+                f"{self.name} with {self.drafts} drafts has {self.law.width}"
+            )
+        if drafted.shape[:-1] != self.law.batch(draft):
+            raise AdviceError(
+                f"drafted has shape {tuple(drafted.shape)} and draft {tuple(draft.shape)}; give one tuple for each row"
+            )
+        outside = drafted[(drafted < -1) | (drafted >= draft.shape[-1])]
+        if len(outside):
+            raise AdviceError(
+                f"drafted has token id {int(outside[0])}; "
+                f"ids are 0 to {draft.shape[-1] - 1}, and -1 where a position is empty"
+            )

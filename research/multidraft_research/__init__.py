@@ -1,0 +1,1 @@
+"""What researchers need beside the product: captures, studies, solvers, training."""

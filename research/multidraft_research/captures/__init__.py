@@ -1,0 +1,1 @@
+"""Captures: logits of a pair at the same positions, on disk."""

@@ -1,0 +1,82 @@
+"""Record a pair of models: the target continues each prompt, and both models say what they expected there."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from multidraft.generation.generate import generate
+from multidraft.io import files as outputs
+from multidraft.models.huggingface import home
+from multidraft.models.resized import resize
+from multidraft_research.captures.folder import Entry
+from multidraft_research.captures.recording import Recording
+from multidraft_research.captures.shard import Shard, losses
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How each prompt is captured.
+
+    The target continues it by `new_tokens` tokens at `temperature`; with `score`, the prompt's own tokens after the
+    first are taken in their place. `top_k` tokens are kept at each position, or all.
+    """
+
+    new_tokens: int = 64
+    temperature: float = 1.0
+    seed: int = 0
+    score: bool = False
+    top_k: int | None = None
+
+
+def capture(
+    target: PreTrainedModel, draft: PreTrainedModel, prompts: Iterable[list[int]], manner: Manner
+) -> Iterable[Recording]:
+    """For each prompt, the logits of both models at every token that follows it."""
+    for index, prompt in enumerate(prompts):
+        yield one(target, draft, prompt, index, manner).recording
+
+
+def one(target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], index: int, manner: Manner) -> Shard:
+    """The same for one prompt, whose random numbers depend on its place alone."""
+    read, following = prompt[:1], prompt[1 : 1 + manner.new_tokens]
+    if not manner.score:
+        generator = torch.Generator().manual_seed(manner.seed + index)
+        settings = dict(max_new_tokens=manner.new_tokens, temperature=manner.temperature, measure=False)
+        tokens, _ = generate(target, None, [prompt], generator=generator, **settings)
+        read, following = prompt, tokens[0].tolist()
+    ours, theirs = (logits_at(model, read, following) for model in (target, draft))
+    recording = Recording(ours, resize(theirs, ours.shape[-1]))
+    return Shard(torch.tensor(read), torch.tensor(following), recording)
+
+
+def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
+    """Logits that predict each of the `following` tokens, from one forward pass over the text."""
+    ids = torch.tensor([prompt + following[:-1]], device=home(model))
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits[0, len(prompt) - 1 :].cpu()
+
+
+def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: int | None) -> dict[str, object]:
+    """Write the shard of a prompt, whole or not at all; its line of the manifest."""
+    tensors = shard.tensors(top_k)
+    content, file = save(tensors), f"{index:05}.safetensors"
+    outputs.write(folder / file, content)
+    digest, lost = sha256(content).hexdigest(), losses(shard.recording, tensors)
+    return asdict(Entry(file, digest, len(content), name, task, len(shard.tokens), **lost))
+
+
+def largest(prompts: int, manner: Manner, vocabulary: int, both: int = 8) -> int:
+    """Bytes that a capture takes at most, up to ids and headers; a logit of both models takes `both` bytes.
+
+    >>> largest(2, Manner(new_tokens=3), 10)
+    480
+    """
+    kept = min(manner.top_k or vocabulary, vocabulary)
+    return prompts * manner.new_tokens * kept * (both + (4 if kept < vocabulary else 0))

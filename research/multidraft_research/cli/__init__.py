@@ -1,0 +1,1 @@
+"""The commands that research adds to the command line."""

@@ -1,0 +1,85 @@
+"""`multidraft acceptance`: how often drafts are accepted, beside the best that is possible."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from multidraft.cli import terminal
+from multidraft.errors import AdviceError
+from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, recorded
+
+if TYPE_CHECKING:
+    from multidraft_research.captures.recording import Recording
+    from multidraft_research.studies.acceptance import Line
+
+
+def acceptance(
+    capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: record now.")] = None,
+    random: Annotated[int, Option(min=0, max=10_000, help="Use N random pairs of 4096 tokens instead.")] = 0,
+    target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
+    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
+    drafts: Annotated[list[int] | None, Option(min=1, max=64, help="May be repeated. Default: 2, 3, 4, 8.")] = None,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+) -> None:
+    """Compare the acceptance rate of every scheme with the optimum of its drafts."""
+    from multidraft_research.captures.folder import Capture
+    from multidraft_research.studies.acceptance import random_pairs
+
+    temperatures, counts = temperature or [0.3, 0.7, 1.0], drafts or [2, 3, 4, 8]
+    check(random, capture, target or draft, temperatures)
+    if random:
+        pairs, source = random_pairs(random, 4096, seed), f"{random} random pairs"
+    elif capture is not None:
+        pairs, source = Capture.open(capture).recording(), str(capture)
+    else:
+        pairs, source = recorded(Source(target, draft, prompts, limit), new_tokens, seed), target or "embedded pair"
+    report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
+
+
+def check(random: int, capture: Path | None, model: str | None, temperatures: list[float]) -> None:
+    """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
+    from multidraft.sampling.from_logits import check_sampling
+
+    named = {"--random": random, "--capture": capture, "--target or --draft": model}
+    given = [name for name, value in named.items() if value]
+    if len(given) > 1:
+        raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
+    for temperature in temperatures:
+        check_sampling(temperature, None, None)
+
+
+def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":
+    """All lines of the table, with a progress bar."""
+    from tqdm import tqdm
+
+    from multidraft_research.studies.acceptance import cases, measure
+
+    asked = cases(temperatures, counts)
+    return list(tqdm(measure(pairs, asked, seed), total=len(asked), desc="measuring", unit="case"))
+
+
+def report(
+    lines: "list[Line]", temperatures: list[float], counts: list[int], source: str, positions: int, as_json: bool
+) -> None:
+    """A table with a scheme a row, `acceptance / optimum` in percent; or JSON."""
+    if as_json:
+        return terminal.print_json(
+            {"source": source, "positions": positions, "results": [asdict(line) for line in lines]}
+        )
+    cells = {(li.scheme, li.temperature, li.drafts): li for li in lines}
+    columns = [(t, n) for t in temperatures for n in counts]
+    rows = [[name, *(cell(cells.get((name, t, n))) for t, n in columns)] for name in dict.fromkeys(c[0] for c in cells)]
+    terminal.note(f"acceptance / optimum of the drafts in percent, {positions} positions of {source}")
+    terminal.print_table(["scheme", *(f"T={t:g} n={n}" for t, n in columns)], rows)
+
+
+def cell(line: "Line | None") -> str:
+    """One entry of the table."""
+    return "" if line is None else f"{100 * line.acceptance_rate:.1f} / {100 * (line.optimal_acceptance_rate or 0):.1f}"

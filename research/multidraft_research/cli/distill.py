@@ -1,0 +1,96 @@
+"""`multidraft distill`: teach a draft model what the target expects on its own text."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from multidraft.cli import terminal
+from multidraft.cli.hub import settle
+from multidraft.cli.pair import EMBEDDED, silence
+from multidraft.errors import AdviceError
+from multidraft.io import files, json_lines
+from multidraft.machine.identity import commit, hardware, versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from multidraft_research.captures.folder import Capture
+    from multidraft_research.training.distilling import Lesson
+
+
+def distill(
+    capture: Annotated[Path, Option(help="A folder of `multidraft capture` of the target and this draft.")],
+    out: Annotated[Path, Option(help="Folder for checkpoints, the draft and report.json.")],
+    draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
+    steps: Annotated[int, Option(min=1)] = 200,
+    batch: Annotated[int, Option(min=1, max=65_536, help="Prompts a step.")] = 4,
+    learning_rate: Annotated[float, Option(min=0, max=1)] = 1e-4,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Teach a draft model the target's distributions on a capture, and say what it gains. Run it again to resume."""
+    from multidraft.models.versions import save_tokenizer
+    from multidraft_research.captures.folder import Capture
+    from multidraft_research.training.distilling import Lesson, distil
+
+    silence()
+    lesson, source = Lesson(steps, batch, learning_rate, seed=seed), Capture.open(capture)
+    lesson.parts(len(source.entries))
+    files.make_folder(out, "--out")
+    check_same(out / "lesson.json", asdict(lesson) | {"capture": source.fingerprint, "draft": draft or EMBEDDED})
+    model, tokenizer = load(draft, source.vocabulary)
+    dtype = model.dtype
+    try:
+        taught = distil(model, source, lesson, out / "checkpoint.pt")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
+    report(taught, source, lesson, out, as_json)
+    taught.to(dtype=dtype).save_pretrained(out / "draft")  # type: ignore[call-arg]  # hidden self
+    save_tokenizer(tokenizer, out / "draft")
+    terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
+
+
+def check_same(note: Path, ours: dict[str, Any]) -> None:
+    """Raise where a folder is of another lesson; else note this one."""
+    theirs = json_lines.parse(note.read_text(), str(note), "choose another --out") if note.is_file() else ours
+    if theirs != ours:
+        changed = [f"{name} {theirs.get(name)} is now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
+        raise AdviceError(f"{note.parent} is of another lesson ({'; '.join(changed)}); choose another --out")
+    terminal.write_json(note, ours)
+
+
+def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
+    """The draft model, with about as many tokens as the capture, and its tokenizer."""
+    from multidraft.generation.inputs import vocabulary_of
+    from multidraft.models.loading import load_model, load_tokenizer
+    from multidraft.models.resized import check_sizes
+    from multidraft.zoo import load_pair
+
+    if name is None or name == EMBEDDED:
+        pair = load_pair()
+        model, tokenizer = pair.draft, pair.tokenizer
+    else:
+        settle([name])
+        tokenizer, model = load_tokenizer(name), load_model(name)
+    check_sizes(vocabulary, vocabulary_of(model))
+    return model, tokenizer
+
+
+def report(taught: "PreTrainedModel", source: "Capture", lesson: "Lesson", out: Path, as_json: bool) -> None:
+    """Acceptance on the prompts that were held out, before and after, for people or for scripts, and in a file."""
+    from multidraft_research.studies.running.cells import ratio, sums
+    from multidraft_research.studies.running.study import Panel
+    from multidraft_research.studies.running.tables import as_data, tables
+    from multidraft_research.training.distilling import PANEL, gains
+
+    found = sums({"id": name, "cells": cells} for name, cells in gains(taught, source, lesson))
+    estimates = {place: ratio(own) for place, own in found.items()}
+    machine = {"commit": commit(), "hardware": hardware(), "versions": versions()}
+    data = {"lesson": asdict(lesson), "capture": source.fingerprint, "entries": as_data(estimates)} | machine
+    terminal.write_json(out / "report.json", data)
+    if as_json:
+        return terminal.print_json(data)
+    [table] = tables({PANEL: Panel("acceptance rate, %", "candidates, on prompts held out", 100.0)}, estimates)
+    terminal.print_table(*table.strings(), numbers=True)

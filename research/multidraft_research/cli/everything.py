@@ -1,0 +1,77 @@
+"""`multidraft study all`: every study on one pair, and all of it as one page to read and to mail."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multidraft.cli import terminal
+from multidraft.errors import AdviceError
+from multidraft.errors.missing import solver
+from multidraft.io import files
+from multidraft.machine.identity import commit, hardware, versions
+from multidraft_research.cli.measured import Asked, measured
+from multidraft_research.cli.others import OTHERS
+from multidraft_research.studies.listed import LISTED
+
+if TYPE_CHECKING:
+    from multidraft_research.studies.running.results import Results
+
+ABOUT = "All of the studies that follow the papers, on one pair, and a report of them in HTML."
+REPORT = "report.html"
+SOLVERS = {"scipy.optimize": "SciPy", "ortools": "OR-Tools"}
+
+
+def everything(asked: Asked, as_json: bool) -> None:
+    """Measure what is missing, and write the report."""
+    from multidraft_research.studies.running.results import FINDINGS
+
+    if len(asked.drafts) > 1:
+        raise AdviceError("`study all` takes one --draft; several are compared by each study, such as `study blocks`")
+    for module, package in SOLVERS.items():
+        solver(module, package)  # rather than after hours
+    done = dict(all_measured(asked))
+    files.write(asked.out / REPORT, report(done, asked).encode())
+    if as_json:
+        return terminal.print_json({name: results.as_data() for name, results in done.items()})
+    rows = [[name, *row] for name, results in done.items() for row in results.findings]
+    terminal.print_table(["study", *FINDINGS], rows)
+    terminal.note(f"wrote {asked.out / REPORT}")
+
+
+def all_measured(asked: Asked) -> "Iterator[tuple[str, Results]]":
+    """Every study; over a capture that was given, those that need no models."""
+    for name, listed in LISTED.items():
+        if asked.capture is None or not listed.on_models:
+            yield name, measured(name, asked)
+    for name, measure in OTHERS.items():
+        if results := measure(name, asked):
+            yield name, results
+
+
+def report(done: "dict[str, Results]", asked: Asked) -> str:
+    """The page."""
+    from multidraft_research.studies.running.report import page
+
+    first = next(iter(done.values())).settings
+    shown = {name: (results, (asked.out / f"{name}.svg").read_bytes()) for name, results in done.items()}
+    return page(f"multidraft on {first['target']} and {first['draft']}", facts(asked), shown)
+
+
+def facts(asked: Asked) -> dict[str, Any]:
+    """What the numbers depend on."""
+    given = of_capture(asked.capture) if asked.capture is not None else of_source(asked)
+    return given | {"seed": asked.seed, "commit": commit()} | hardware() | versions("scipy", "ortools")
+
+
+def of_capture(folder: Path) -> dict[str, Any]:
+    """What was captured."""
+    from multidraft_research.captures.folder import Capture
+
+    capture = Capture.open(folder)
+    return {"capture": str(folder), "prompts": len(capture.entries), "positions": capture.positions}
+
+
+def of_source(asked: Asked) -> dict[str, Any]:
+    """Models and prompts."""
+    limit = asked.source.limit or "all of them"
+    return asked.source.names | {"prompts": asked.source.prompts.name, "limit": limit, "new tokens": asked.new_tokens}

@@ -1,0 +1,202 @@
+"""`multidraft study acceptance | temperature | ..`: the papers' tables and figures on your pair, a command each."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from multidraft.cli import terminal
+from multidraft.cli.crews import RAY, WORKERS, crew_of
+from multidraft.errors import AdviceError
+from multidraft.io import files
+from multidraft.machine.identity import hardware, versions
+from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
+from multidraft_research.studies import pictures
+from multidraft_research.studies.listed import LISTED
+
+if TYPE_CHECKING:
+    from multidraft.io.journal import Journal, Record
+    from multidraft_research.captures.folder import Capture
+    from multidraft_research.studies.running.jobs import Crew
+    from multidraft_research.studies.running.results import Results
+    from multidraft_research.studies.running.study import Study
+
+DRAFT = "Draft model: a folder or a hub name; several are compared, in the order given. Default: embedded."
+RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
+CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
+QUICK = "A few tokens of each prompt: minutes with the embedded pair."
+TOKENS, QUICK_TOKENS = 64, 8  # of each prompt
+UNFIT, LONGEST = re.compile(r"[^\w.-]+"), 100  # in names of folders: characters, and how many
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What all studies are told."""
+
+    out: Path
+    source: Source
+    new_tokens: int
+    seed: int
+    crew: "Crew"
+    capture: Path | None = None
+    quick: bool = False
+    drafts: Sequence[str] = ()  # where there are several, the source has the first of them
+
+    def check(self) -> None:
+        """Raise on two sources, and where nothing can be written."""
+        if self.capture is not None and (self.source.target or self.source.draft):
+            raise AdviceError("--capture and --target or --draft are two sources; give one")
+        if len(self.drafts) > 1 and self.source.target is None:
+            raise AdviceError("several drafts come without --target; name it, too (`--target embedded` is one)")
+        files.make_folder(self.out, "--out")
+        pictures.check(self.out / "picture.png")
+
+    def of(self, draft: str) -> "Asked":
+        """The same of one draft, in a folder of its own."""
+        out = self.out / UNFIT.sub("-", draft)[-LONGEST:].strip("-.")
+        files.make_folder(out, "--out")
+        return replace(self, out=out, source=replace(self.source, draft=draft), drafts=())
+
+
+def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callable[..., None]:
+    """A command that has the options of all studies."""
+
+    def study(
+        out: Annotated[Path | None, Option(help=RUN)] = None,
+        capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
+        target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
+        draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
+        prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
+        limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
+        new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
+        seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+        workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
+        ray: Annotated[str | None, Option(help=RAY)] = None,
+        quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
+        as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+    ) -> None:
+        drafts = list(dict.fromkeys(draft or []))
+        source = Source(target, drafts[0] if drafts else None, prompts, limit)
+        tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick, drafts)
+        asked.check()
+        do(asked, as_json)
+
+    study.__doc__ = about
+    return study
+
+
+def one(name: str) -> Callable[..., None]:
+    """The command of one study."""
+    return command(name, LISTED[name].about, lambda asked, as_json: show(compared(name, asked), as_json))
+
+
+def compared(name: str, asked: Asked) -> "Results":
+    """The results; of several drafts, those of each are in folders of their own, and all of them in one table."""
+    from multidraft_research.studies.running.side_by_side import together
+
+    if len(asked.drafts) < 2:
+        return measured(name, asked)
+    return kept(name, together({draft: measured(name, asked.of(draft)) for draft in asked.drafts}), asked.out)
+
+
+def measured(name: str, asked: Asked) -> "Results":
+    """Measure what is missing, and write the tables and the picture."""
+    study = LISTED[name].study()
+    measure = study.on_models or study.on_capture
+    work, jobs, journal = (on_models if study.on_models else on_capture)(name, measure, asked)
+    finish(name, work, jobs, journal, asked)
+    return written(name, LISTED[name].about, study, journal.records, journal.settings, asked.out)
+
+
+def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
+    """Do the jobs that a journal has not."""
+    from multidraft_research.studies.running.jobs import run
+
+    try:
+        run(work, jobs, journal, asked.crew, name)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
+
+
+def written(
+    name: str, about: str, study: "Study", records: "list[Record]", settings: dict[str, Any], folder: Path
+) -> "Results":
+    """What the records of a study say, as files too."""
+    from multidraft_research.studies.running.results import Results
+
+    return kept(
+        name, Results.of(study, records, {"name": name, "about": about, "paper": study.paper} | settings), folder
+    )
+
+
+def kept(name: str, results: "Results", folder: Path) -> "Results":
+    """The results, written: their numbers and their picture."""
+    terminal.write_json(folder / f"{name}.json", results.as_data())
+    results.draw(folder, name)
+    return results
+
+
+def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+    """The jobs of a study that needs no more than logits, one for each prompt of a capture."""
+    from multidraft.io.journal import Journal
+    from multidraft_research.studies.running.work import OverCapture
+
+    capture = captured_for(asked)
+    check_drafts(name, capture)
+    facts: dict[str, Any] = {"study": name, "capture": capture.fingerprint, "positions": capture.positions}
+    facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
+    facts |= {"seed": asked.seed} | versions("scipy", "ortools")
+    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    return OverCapture(measure, capture.folder.absolute(), asked.seed), len(capture.entries), journal
+
+
+def check_drafts(name: str, capture: "Capture") -> None:
+    """Raise where a study drafts more tokens at a node than a capture has kept there."""
+    needed, kept = LISTED[name].study().drafts, capture.settings.get("top_k") or capture.vocabulary
+    if needed > kept:
+        raise AdviceError(
+            f"the study {name} makes up to {needed} drafts at a node, and the capture has {kept} tokens there; "
+            f"capture with --top-k {needed} or more, or with a larger vocabulary"
+        )
+
+
+def captured_for(asked: Asked) -> "Capture":
+    """The capture that was given, or one in the folder of the run."""
+    from multidraft_research.captures.capturing import Manner
+    from multidraft_research.captures.folder import Capture
+
+    if asked.capture is not None:
+        return Capture.open(asked.capture)
+    manner = Manner(asked.new_tokens, seed=asked.seed)
+    return captured(asked.source, manner, asked.out / "capture", asked.crew)
+
+
+def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
+    """The jobs of a study that decodes, one for each prompt."""
+    from multidraft.io.journal import Journal
+    from multidraft_research.captures.work import Passage
+    from multidraft_research.studies.running.work import OverModels
+
+    if asked.capture is not None:
+        raise AdviceError(f"the study {name} decodes with models; give --target and --draft instead of --capture")
+    _, chosen = asked.source.read()
+    facts: dict[str, Any] = {"study": name} | asked.source.names
+    facts |= {"prompts": len(chosen), "prompts_digest": digest(chosen)}
+    facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | versions() | hardware()
+    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
+    return OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed), len(passages), journal
+
+
+def show(results: "Results", as_json: bool) -> None:
+    """Tables for people, or one JSON object."""
+    if as_json:
+        return terminal.print_json(results.as_data())
+    for title, head, rows in results.shown():
+        typer.echo(title)
+        terminal.print_table(head, rows, numbers=True)

@@ -1,0 +1,16 @@
+"""`multidraft study NAME`: the measurements behind the tables and figures of the docs, one file a study."""
+
+import typer
+
+from multidraft.cli.checked import Checked
+from multidraft_research.cli import curves, everything, measured, solve_time, toys, walks
+from multidraft_research.studies.listed import LISTED
+
+study = typer.Typer(help="Measure what the docs report: one study a table or figure.", rich_markup_mode="markdown")
+study.command("solve-time", cls=Checked)(solve_time.solve_time)
+study.command(cls=Checked)(curves.curves)
+study.command(cls=Checked)(toys.toys)
+study.command(cls=Checked)(walks.walks)
+for name in LISTED:
+    study.command(name, cls=Checked)(measured.one(name))
+study.command("all", cls=Checked)(measured.command("all", everything.ABOUT, everything.everything))

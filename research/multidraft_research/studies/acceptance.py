@@ -1,0 +1,63 @@
+"""Acceptance of every scheme beside the optimum of its law, over recorded or random pairs of distributions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multidraft.sampling.from_logits import distribution
+from multidraft.verification.laws import LAWS
+from multidraft.verification.named import scheme
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.scheme import Scheme
+from multidraft_research.captures.recording import Recording
+
+TUPLES = 16  # a pair, where acceptance has no formula: the average runs over pairs too
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the table with its standard error over positions (and tuples)."""
+
+    scheme: str
+    temperature: float
+    drafts: int
+    acceptance_rate: float
+    standard_error: float
+    optimal_acceptance_rate: float | None
+    method: str
+
+
+def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
+    """Normal logits, and a draft that is a noisy copy: pairs of no model, for comparison.
+
+    A spread of 3 gives the entropy of a language model's distribution (about 4 nats at 4,096 tokens), and noise of 1.2
+    the acceptance of a small draft model (about 0.54 with one draft).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    target = 3 * torch.randn(count, vocabulary, generator=generator)
+    return Recording(target, target + 1.2 * torch.randn(count, vocabulary, generator=generator))
+
+
+def cases(temperatures: list[float], drafts: list[int]) -> list[tuple[str, float, int]]:
+    """Every scheme with every temperature and number of drafts that it takes."""
+    # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
+    laws = {name: LAWS[name.split(":")[0]] for name, entry in SCHEMES.items() if not entry.small}
+    names = [name for name, law in laws.items() if not law.several]
+    return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
+
+
+def measure(recording: Recording, asked: list[tuple[str, float, int]], seed: int = 0) -> Iterator[Line]:
+    """The lines of the table, one after another."""
+    for name, temperature, drafts in asked:
+        target, draft = (distribution(x.double(), temperature) for x in (recording.target, recording.draft))
+        yield one(scheme(name, drafts=drafts), temperature, target, draft, torch.Generator().manual_seed(seed))
+
+
+def one(s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator) -> Line:
+    """Averages over positions."""
+    rate = s.acceptance(target, draft, samples=TUPLES, generator=generator)
+    error = float(rate.rate.double().std() / len(target) ** 0.5)
+    optimum = float(s.optimal_acceptance_rate(target, draft).mean())
+    return Line(s.name, temperature, s.drafts, float(rate.rate.mean()), error, optimum, rate.method)

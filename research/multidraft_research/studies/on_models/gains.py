@@ -1,0 +1,51 @@
+"""The gain of the best growing shape over the best fixed one, each chosen without the prompt that judges it."""
+
+from collections import defaultdict
+
+from multidraft_research.studies.running.cells import Place, Sums, influences, value_of
+
+ALL = "all prompts"
+GROWS = "grows"
+Shapes = dict[str, Sums]
+
+
+def gains(found: dict[Place, Sums]) -> dict[Place, Sums]:
+    """From tokens and time of every shape, `costs|shape` in a row, to the gain of those that grow, kind by kind."""
+    return {place: gain(shapes) for place, shapes in grouped(found).items()}
+
+
+def grouped(found: dict[Place, Sums]) -> dict[Place, Shapes]:
+    """All shapes at one place of the tables; beside every kind of text there are all prompts."""
+    places: dict[Place, Shapes] = defaultdict(lambda: defaultdict(dict))
+    for (panel, row, column), own in found.items():
+        costs, shape = row.split("|")
+        for name in (panel.split(", ")[0] + f", {ALL}", panel):
+            places[name, costs, column][shape] |= own
+    return places
+
+
+def gain(shapes: Shapes) -> Sums:
+    """The ratio of two speeds as an average over prompts, whose error is that of paired prompts.
+
+    Prompts move it by what they move each speed, to first order: these pseudo-values have it as their average.
+    """
+    growing = chosen({name: own for name, own in shapes.items() if name.startswith(GROWS)})
+    fixed = chosen({name: own for name, own in shapes.items() if not name.startswith(GROWS)})
+    above, below = value_of(growing), value_of(fixed)
+    up, down, count = influences(growing), influences(fixed), len(fixed)
+    ratio = above / below
+    return {prompt: (ratio * (1 + count * (up[prompt] / above - down[prompt] / below)), 1.0) for prompt in fixed}
+
+
+def chosen(shapes: Shapes) -> Sums:
+    """What every prompt adds with the shape that is fastest on all the others; one prompt alone chooses for itself."""
+    totals = {name: [sum(part) for part in zip(*own.values(), strict=True)] for name, own in shapes.items()}
+    prompts = next(iter(shapes.values()))
+    alone = len(prompts) == 1
+
+    def elsewhere(name: str, prompt: str) -> float:
+        (total, weight), (own, its) = totals[name], shapes[name][prompt]
+        return total / weight if alone else (total - own) / (weight - its)
+
+    best = {prompt: max(shapes, key=lambda name: elsewhere(name, prompt)) for prompt in prompts}
+    return {prompt: shapes[name][prompt] for prompt, name in best.items()}

@@ -1,0 +1,44 @@
+"""One style for all pictures, drawn without a screen."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from multidraft.errors import AdviceError
+from multidraft.errors.missing import optional
+from multidraft.io import files
+
+COLOURS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#edae49", "#6c4f9c", "#4a4e57", "#00a0a0", "#b5651d")
+KINDS = (".svg", ".png", ".pdf")
+
+
+def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 3.2) -> tuple[Any, Any]:
+    """A figure and its axes, an array of shape (rows, columns)."""
+    optional("matplotlib", "matplotlib", "plot")
+    from cycler import cycler
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(columns * width, rows * height), layout="constrained", dpi=110)
+    axes = drawn.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_prop_cycle(cycler(color=COLOURS))
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return drawn, axes
+
+
+def check(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
+    """Raise, before anything is computed, where no picture could be written to `path`."""
+    optional("matplotlib", "matplotlib", "plot")
+    if path.suffix not in KINDS:
+        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(KINDS)}")
+    files.check(path, "the picture", inputs)
+
+
+def save(drawn: Any, path: Path) -> None:
+    """Write a figure; the ending of `path` says how."""
+    check(path)
+    content = BytesIO()
+    drawn.savefig(content, format=path.suffix[1:])
+    files.write(path, content.getvalue())

@@ -1,0 +1,35 @@
+"""A study that was done with several drafts, as one: the rows of each, and whether a draft beats the one before it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from multidraft_research.studies.running.cells import Place
+from multidraft_research.studies.running.results import Results
+from multidraft_research.studies.running.study import Finding, Study
+from multidraft_research.studies.running.tables import label
+
+
+def together(done: dict[str, Results]) -> Results:
+    """All of it, by the names of the drafts; the prompts are the same, so differences are paired."""
+    first = next(iter(done.values()))
+    found = {of(place, draft): own for draft, results in done.items() for place, own in results.found.items()}
+    study = replace(first.study, findings=tuple(findings(first.study, list(done))), derived=dict)
+    return Results(study, first.settings | {"draft": list(done)}, found)
+
+
+def of(place: Place, draft: str) -> Place:
+    """Where an entry is in the tables of several drafts."""
+    panel, row, column = place
+    return panel, f"{draft}: {row}", column
+
+
+def findings(study: Study, drafts: list[str]) -> Iterator[Finding]:
+    """What the paper reports, for each draft; then each draft beside the one before it, where the first finding is."""
+    for draft in drafts:
+        for one in study.findings:
+            yield Finding(f"{draft}: {one.text}", of(one.above, draft), of(one.below, draft))
+    for place in [place for one in study.findings[:1] for place in (one.above, one.below)]:
+        for below, above in pairwise(drafts):
+            text = f"{above} is above {below}: {', '.join(map(label, place))}"
+            yield Finding(text, of(place, above), of(place, below))

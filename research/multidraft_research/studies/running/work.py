@@ -1,0 +1,47 @@
+"""A study as jobs, one a prompt, over a capture or over models that decode."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from multidraft.io.journal import Record
+from multidraft_research.captures.folder import Capture
+from multidraft_research.captures.work import Load, Passage, loaded
+from multidraft_research.studies.running.cells import Cell
+from multidraft_research.studies.running.study import Captured, Decoding
+
+SEEDS_APART = 1_000_003
+
+
+@dataclass(frozen=True)
+class OverCapture:
+    """What is measured on each prompt of a capture."""
+
+    measure: Callable[[Captured], Iterator[Cell]]
+    folder: Path
+    seed: int
+
+    def __call__(self, job: int) -> Record:
+        capture = Capture.open(self.folder)
+        generator = torch.Generator().manual_seed(self.seed * SEEDS_APART + job)
+        entry, shard = capture.entries[job], capture.shard(job)
+        part = Captured(shard.recording, entry.task, generator, shard.tokens if capture.drawn else None)
+        return {"id": entry.id, "cells": list(self.measure(part))}
+
+
+@dataclass(frozen=True)
+class OverModels:
+    """What is measured while models decode each prompt."""
+
+    measure: Callable[[Decoding], Iterator[Cell]]
+    load: Load
+    passages: Sequence[Passage]
+    new_tokens: int
+    seed: int
+
+    def __call__(self, job: int) -> Record:
+        passage = self.passages[job]
+        asked = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job)
+        return {"id": passage.id, "cells": list(self.measure(asked))}

@@ -1,0 +1,175 @@
+"""Every solver of the optimal transport problem of i.i.d. drafts, with what can be said of its answer afterwards.
+
+A method does for one node what a decoder pays for: from the two distributions and one drafted tuple to the law of the
+emitted token. What it then says of itself (`Facts`) takes much longer and is asked for outside the clock.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.verification.laws import Iid
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.registry import Rule
+from multidraft.verification.rules import formulas
+from multidraft.verification.rules.k_sequential import k_sequential
+from multidraft.verification.rules.lorenz import lorenz
+from multidraft.verification.rules.naive import naive
+from multidraft.verification.rules.recursive_rejection import recursive_rejection
+from multidraft.verification.solvers import linear_program, max_flow
+from multidraft.verification.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
+from multidraft.verification.solvers.network import Network, edges_of, iid_network
+from multidraft.verification.solvers.outer_residuals import outer_residuals
+from multidraft.verification.solvers.solved import Plan, Solver, planned, row_by_row
+
+MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over
+TOLERANCES = ("1e-2", "1e-3", "1e-4")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The acceptance rate over all tuples, the total variation of the emitted token from the target, and how known.
+
+    `by`: "enumeration" of all tuples or drafted sets, "mass moved" by the solution, which is exact too, "formula" (with
+    the deviation of zero that its theorem states), or "bound" (acceptance at least, deviation at most).
+    """
+
+    acceptance_rate: float
+    total_variation: float
+    by: str
+
+
+Answer = tuple[Outcome, Callable[[], Facts]]
+Method = Callable[[Tensor, Tensor, Tensor, Iid], Answer]  # target, draft, drafted, and the law they were drawn by
+Formula = Callable[[Tensor, Tensor, Iid], Tensor]
+
+
+def variation(law: Float[np.ndarray, " vocabulary"], target: Float[np.ndarray, " vocabulary"]) -> float:
+    """Total variation; what two sub-probabilities lack to one is one more outcome."""
+    difference = law - target
+    return float(np.abs(difference).sum() + abs(difference.sum())) / 2
+
+
+def closed(rule: Rule, rate: Formula) -> Method:
+    """A rule that needs no solution, with its formula."""
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        return rule(target, draft, drafted, law), lambda: closed_facts(rule, rate, target, draft, law)
+
+    return method
+
+
+def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: Iid) -> Facts:
+    """By summing over every ordered tuple where there are few."""
+    if len(draft) ** (law.drafts + 1) > MOST_NUMBERS:
+        return Facts(float(rate(target, draft, law)), 0.0, "formula")
+    accepted, emitted = 0.0, torch.zeros_like(target)
+    for drafted, weight in zip(*(part.split(20_000) for part in law.tuples(draft)), strict=True):
+        outcome = rule(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted, law)
+        accepted += float(weight @ outcome.acceptance())
+        emitted += weight @ outcome.law()
+    return Facts(accepted, variation(emitted.numpy(), target.numpy()), "enumeration")
+
+
+def by_network(solver: Solver) -> Method:
+    """A solver of the problem on drafted sets, whose moved mass says all."""
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        outcome, plans = planned(solver, target[None], draft[None], drafted[None], law)
+        return outcome, lambda: planned_facts(plans[0], target.numpy())
+
+    return method
+
+
+def planned_facts(plan: Plan | None, target: Float[np.ndarray, " vocabulary"]) -> Facts:
+    """From the mass that every token receives."""
+    assert plan is not None  # a tuple was drafted
+    received = plan.moved.received(len(target))
+    emitted = received + (1 - received.sum()) * plan.next_target
+    return Facts(plan.moved.value, variation(emitted, target), "mass moved")
+
+
+def resolution(tolerance: float, patient: bool = False) -> Method:
+    """Global Resolution without a fallback: raises ResolutionFailure.
+
+    Its limit on truncated tokens is ours, for the paper's numbers are lost in our copy. `patient` lifts it to the most
+    tokens that make no larger a problem than MOST_NUMBERS.
+    """
+
+    def solve(p: Tensor, q: Tensor, drafts: int) -> Node:
+        rule = GlobalResolution(tolerance, limit=largest(drafts) if patient else None)
+        node = rule.node(p.numpy(), q.numpy(), drafts)
+        if node.found.failure:
+            raise ResolutionFailure(node.found.failure)
+        return node
+
+    def method(target: Tensor, draft: Tensor, drafted: Tensor, law: Iid) -> Answer:
+        outcome, nodes = row_by_row(solve, target[None], draft[None], drafted[None], law)
+        return outcome, lambda: resolution_facts(nodes[0], target.numpy(), draft.numpy(), law.drafts)
+
+    return method
+
+
+@cache
+def largest(drafts: int) -> int:
+    """The most tokens with at most MOST_NUMBERS pairs of a set and a token.
+
+    >>> largest(2)
+    1048
+    """
+    return next(size for size in count() if edges_of(size + 1, drafts) > MOST_NUMBERS)
+
+
+def resolution_facts(
+    node: Node | None, target: Float[np.ndarray, " vocabulary"], draft: Float[np.ndarray, " vocabulary"], drafts: int
+) -> Facts:
+    """By summing over every drafted set where there are few, else the guarantee."""
+    assert node is not None  # a tuple was drafted
+    if edges_of(len(draft), drafts) > MOST_NUMBERS:
+        return Facts(node.found.split.optimum - node.found.loss, node.deviation / 2, "bound")
+    received, emitted = enumerated(node, draft, drafts)
+    return Facts(float(received.sum()), variation(emitted, target), "enumeration")
+
+
+def enumerated(
+    node: Node, draft: Float[np.ndarray, " vocabulary"], drafts: int
+) -> tuple[Float[np.ndarray, " vocabulary"], Float[np.ndarray, " vocabulary"]]:
+    """What Global Resolution accepts of every token, and the law of what it emits, over every drafted set."""
+    received = np.zeros(len(draft))
+    for tokens, probability in sets(iid_network(draft, drafts)):
+        mass = probability[:, None] * node.found.accept(tokens)
+        received += np.bincount(tokens.ravel(), mass.ravel(), minlength=len(draft))
+    return received, received + (1 - received.sum()) * node.next_target
+
+
+def sets(
+    network: Network,
+) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float[np.ndarray, " sets"]]]:
+    """The drafted sets of each size with their probabilities."""
+    for size in np.unique(network.size):
+        first, last = np.searchsorted(network.size, [size, size + 1])
+        tokens = network.token[network.start[first] : network.start[last]].reshape(last - first, size)
+        yield tokens, network.probability[first:last]
+
+
+def methods(seconds: float) -> dict[str, Method]:
+    """Every method by name; the linear program stops itself after so many seconds, the others cannot."""
+    return {
+        "lorenz": closed(lorenz, formulas.lorenz_iid),
+        "max_flow": by_network(lambda p, network, q, n: max_flow.max_flow(p, network)),
+        "reduced_max_flow": by_network(
+            lambda p, network, q, n: max_flow.reduced_max_flow(p, network, outer_residuals(p, q, n).inside)
+        ),
+        "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
+        **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
+        "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
+        "k_sequential": closed(k_sequential, formulas.k_sequential),
+        "recursive_rejection": closed(recursive_rejection, formulas.recursive_rejection),
+        "naive": closed(naive, formulas.naive_iid),
+    }

@@ -1,0 +1,103 @@
+"""A draft model taught by a capture: what the target expected, at every token of its own text."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.models.huggingface import home
+from multidraft.models.resized import resize
+from multidraft.sampling.from_logits import distribution
+from multidraft.verification.named import scheme
+from multidraft_research.captures.capturing import logits_at
+from multidraft_research.captures.folder import Capture
+from multidraft_research.captures.shard import Shard
+from multidraft_research.studies.on_captures.rates import TUPLES, entry
+from multidraft_research.studies.running.cells import Cell
+from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
+
+SCHEME, COUNTS = "without_replacement:recursive_rejection", (1, 2, 3, 4)
+BEFORE, AFTER, GAIN, PANEL = "before", "after", "gain", "acceptance"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How the draft model is taught; prompts at the end of the capture are held out, to see what it has learnt."""
+
+    steps: int = 200
+    batch: int = 4  # prompts a step
+    learning_rate: float = 1e-4
+    held_out: float = 0.2
+    checkpoint_every: int = 20
+    seed: int = 0
+
+    def parts(self, prompts: int) -> tuple[range, range]:
+        """The prompts that are taught, and those that are held out.
+
+        >>> Lesson(held_out=0.2).parts(6)
+        (range(0, 4), range(4, 6))
+        """
+        taught = prompts - max(math.ceil(self.held_out * prompts), 1)
+        if taught < 1:
+            raise AdviceError(f"the capture has {prompts} prompts, of which none is left to teach; capture more")
+        return range(taught), range(taught, prompts)
+
+    def chosen(self, step: int, taught: range) -> list[int]:
+        """The prompts of a step; they depend on seed and step alone, so that a resumed run sees the same."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        return torch.randint(len(taught), (self.batch,), generator=generator).tolist()
+
+
+def distil(draft: PreTrainedModel, capture: Capture, lesson: Lesson, checkpoint: Path) -> PreTrainedModel:
+    """Teach a draft model in float32; goes on from the checkpoint where there is one."""
+    taught, _ = lesson.parts(len(capture.entries))
+    model = draft.float().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lesson.learning_rate, weight_decay=0.0)
+    first = load_checkpoint(checkpoint, model, [optimizer])
+    for step in tqdm(range(first, lesson.steps), initial=first, total=lesson.steps, desc="distilling", unit="step"):
+        optimizer.zero_grad(set_to_none=True)
+        for index in lesson.chosen(step, taught):
+            (loss_of(model, capture.shard(index)) / lesson.batch).backward()
+        optimizer.step()
+        if (step + 1) % lesson.checkpoint_every == 0 or step + 1 == lesson.steps:
+            save_checkpoint(checkpoint, model, [optimizer], step + 1)
+    return model.eval()
+
+
+def loss_of(model: PreTrainedModel, shard: Shard) -> Float[Tensor, ""]:
+    """Cross-entropy against the target's distributions, over the positions of a shard."""
+    ids = torch.cat([shard.prompt, shard.tokens[:-1]])[None].to(home(model))
+    logits = model(ids, use_cache=False).logits[0, len(shard.prompt) - 1 :].float()
+    wanted = shard.recording.target.to(logits.device).float().softmax(-1)
+    size = min(logits.shape[-1], wanted.shape[-1])  # vocabularies may be padded to different sizes
+    return -(wanted[:, :size] * logits.log_softmax(-1)[:, :size]).sum(-1).mean()
+
+
+def gains(draft: PreTrainedModel, capture: Capture, lesson: Lesson) -> Iterator[tuple[str, list[Cell]]]:
+    """Acceptance on each prompt that was held out, with the draft that was captured and with this one."""
+    _, held_out = lesson.parts(len(capture.entries))
+    for index in held_out:
+        shard = capture.shard(index)
+        logits = logits_at(draft, shard.prompt.tolist(), shard.tokens.tolist())
+        theirs = resize(logits, capture.vocabulary)
+        yield capture.entries[index].id, list(compared(shard, theirs, torch.Generator().manual_seed(index)))
+
+
+def compared(shard: Shard, draft: Float[Tensor, "positions vocabulary"], generator: torch.Generator) -> Iterator[Cell]:
+    """Rates with both drafts, and how far the second is above the first, position by position."""
+    target = distribution(shard.recording.target.double())
+    for count in COUNTS:
+        s = scheme(SCHEME, drafts=count)
+        before, after = (
+            s.acceptance(target, distribution(logits.double()), TUPLES, generator).rate
+            for logits in (shard.recording.draft, draft)
+        )
+        for row, rate in ((BEFORE, before), (AFTER, after), (GAIN, after - before)):
+            yield entry(PANEL, row, float(count), rate)

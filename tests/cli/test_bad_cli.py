@@ -1,0 +1,391 @@
+"""Malformed calls, made from the commands' own options: each ends with one line that says what to do, before any work.
+
+Every option of every command is given what is wrong for its kind, and every file and every small language (trees,
+schemes, drafters, sizes) what is wrong for it. Whatever would be work fails the test.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import jaxtyping
+import pytest
+import torch
+import typer
+from multidraft_research.studies.listed import LISTED
+from safetensors.torch import save
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+from multidraft.cli.main import app
+from multidraft.tracing.file import checksum
+
+Call = list[str]
+HALF = "\udcff"  # what Python makes of a byte that is not UTF-8
+LONG = "x" * 5000
+BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with it
+    "acceptance": [],
+    "audit": ["iid:lorenz"],
+    "capture": ["--out", "@run"],
+    "distill": ["--capture", "@changed.capture", "--out", "@run"],
+    "generate": ["--prompt", "the"],
+    "replay": ["@trace.jsonl"],
+    "schemes": [],
+    "serve": ["--port", "0"],
+    "train": ["--corpus", "@text.txt", "--out", "@run"],
+    "tune": [],
+    "study acceptance": ["--out", "@run"],
+    "study curves": ["--out", "@new.svg"],
+    "study solve-time": ["--out", "@run"],
+    "study toys": ["--out", "@new.svg"],
+    "study walks": [],
+}
+WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
+REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
+INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
+OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
+WITH_FOLDER = ("capture", "distill", "train", "study acceptance", "study solve-time")
+FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
+SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
+SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
+SCHEME += [f"anchored:lorenz,draft_probability={value}" for value in ("x", "0", "-1", "2", "nan", "null")]
+SCHEME += ["anchored:lorenz,top_up=no", "iid:global_resolution,tolerance=x", "iid:global_resolution,fallback=3", HALF]
+TREE = ["", "x", "0", "4x0", "4x", "-1", "1.5", "4y2", "[]", "{}", "[[]]", "[[],[0]]", "[0]", "[[0.5]]", "[[true]]"]
+TREE += [
+    '["0"]',
+    "[[-1]]",
+    "[[1]]",
+    "null",
+    "NaN",
+    "[[0],[0,2]]",
+    "9" * 24,
+    "9" * 5000,
+    "[" * 100_000,
+    "[[" + "9" * 5000,
+]
+TREE += ["64x64x64", "9999 paths of 9", "0 paths of 3", "2 paths of 0", "2 paths of " + "9" * 24, HALF]
+DRAFT = ["", ",", "+", "ngram+", "ngram,", "0.5*ngram", "0.5*", "*ngram", "2*ngram+-1*lookup", "0.5*ngram+0.6*lookup"]
+DRAFT += ["0.5*ngram+lookup", "ngram:0", "ngram:x", "ngram:" + "9" * 400, "lookup:0", "layers", "layers:0", "@none"]
+DRAFT += ["ngram,lookup", "9" * 400 + "*ngram+1*lookup", HALF, "owner/model", "a/b/c"]
+SIZE = ["", "x", "64", "64x", "x2", "63x2", "0x2", "64x0", "-64x2", "64x2x2", "²x2", "9" * 30 + "x2", "64x" + "9" * 30]
+PROBLEM = ["", "x", "10", "10,", ",2", "0,2", "10,0", "-10,2", "10,2,2", "²,2", "9" * 30 + ",2"]
+TEXT: dict[str, list[str]] = {  # by the name of the option; of those that are left out, the empty text
+    "scheme": SCHEME,
+    "name": [text for text in SCHEME if "draft_probability" not in text],  # which has an option there
+    "tree": TREE,
+    "trees": TREE,
+    "draft": DRAFT,
+    "target": ["", "@none", "@", "a/b/c", HALF],
+    "target_size": SIZE,
+    "draft_size": SIZE,
+    "size": PROBLEM,
+    "method": ["", "magic", HALF],
+    "stop": ["", HALF],
+    "prompt": [HALF],
+    "ray": ["", "x", ":", "x:y", "127.0.0.1:1", "127.0.0.1:" + "9" * 30, HALF],
+}
+PROMPTS = {
+    "garbage": b"\x00\x01{",
+    "bytes": b"\xff\xfe\xff\n",
+    "empty": b"",
+    "blank": b"\n \n",
+    "null": b"null\n",
+    "list": b"[]\n",
+    "number": b"1\n",
+    "text": b"once upon a time\n",
+    "nameless": b'{"id": 1}\n',
+    "not-text": b'{"prompt": 1}\n',
+    "torn": b'{"prompt": "a',
+    "surrogate": b'{"prompt": "\\ud800"}\n',
+    "surrogate-id": b'{"id": "\\udfff", "prompt": "a"}\n',
+    "deep": b"[" * 100_000,
+    "deep-object": b'{"a":' * 100_000,
+    "digits": b'{"prompt": "a", "id": ' + b"1" * 5000 + b"}\n",
+}
+OTHERS: dict[str, list[Call]] = {  # what is wrong only together
+    "acceptance": [
+        ["--capture", "@good", "--target", "@", "--draft", "@"],
+        ["--capture", "@good", "--random", "1"],
+        ["--random", "1", "--draft", "x"],
+        ["--drafts", "65"],
+        ["--drafts", "2", "--drafts", "0"],
+        ["--temperature", "1", "--temperature", "1e-9"],
+        ["--random", "0", "--draft", "x"],
+    ],
+    "audit": [["--all"], ["iid:kseq"]],
+    "capture": [["--show", "@good"], ["--target", "x"], ["--draft", "x"], ["--temperature", "1e-9"]],
+    "distill": [["--capture", "@unfinished.capture"], ["--steps", "1"]],
+    "generate": [
+        ["--limit", "1"],
+        ["--prompts", "@good.jsonl"],
+        ["--chat", "--prompts", "@good.jsonl"],
+        ["--trace", "@same", "--jsonl", "@same"],
+        ["--target", "@none", "--draft", "@none"],
+        ["--target", "@", "--draft", "@"],
+        ["--target", "a/b/c", "--draft", "a/b/c"],
+        ["--draft", "ngram,lookup"],
+        ["--draft", "ngram", "--scheme", "distinct:naive"],
+        ["--top-p", "1.5"],
+        ["--min-p", "2"],
+        ["--repetition-penalty", "0"],
+        ["--temperature", "1e-9"],
+        ["--jsonl", "@text.txt"],
+        ["--jsonl", "@other.jsonl"],
+        ["--jsonl", "@no-line"],
+        ["--prompt", "", "--stop", "a", "--stop", ""],
+        ["--workers", "2"],
+        ["--ray", "local"],
+        ["--ray", "127.0.0.1:1", "--jsonl", "@run"],
+        ["--workers", "2", "--jsonl", "@run", "--compare"],
+        ["--workers", "2", "--jsonl", "@text.txt"],
+    ],
+    "replay": [["--row", "9"], ["--step", "9"]],
+    "schemes": [["x"]],
+    "serve": [
+        ["--host", "no such host"],
+        ["--host", "203.0.113.7"],
+        ["--api-key", ""],
+        ["--chat-template", "@broken.jinja"],
+        ["--draft", "ngram,lookup"],
+        ["--target", "@none", "--draft", "@none"],
+        ["--target", "x"],
+        ["--port", "70000"],
+        ["--threads", "0"],
+        ["--threads", "100000"],
+        ["--replicas", "2"],
+        ["--most-replicas", "2"],
+        ["--ray", "local", "--replicas", "3", "--most-replicas", "2"],
+    ],
+    "tune": [
+        ["--prompt", "x", "--prompts", "@good.jsonl"],
+        ["--scheme", "spechub:spechub"],
+        ["--scheme", "distinct:naive"],
+        ["--plot", "@new.txt"],
+        ["--out", "@none/plan.json"],
+    ],
+    "train": [
+        ["--window", "5000"],
+        ["--vocabulary", "9999999"],
+        ["--corpus", "@short.txt"],
+        ["--target", "@none"],
+        ["--target", "embedded", "--target-size", "64x2"],
+        ["--target", "embedded", "--vocabulary", "300"],
+    ],
+    "study acceptance": [
+        ["--capture", "@good", "--draft", "x"],
+        ["--target", "x"],
+        ["--draft", "embedded", "--draft", "x"],
+    ],
+    "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
+    "study solve-time": [["--plot", "@new.txt"]],
+    "study toys": [["--out", "@new.txt"], ["--out", "@new"]],
+    "study walks": [["--tree", "8x8"], ["--vocabulary", "100"], ["--scheme", "distinct:naive"]],
+}
+
+
+def functions(group: typer.Typer) -> Iterator[tuple[str, Any]]:
+    """Every command's name and function."""
+    for command in group.registered_commands:
+        yield command.name or command.callback.__name__.replace("_", "-"), command.callback
+    for inner in group.registered_groups:
+        yield from ((f"{inner.name} {name}", function) for name, function in functions(inner.typer_instance))
+
+
+def parameters(names: Call) -> list[Any]:
+    """The options and arguments of a command."""
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    return [parameter for parameter in command.params if parameter.name != "help"]
+
+
+def kind_of(annotation: Any) -> Any:
+    """The one type that is left of `T | None` or `list[T]`."""
+    inner = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return kind_of(inner[0]) if inner else annotation
+
+
+COMMANDS = dict(functions(app))
+
+
+def bad_values(name: str, kind: Any) -> list[str]:
+    """What is wrong for an option, by its kind and name."""
+    if issubclass(kind, Path):
+        return OUTPUT if name in ("out", "trace", "jsonl", "plot") else INPUT
+    return {int: WHOLE, float: REAL, str: TEXT.get(name, [])}.get(kind, ["", "magic"])
+
+
+def calls_of(name: str) -> Iterator[Call]:
+    """All malformed calls of a command."""
+    names, base, hints = name.split(), BASE[name], get_type_hints(COMMANDS[name])
+    yield [*names, *base, "--magic"]
+    yield [*names, *base, "one", "too many"]
+    for parameter in parameters(names):
+        option, kind = max(parameter.opts, key=len), kind_of(hints[parameter.name])
+        values = FOLDER if name in WITH_FOLDER and option == "--out" else bad_values(parameter.name, kind)
+        rest = without(base, option)
+        if not option.startswith("--"):
+            yield from ([*names, value] for value in values)
+        elif kind is bool:
+            yield [*names, *base, f"{option}=1"]
+        else:
+            yield [*names, *rest, option]
+            yield from ([*names, *rest, f"{option}={value}"] for value in values)
+        if option == "--prompts":
+            yield from ([*names, *without(base, "--prompt"), option, f"@{file}.jsonl"] for file in PROMPTS)
+    yield from ([*names, *base, *more] for more in OTHERS[name])
+
+
+def without(call: Call, option: str) -> Call:
+    """A call without an option and its value."""
+    if option not in call:
+        return call
+    place = call.index(option)
+    return call[:place] + call[place + 2 :]
+
+
+def traces() -> dict[str, bytes]:
+    """Traces whose every line is whole, in an order or of a form that nobody wrote."""
+    step = {"record": "step", "row": 0, "step": 0, "nodes": [], "walk": [], "path": [], "last": {}}
+    generation = {"record": "generation", "first_row": 0, "prompts": [[1]], "walk": "deferred"}
+    first, other = {"record": "trace", "format": 1}, {"record": "trace", "format": 2}
+    lists = {
+        "swapped": [first, step, generation],
+        "skipped": [first, generation, step | {"step": 1}],
+        "headless": [generation, step],
+        "of-another-format": [other],
+        "empty-object": [{}],
+        "strange": [first, {"record": "dream"}],
+        "rowless": [first, generation, {"record": "step"}],
+        "wrong-kinds": [first, generation, step | {"row": "0"}],
+        "wrong-pieces": [first | {"pieces": {"x": 1}}],
+        "no-steps": [first, generation],
+    }
+    return {name: b"".join(map(signed, records)) for name, records in lists.items()}
+
+
+def signed(record: dict[str, Any]) -> bytes:
+    """A record's line."""
+    return (json.dumps(record | {"check": checksum(record)}) + "\n").encode()
+
+
+def shards() -> dict[str, bytes]:
+    """Shards of captures that are none."""
+    logits = torch.zeros(2, 5)
+    ids = {"prompt": torch.tensor([1]), "tokens": torch.tensor([2, 3])}
+    kept = {"kept": torch.tensor([[0], [9]]), "target_rest": torch.zeros(2), "draft_rest": torch.zeros(2)}
+    pairs = {
+        "one": {"target": logits},
+        "flat": {"target": logits[0], "draft": logits[0]},
+        "sizes": {"target": logits, "draft": torch.zeros(2, 4)},
+        "none": {"target": logits[:0], "draft": logits[:0]},
+        "integers": {"target": logits.long(), "draft": logits.long()},
+        "nan": {"target": logits, "draft": logits + torch.nan},
+        "nothing": {"target": logits - torch.inf, "draft": logits},
+        "vocabulary": {"target": torch.zeros(2, 4), "draft": torch.zeros(2, 4)},
+        "outside": {"target": logits[:, :1], "draft": logits[:, :1]} | kept,
+    }
+    made = {name: save(ids | {role: part.clone() for role, part in pair.items()}) for name, pair in pairs.items()}
+    return made | {"text": b"once upon a time", "empty": b"", "torn": made["one"][:-3]}
+
+
+def captures() -> dict[str, tuple[bytes, bytes]]:
+    """Manifests and their only shards, of which none is right; those of `shards` have a right manifest."""
+    first = {"capture": 1, "vocabulary": 5, "prompts": 1}
+    line = {"file": "0", "bytes": 1, "id": "", "task": "", "positions": 2, "target_loss": 0.0, "draft_loss": 0.0}
+    lines = {
+        "no-manifest": [],
+        "other-format": [first | {"capture": 2}],
+        "no-object": [[]],
+        "no-vocabulary": [first | {"vocabulary": "5"}],
+        "no-prompts": [first | {"prompts": 0}],
+        "unfinished": [first],
+        "no-line": [first, {}],
+        "no-number": [first, line | {"sha256": "", "positions": "2"}],
+        "elsewhere": [first, line | {"sha256": "", "file": "../0"}],
+        "no-shard": [first, line | {"sha256": "", "file": "9"}],
+        "changed": [first, line | {"sha256": ""}],
+    }
+    wrong = {name: (manifest(*records), b"") for name, records in lines.items()}
+    right = {n: manifest(first, line | {"sha256": sha256(shard).hexdigest()}) for n, shard in shards().items()}
+    return (
+        wrong
+        | {name: (right[name], shard) for name, shard in shards().items()}
+        | {"garbage-manifest": (b"\xff\n", b"")}
+    )
+
+
+def manifest(*records: object) -> bytes:
+    """JSON lines."""
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+ALIKE = {f"study {name}" for name in (*LISTED, "all")} - {"study acceptance"}  # made by one function, as it is
+CALLS = [call for name in COMMANDS if name not in ALIKE for call in calls_of(name)]
+CALLS += [["replay", f"@{name}.trace", *more] for name in traces() for more in ([], ["--json"], ["--row", "0"])]
+CALLS += [["capture", "--show", f"@{name}.capture"] for name in captures()]
+CALLS += [["acceptance", "--capture", "@unfinished.capture"], ["study", "solve-time", "--capture", "@no-line.capture"]]
+CALLS += [["magic"], ["--magic"], [""], ["study"], ["study", "magic"], ["study", "--magic"], ["--version=1"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """All the files that calls name with an @."""
+    folder = tmp_path_factory.mktemp("bad")
+    files = {"garbage": b"\x00\x01{", "bytes": b"\xff\xfe\xff\n", "empty": b"", "no-line": b"one line that matters"}
+    files |= {"text.txt": b"once upon a time\n", "good.jsonl": b'{"id": "1", "prompt": "the"}\n', "short.txt": b"a\nb"}
+    files |= {"other.jsonl": b'{"results": "multidraft generate", "tree": "9"}\n'}
+    files |= {f"{name}.jsonl": content for name, content in PROMPTS.items()}
+    files |= {f"{name}.trace": content for name, content in traces().items()}
+    files |= {"broken.jinja": b"{% for x in %}"}
+    for name, (lines, shard) in captures().items():
+        (folder / f"{name}.capture").mkdir()
+        files |= {f"{name}.capture/manifest.jsonl": lines, f"{name}.capture/0": shard}
+    files |= {"trace.jsonl": b"".join(map(signed, [{"record": "trace", "format": 1}]))}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_works(monkeypatch) -> None:
+    """Whatever would be work raises what no command catches; no hub answers."""
+
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
+    monkeypatch.setattr("multidraft.cli.hub.answers", lambda: False)
+    monkeypatch.setattr("multidraft_research.cli.acceptance.measured", work)
+    monkeypatch.setattr("multidraft_research.studies.running.jobs.run", work)
+    monkeypatch.setattr("multidraft_research.training.recipe.train_model", work)
+    monkeypatch.setattr("multidraft_research.studies.walks.measure", work)
+    monkeypatch.setattr("multidraft_research.studies.toys.figures", work)
+    monkeypatch.setattr(sys.modules["multidraft_research.cli.solve_time"], "measured", work)  # its function hides it
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch) -> None:
+    """As for a user: the type hints that all other tests check are not checked."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: ascii(" ".join(part[:40] for part in call)))
+def test_a_malformed_call_ends_with_one_line_that_says_what_to_do(call, folder):
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    result = CliRunner().invoke(app, [part.replace("@", f"{folder}/") for part in call])
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("multidraft: ")
+    assert len(line) < 1000
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_there_are_several_hundred_calls():
+    assert len(CALLS) > 500
+    assert set(COMMANDS) - ALIKE == set(BASE) == set(OTHERS)
+    assert len({COMMANDS[name].__code__ for name in (*ALIKE, "study acceptance")}) == 1

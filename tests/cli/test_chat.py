@@ -1,0 +1,139 @@
+"""Conversations: the template, the history, commands, stopping, and what has no template."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from multidraft_research.training import corpus
+from test_cli import CONTEXT, ends_with_advice, save_model, synthetic
+from transformers import AutoTokenizer, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.cli.main import app
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    """A folder with a target and a draft model whose tokenizer has a chat template."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = corpus.train_tokenizer(synthetic(20_000), 320, CONTEXT)
+    tokenizer.chat_template = TEMPLATE
+    for seed, role in enumerate(("target", "draft")):
+        save_model(folder / role, seed, tokenizer)
+    return folder
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[str]:
+    """The prompts that were decoded, as text; the third one is interrupted after two steps."""
+    plainly, prompts = md.generate, []
+
+    def listening(target, draft, rows, *, stream, **settings):
+        prompts.append(rows[0])
+        steps = []
+
+        def stopped(row, emitted):
+            stream(row, emitted)
+            steps.append(row)
+            if len(prompts) == 3 and len(steps) == 2:
+                raise KeyboardInterrupt
+
+        return plainly(target, draft, rows, stream=stopped, **settings)
+
+    monkeypatch.setattr(md, "generate", listening)
+    return prompts
+
+
+def chat(pair: Path, *arguments: object, said: str = ""):
+    """The result of `multidraft generate --chat`, with lines typed in."""
+    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6]
+    names += ["--tree", "4x2x2x1", "--chat"]
+    return CliRunner().invoke(app, ["generate", *map(str, [*names, *arguments])], input=said)
+
+
+def answers(shown: str) -> list[str]:
+    """What was answered, between the marks for a line to type and the summaries."""
+    return re.findall(r"^> (?!\n> )(.*?)\n\[(?:[^\[]* a pass, [^\[]*|stopped)\]$", shown, re.DOTALL | re.MULTILINE)
+
+
+def test_a_conversation_has_a_history(pair, heard):
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    result = chat(pair, "--max-new-tokens", 4, said="the\n\na\nin\nof\n/reset\na storm\n/exit\nnever\n")
+    assert result.exit_code == 0, result.output
+    said, texts = ["the", "a", "in", "of"], answers(result.stdout)
+    assert len(texts) == len(heard) == 5
+    history = ""
+    for line, answer, tokens in zip(said, texts, heard, strict=False):
+        history += f"<user>{line}\n<assistant>"
+        assert tokenizer.decode(tokens) == history
+        history += answer + "\n"
+    assert tokenizer.decode(heard[4]) == "<user>a storm\n<assistant>"
+    assert "stopped]" in result.stdout
+    assert 0 < len(texts[2]) < len("".join(texts))
+
+
+def test_an_answer_is_that_of_the_same_prompt_and_seed(pair):
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    models = [LlamaForCausalLM.from_pretrained(pair / role).eval() for role in ("target", "draft")]
+    prompt = tokenizer("<user>the\n<assistant>", add_special_tokens=False)["input_ids"]
+    generator = torch.Generator().manual_seed(4 * 1_000_003)
+    tokens, info = md.generate(*models, [prompt], tree="4x2x2x1", max_new_tokens=6, generator=[generator])
+    text = tokenizer.decode(tokens[0], skip_special_tokens=True)
+    result = chat(pair, "--seed", 4, said="the\n")
+    assert answers(result.stdout) == [text]
+    assert f"[6 tokens, {info.block_efficiency:.2f} a pass, " in result.stdout
+    once = chat(pair, "--seed", 4, "--prompt", "the", "--json")
+    assert json.loads(once.stdout)["records"][0]["text"] == text
+    shown = chat(pair, "--seed", 4, "--prompt", "the").stdout
+    assert f"── prompt ──\nthe\n{text}" in shown
+
+
+def test_what_cannot_be_answered_is_forgotten_and_the_session_goes_on(pair, heard):
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    result = chat(pair, said="/fly\n" + "storm " * 99 + "\nforbidden\nthe\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("/reset forgets the conversation") == 2
+    assert "the models' context is 96" in result.stdout
+    assert "the chat template refuses the conversation: not that" in result.stdout
+    assert [tokenizer.decode(tokens) for tokens in heard] == ["<user>the\n<assistant>"]
+
+
+def test_control_c_at_the_prompt_begins_another_line(pair, monkeypatch):
+    lines = iter(["/reset", KeyboardInterrupt, EOFError])
+
+    def typed(_: str) -> str:
+        line = next(lines)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", typed)
+    assert chat(pair).exit_code == 0
+    assert next(lines, None) is None
+
+
+def test_a_conversation_can_be_traced(pair, tmp_path):
+    assert chat(pair, "--trace", tmp_path / "trace.jsonl", said="the\nold\n").exit_code == 0
+    result = CliRunner().invoke(app, ["replay", str(tmp_path / "trace.jsonl"), "--check"])
+    assert (result.exit_code, "of 2 rows: every decision follows" in result.stdout) == (0, True)
+
+
+def test_advice(pair, tmp_path):
+    ends_with_advice(CliRunner().invoke(app, ["generate", "--chat"]), "--prompt TEXT")
+    ends_with_advice(CliRunner().invoke(app, ["generate", "--chat", "--prompt", "hello"]), "was never taught to chat")
+    ends_with_advice(chat(pair, "--json"), "a conversation has no --json")
+    ends_with_advice(chat(pair, "--compare"), "a conversation has no --compare")
+    ends_with_advice(chat(pair, "--prompt", "storm " * 99), "context")
+    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
+    tokenizer.chat_template = None
+    for role in ("target", "draft"):
+        save_model(tmp_path / role, 0, tokenizer)
+    ends_with_advice(chat(tmp_path, "--prompt", "the"), "has no chat template")

@@ -1,0 +1,74 @@
+"""What stands beside drafting: intervals over prompts, assisted generation, a hint where a chain would be faster."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from multidraft.cli.compare import Runs, hint, interval, speedup
+from multidraft.cli.main import app
+from multidraft.decoding.metrics import PARTS, Info, Stopwatch
+
+
+def runs(*rates: float) -> Runs:
+    """Batches of a second each."""
+    return Runs([int(rate) for rate in rates], [1.0] * len(rates))
+
+
+def test_the_interval_is_that_of_prompts() -> None:
+    """Prompts on which both sides are as slow do not widen the interval of the ratio; a single prompt has none."""
+    ours, plain = runs(20, 200, 40, 400), runs(10, 100, 20, 200)
+    assert speedup(ours, plain) == 2
+    assert interval(ours, plain) == (2, 2)
+    low, high = interval(ours) or (0, 0)
+    assert low < 165 < high
+    low, high = interval(runs(10, 20, 30), runs(10, 10, 10)) or (0, 0)
+    assert low == 1
+    assert high == 3
+    assert interval(runs(10), plain) is None
+
+
+def wide(target: float) -> Info:
+    """Ten steps of a 4x2x2x1 tree that took `target` seconds in the target model and one in the draft model."""
+    watch = Stopwatch(dict.fromkeys((*PARTS, "measuring"), 0.0) | {"target": target, "draft": 1.0})
+    counts = dict(lengths=[2, 2, 2, 2, 2], ranks=[18, 2, 0, 0], accepted=20, corrected=8, bonus=2, tokens=30)
+    return Info(target_passes=10, row_passes=10, drafts=10, nodes=440, watch=watch, **counts)
+
+
+PLAIN = Info(tokens=30, row_passes=30, watch=Stopwatch(dict.fromkeys((*PARTS, "measuring"), 0.0) | {"target": 15.0}))
+
+
+def test_a_hint_where_a_chain_would_be_faster() -> None:
+    assert hint(wide(5.0), PLAIN, "4x2x2x1") is None, "nodes cost nothing: no chain is faster"
+    said = hint(wide(16.0), PLAIN, "4x2x2x1")
+    assert said is not None
+    assert "4x2x2x1 runs at 0.88 times plain" in said
+    assert "--tree 1x1x1 would run at about 1.79 times" in said
+    assert hint(wide(16.0), Info(), "4x2x2x1") is None, "nothing to compare with"
+
+
+def test_a_hint_where_drafting_does_not_pay() -> None:
+    never = Info(tokens=10, row_passes=10, drafts=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
+    never.watch.seconds["target"] = 20.0
+    assert "slower than plain decoding here; try --tree 2x1x1" in (hint(never, PLAIN, "44") or "")
+
+
+def compared(*arguments: object) -> dict:
+    """What `multidraft generate --compare` reports."""
+    words = ["generate", *arguments, "--max-new-tokens", 4, "--compare", "--json"]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_compare_reports_assisted_generation_and_intervals(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("The old house", "A storm")))
+    report = compared("--prompts", file, "--tree", "2x1")
+    for name in ("assisted_tokens_per_second", "assisted_speedup", "speedup"):
+        low, high = report[f"{name}_interval"]
+        assert 0 < low <= report[name] <= high
+    alone = compared("--prompt", "The old house", "--draft", "ngram", "--tree", "1")
+    assert alone["speedup"] > 0
+    assert alone["speedup_interval"] is None
+    assert alone["assisted_tokens_per_second"] is None, "transformers cannot draft with this"

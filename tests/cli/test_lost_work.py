@@ -1,0 +1,290 @@
+"""Nothing that was computed is lost: results line by line, files whole or not at all, and an orderly end of any run."""
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.cli import main as cli
+from multidraft.cli import terminal
+from multidraft.errors import AdviceError
+from multidraft.io import files
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
+SETTINGS = ["--max-new-tokens", "6", "--tree", "2x1", "--temperature", "0"]
+
+
+def run(*arguments: object, **settings: object):
+    """The result of `multidraft ...`."""
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], **settings)
+
+
+def generate(prompts: Path, *arguments: object):
+    """The result of `multidraft generate` with the embedded pair."""
+    return run("generate", "--prompts", prompts, *SETTINGS, *arguments)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    """Three prompts in a file, which begins with a byte order mark."""
+    file = tmp_path_factory.mktemp("lost") / "prompts.jsonl"
+    lines = [json.dumps({"id": f"p{i}", "prompt": text}) for i, text in enumerate(["It was", "A dark", "The old"])]
+    file.write_text("\n".join(lines), encoding="utf-8-sig")
+    return file
+
+
+@pytest.fixture(scope="module")
+def whole(prompts) -> list[dict]:
+    """What a run that nobody stops has to say of each."""
+    result = generate(prompts, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["records"]
+
+
+def lines_of(file: Path) -> list[dict]:
+    """The results in a file, after its settings."""
+    return [json.loads(line) for line in file.read_text().splitlines()[1:]]
+
+
+def stop_at(monkeypatch, call: int, tokens: int) -> None:
+    """Ctrl-C in the given call of `generate` after some tokens; the first call is the warm-up."""
+    plainly, calls = md.generate, []
+
+    def interrupted(*arguments, stream, **settings):
+        calls.append(1)
+        seen = []
+
+        def heard(row, emitted):
+            stream(row, emitted)
+            seen.extend(emitted.tokens)
+            if len(calls) == call and len(seen) >= tokens:
+                raise KeyboardInterrupt
+
+        return plainly(*arguments, stream=heard, **settings)
+
+    monkeypatch.setattr(md, "generate", interrupted)
+
+
+def test_results_come_line_by_line_and_a_second_call_goes_on(prompts, whole, tmp_path, monkeypatch):
+    file = tmp_path / "results.jsonl"
+    with monkeypatch.context() as patched:
+        stop_at(patched, call=3, tokens=2)
+        result = generate(prompts, "--jsonl", file, "--json")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "multidraft: stopped after 1 of 3 prompts"
+    first, second = lines_of(file)
+    assert first == whole[0]
+    assert second["interrupted"]
+    assert second["text"]
+    assert whole[1]["text"].startswith(second["text"])
+    assert json.loads(result.stdout)["records"] == [first, second]
+    with file.open("a") as end:
+        end.write('{"id": "p')  # as though it had been killed in the middle of a line
+    again = generate(prompts, "--jsonl", file, "--json")
+    assert again.exit_code == 0, again.output
+    assert "1 of 3" in again.stderr
+    assert lines_of(file) == whole
+    assert [record["id"] for record in json.loads(again.stdout)["records"]] == ["p1", "p2"]
+    content = file.read_bytes()
+    assert generate(prompts, "--jsonl", file).exit_code == 0
+    assert file.read_bytes() == content
+
+
+def test_results_of_another_run_are_refused_by_name_and_left_alone(prompts, whole, tmp_path):
+    file, other = tmp_path / "results.jsonl", tmp_path / "other.jsonl"
+    assert generate(prompts, "--jsonl", file, "--limit", 1).exit_code == 0
+    other.write_text('{"id": "p0", "prompt": "Another"}\n')
+    content = file.read_bytes()
+    for changed, name in (["--prompts", other], "prompts"), (["--seed", 3, "--limit", 1], "seed 0 instead of 3"):
+        result = generate(prompts, "--jsonl", file, *changed)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert name in result.stderr
+        assert file.read_bytes() == content
+
+
+def test_a_resumed_run_does_not_overwrite_its_trace(prompts, tmp_path):
+    options = ["--jsonl", tmp_path / "results.jsonl", "--trace", tmp_path / "trace.jsonl", "--limit", 1]
+    assert generate(prompts, *options).exit_code == 0
+    content = (tmp_path / "trace.jsonl").read_bytes()
+    result = generate(prompts, *options)
+    assert (result.exit_code, "would be lost" in result.stderr) == (2, True)
+    assert (tmp_path / "trace.jsonl").read_bytes() == content
+
+
+def test_a_partial_text_is_kept_during_plain_decoding_too(prompts, whole, monkeypatch):
+    stop_at(monkeypatch, call=4, tokens=1)  # two warm-ups, then the first prompt with drafts
+    records = json.loads(generate(prompts, "--json", "--compare").stdout)["records"]
+    assert [(record["id"], record["text"], record["interrupted"]) for record in records] == [
+        ("p0", whole[0]["text"], True)
+    ]
+
+
+def ends_with_one_line(result, word: str) -> None:
+    """Exit code 2 and one line at the end of stderr."""
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("multidraft: ")
+    assert word in last
+    assert "Traceback" not in result.stderr
+
+
+@needs_full
+@pytest.mark.parametrize("option", ["--jsonl", "--trace"])
+def test_a_full_disk_ends_with_one_line(prompts, option):
+    ends_with_one_line(generate(prompts, option, FULL), "No space left")
+    assert FULL.is_char_device()
+
+
+class Broken(io.TextIOWrapper):
+    """A stdout that takes nothing any more."""
+
+    def __init__(self, number: int):
+        super().__init__(io.BytesIO(), write_through=True)
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize(("number", "word"), [(errno.EPIPE, "closed"), (errno.ENOSPC, "No space left")])
+def test_a_stdout_that_takes_nothing_ends_with_one_line(number, word, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", Broken(number))
+    with pytest.raises(SystemExit) as ended:
+        cli.app(["schemes", "--json"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (ended.value.code, line.startswith("multidraft: "), word in line) == (2, True, True)
+
+
+COMMAND = [sys.executable, "-c", "from multidraft.cli.main import main; main()"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(md, "generate", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(sys, "argv", ["multidraft", "generate", "--prompts", str(prompts), "--json"])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    output, error = capsys.readouterr()
+    assert ended.value.code == 130
+    assert error.splitlines()[-1] == "multidraft: stopped after 0 of 3 prompts"
+    assert json.loads(output)["interrupted"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals and pipes differ")
+def test_sigterm_ends_as_control_c_does(prompts, tmp_path):
+    file = tmp_path / "results.jsonl"
+    many = tmp_path / "many.jsonl"
+    many.write_text("\n".join(json.dumps({"prompt": "It was"}) for _ in range(10_000)))
+    options = ["generate", "--prompts", many, "--jsonl", file, "--max-new-tokens", "4", "--json"]
+    with subprocess.Popen([*COMMAND, *map(str, options)], stderr=-1, stdout=-1, env=ENVIRONMENT) as process:
+        while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") > 2):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        output, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert error.splitlines()[-1].startswith(b"multidraft: stopped after")
+    done = [line for line in lines_of(file) if "interrupted" not in line]
+    assert json.loads(output)["settings"]["prompts"] == len(done) >= 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="shells differ")
+@pytest.mark.parametrize(
+    ("ending", "word", "locale"),
+    [
+        pytest.param("| head -c 1 >&3", "closed", "C.UTF-8", marks=pytest.mark.slow),
+        ("> /dev/full", "No space left", "C"),
+        pytest.param(">&-", "", "C", marks=pytest.mark.slow),
+    ],
+)
+def test_a_closed_pipe_a_full_disk_and_no_stdout_in_a_shell(ending, word, locale):
+    script = f'"$@" schemes {"--json" if word else ""} 3>&2 2>&4 {ending}'
+    environment = ENVIRONMENT | {"LC_ALL": locale, "PYTHONIOENCODING": "ascii"}
+    called = ["sh", "-c", f"exec 4>&2; {script}", "sh", *COMMAND]
+    error = subprocess.run(called, stderr=-1, stdout=-1, env=environment, timeout=120).stderr.decode()
+    assert "Traceback" not in error
+    assert "Exception ignored" not in error
+    assert word in error
+
+
+def test_files_are_whole_or_not_there_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "report.json"
+    terminal.write_json(file, {"a": 1})
+
+    def torn(path, content):
+        with path.open("wb") as half:
+            half.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", torn)
+    with pytest.raises(AdviceError, match="No space left"):
+        terminal.write_json(file, {"a": 2})
+    assert json.loads(file.read_text()) == {"a": 1}
+    with pytest.raises(AdviceError, match="No space left"):
+        files.write(tmp_path / "new.safetensors", b"content")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_file_is_written_where_its_link_points(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    files.write(tmp_path / "link", b"content")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "file").read_bytes() == b"content"
+
+
+def test_outputs_are_checked(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    files.check(tmp_path / "new", "--out")
+    files.check(None, "--out")
+    wrong = {tmp_path: "folder", tmp_path / "a" / "b": "no folder", tmp_path / "model" / "config.json": "an input"}
+    for path, word in wrong.items():
+        with pytest.raises(AdviceError, match=word):
+            files.check(path, "--out", [tmp_path / "model", "a/hub-name", None])
+    assert not (tmp_path / "new").exists()
+
+
+def test_control_characters_show_on_a_terminal_and_are_raw_in_json(monkeypatch, capsys):
+    text = "a\x1b[31m\x07\x9b\x7f\tb\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    terminal.show(text)
+    shown = capsys.readouterr().out
+    assert "␛[31m␇\\x9b␡\tb\n" in shown
+    terminal.print_json(text)
+    assert json.loads(capsys.readouterr().out) == text
+    assert terminal.message("no file \x1b]0;evil\x07") == "no file ␛]0;evil␇"
+
+
+def test_tables_do_not_wrap_where_nobody_looks():
+    lines = run("schemes", env={"COLUMNS": "40"}).stdout.splitlines()
+    for entry in md.schemes():
+        if not entry["small"] and not entry["known_as"]:
+            assert any(entry["name"] in line and line.rstrip().endswith(entry["source"]) for line in lines)
+
+
+def test_version_and_completion():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"multidraft {md.__version__}\n")
+    assert "--install-completion" in run("--help", env={"COLUMNS": "200"}).stdout
+
+
+def test_bytes_that_are_no_text_can_be_said(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "ascii"))
+    terminal.prepare()
+    assert input() == "caf\ufffd"

@@ -1,0 +1,67 @@
+"""What `multidraft serve` makes of its settings."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from serving import letters
+
+from multidraft.autotune import steering
+from multidraft.cli import serving
+from multidraft.cli.drafters import Models
+from multidraft.cli.serving import Serving
+from multidraft.models.table import TableModel, random_table
+from multidraft.server.job import Ended, Job
+
+SIZE = 6
+
+
+@pytest.fixture
+def service(monkeypatch) -> Iterator:
+    """Makes services over a pair of tables; torch's threads are afterwards what they were."""
+    before, made = torch.get_num_threads(), []
+    pair = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+    monkeypatch.setattr(serving, "load", lambda *_: Models(*pair, letters(SIZE)))
+
+    def make(**settings):
+        made.append(Serving(**settings).service())
+        made[-1].engine.start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.engine.close()
+    torch.set_num_threads(before)
+
+
+def threads_of(made) -> set[int]:
+    """How many the engine's own thread computes with: torch keeps a number for every thread of Python."""
+    seen, over = list[int](), threading.Event()
+
+    def hear(event) -> None:
+        seen.append(torch.get_num_threads())
+        if isinstance(event, Ended):
+            over.set()
+
+    made.engine.submit([Job([1, 2], 5, hear)])
+    assert over.wait(60)
+    return set(seen)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_engine_computes_with_the_threads_that_are_asked_for(service, count):
+    assert threads_of(service(tree="2x1", threads=count)) == {count}
+
+
+def test_it_computes_with_those_that_a_plan_was_measured_with(service, monkeypatch):
+    """They are looked for among as many as were asked for."""
+    allowed = []
+
+    def steered(plan, *_):
+        allowed.append(torch.get_num_threads())
+        return plan, 2
+
+    monkeypatch.setattr(steering, "steered", steered)
+    assert threads_of(service(tree="auto", threads=3)) == {2}
+    assert allowed == [3]

@@ -1,0 +1,157 @@
+"""Prompts decoded by several workers: the texts are those of one, in shards, and what is there is not done again."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from multidraft_research.studies.running import jobs
+from plans import made_up
+from typer.testing import CliRunner
+
+from multidraft.autotune import keeping
+from multidraft.cli import workers
+from multidraft.cli.main import app
+
+COUNT = 5
+SETTINGS = ["--max-new-tokens", 6, "--tree", "2x1", "--seed", 3]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> Path:
+    """Some prompts in a file."""
+    file = tmp_path_factory.mktemp("workers") / "prompts.jsonl"
+    texts = ["It was", "A dark", "The old", "She had", "In the"][:COUNT]
+    file.write_text("".join(json.dumps({"id": f"p{i}", "prompt": text}) + "\n" for i, text in enumerate(texts)))
+    return file
+
+
+def generate(prompts: Path, *arguments: object):
+    """The result of `multidraft generate` with the embedded pair."""
+    words = ["generate", "--prompts", prompts, *SETTINGS, *arguments]
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def alone(prompts, tmp_path_factory) -> list[dict]:
+    """What one worker writes."""
+    file = tmp_path_factory.mktemp("alone") / "one.jsonl"
+    assert generate(prompts, "--jsonl", file, "--json").exit_code == 0
+    return records(file)
+
+
+def records(*files: Path) -> list[dict]:
+    """The results in files, without the settings that each begins with."""
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()[1:]]
+
+
+@pytest.fixture
+def small(monkeypatch) -> list[int]:
+    """Shards of two prompts, decoded in this process; returns those that are."""
+    done: list[int] = []
+
+    def here(crew, work, left):
+        for shard in left:
+            done.append(shard)
+            yield work(shard)
+
+    monkeypatch.setattr(workers, "SHARD", 2)
+    monkeypatch.setattr(jobs.Processes, "__call__", here)
+    return done
+
+
+def test_the_texts_are_those_of_one_worker(prompts, alone, small, tmp_path):
+    folder = tmp_path / "shards"
+    result = generate(prompts, "--jsonl", folder, "--workers", 2, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == {"folder": str(folder), "shards": 3, "prompts": COUNT}
+    assert [len(records(file)) for file in sorted(folder.iterdir())] == [2, 2, 1]
+    assert records(*sorted(folder.iterdir())) == alone
+
+
+def test_what_is_there_is_not_done_again(prompts, alone, small, tmp_path):
+    """One shard is lost, and of another one the last line is torn."""
+    options = ["--jsonl", tmp_path, "--workers", 2]
+    assert generate(prompts, *options).exit_code == 0
+    first, second, third = sorted(tmp_path.iterdir())
+    second.unlink()
+    first.write_bytes(first.read_bytes()[:-3])
+    small.clear()
+    assert generate(prompts, *options, "--workers", 7).exit_code == 0
+    assert small == [0, 1]
+    assert records(first, second, third) == alone
+
+
+def test_shards_of_another_run_are_refused(prompts, small, tmp_path):
+    assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
+    result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--seed", 4)
+    assert result.exit_code == 2
+    assert "seed 3 instead of 4" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--workers", 2], "--jsonl FOLDER"),
+        (["--ray", "local"], "--jsonl FOLDER"),
+        (["--workers", 2, "--jsonl", "x", "--compare"], "--compare is of one process"),
+        (["--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace is of one process"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(prompts, options, advice):
+    result = generate(prompts, *options)
+    assert result.exit_code == 2
+    assert advice in result.stderr
+
+
+def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
+    """Workers that know nothing of each other: each would measure the pair for itself, and choose other trees."""
+    measured, plainly = [], jobs.Processes.__call__
+
+    def forgetful(crew, work, left):
+        for job in left:
+            keeping.LOADED.clear()
+            yield from plainly(crew, replace(work), [job])
+
+    def make(subject, tick=None):
+        measured.append(subject)
+        return made_up(subject)
+
+    monkeypatch.setattr(jobs.Processes, "__call__", forgetful)
+    monkeypatch.setattr(keeping, "kept", lambda file, wanted: None)
+    monkeypatch.setattr(keeping, "make", make)
+    options = ["--jsonl", tmp_path, "--workers", 2, "--tree", "auto"]
+    assert generate(prompts, *options).exit_code == 0
+    (tmp_path / "000001.jsonl").unlink()
+    assert generate(prompts, *options).exit_code == 0
+    assert small == [0, 0, 1, 2, 1]  # the first is that of the plan
+    assert len(measured) == 1
+    assert len(measured[0].prompts) == COUNT
+
+
+@pytest.mark.slow
+def test_processes_decode_the_same(prompts, alone, monkeypatch, tmp_path):
+    monkeypatch.setattr(workers, "SHARD", 2)
+    assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
+    found = {record["id"]: record for record in records(*tmp_path.iterdir())}
+    assert [found[record["id"]] for record in alone] == alone
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path):
+    """Two raylets of one processor each, as Ray's own test cluster has them; a worker needs one."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr(workers, "SHARD", 2)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--ray", cluster.address)
+        assert ray.get_runtime_context().gcs_address == cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert result.exit_code == 0, result.output
+    assert records(*sorted(tmp_path.iterdir())) == alone

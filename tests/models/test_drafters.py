@@ -1,0 +1,384 @@
+"""Drafters beyond one model: exact by enumeration through the real step, and each what it says it is."""
+
+import copy
+import doctest
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import chi2
+from tiny import CONFIGURATIONS, tiny_model
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import (
+    Law,
+    first_state,
+    first_tokens,
+    largest_difference,
+    law_of_steps,
+    step_law,
+    target_law,
+)
+from multidraft.decoding.scored_tree import ScoredTree
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import WALKS
+from multidraft.models import LanguageModel
+from multidraft.models.early_exit import first_layers
+from multidraft.models.ensemble import Mixture, Several
+from multidraft.models.ngram import Lookup, NGram, Reader
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
+
+EXACT = 1e-12
+BIASED = 1e-3  # a biased twin must be off by more
+PROMPT = [0, 1, 0, 0, 1, 1, 0]  # long enough for counts
+UNEVEN = "[[0],[1],[0,0],[1,0],[1,1]]"  # equal tokens at the root give one node of slots that draw once and twice
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch):
+    """Drafters that count give float64, so that sums are exact."""
+    monkeypatch.setattr(Reader, "dtype", torch.float64)
+
+
+def table(vocabulary: int, seed: int) -> TableModel:
+    return TableModel(random_table(vocabulary, 3, seed), vocabulary)
+
+
+def confident(laws: Tensor) -> Tensor:
+    """Weights that depend on the prefix: more for the member that is surer of itself."""
+    return laws.amax(-1).exp() / laws.amax(-1).exp().sum(-1, keepdim=True)
+
+
+ONE: dict[str, Callable[[int], LanguageModel]] = {
+    "n-gram": lambda v: NGram(v),
+    "n-gram with a corpus": lambda v: NGram(v, 2, corpus=[1, 1, 0, 1]),
+    "look-up": lambda v: Lookup(v),
+    "mixture": lambda v: Mixture([table(v, 2), NGram(v)], [0.3, 0.7]),
+    "mixture with look-up": lambda v: Mixture([table(v, 2), Lookup(v), table(v, 3)]),
+    "confident mixture": lambda v: Mixture([table(v, 2), NGram(v)], confident),
+}
+MANY: dict[str, Callable[[int], LanguageModel]] = {
+    "two tables": lambda v: Several([table(v, 6), table(v, 7)]),
+    "table and n-gram": lambda v: Several([table(v, 2), NGram(v)]),
+    "three": lambda v: Several([table(v, 2), Lookup(v), table(v, 3)]),
+    "one": lambda v: Several([table(v, 2)]),
+    "mixture and table": lambda v: Several([Mixture([table(v, 2), Lookup(v)]), table(v, 3)]),
+}
+SCHEMES = ["iid:lorenz", "iid:recursive_rejection", "without_replacement:recursive_rejection", "anchored:lorenz"]
+DISTINCT = ["distinct:recursive_rejection", "distinct:naive"]
+CASES = [(s, d, "2x1", 3) for s in [*SCHEMES, "top:naive"] for d in ONE] + [("iid:lorenz", d, "1x1", 3) for d in ONE]
+CASES += [("distinct:naive", d, t, 2) for d in MANY for t in ("2x1", "2x2")]
+CASES += [("distinct:recursive_rejection", d, "2x1", 3) for d in MANY]
+CASES += [("distinct:recursive_rejection", d, t, 2) for d in MANY for t in ("1x1x1", "2x2", "3x1", UNEVEN)]
+CASES += [("distinct:recursive_rejection", "two tables", "2x2", 3), ("distinct:recursive_rejection", "three", "3x1", 3)]
+DRAFTERS = ONE | MANY
+
+
+def error_of(law: Law, plan: Plan, vocabulary: int, count: int) -> float:
+    """How far the law of the first tokens is from the target's."""
+    target = table(vocabulary, 1).conditional
+
+    @cache
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        return plan.sampling.target(target((*PROMPT, *tokens)).log())
+
+    return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
+
+
+def step_error(scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling, vocabulary: int = 3) -> float:
+    plan = Plan(md.scheme(scheme), Tree.parse(tree), walk, sampling)
+    law = step_law(table(vocabulary, 1), DRAFTERS[drafter](vocabulary), PROMPT, plan)
+    return error_of(law.law, plan, vocabulary, max(plan.tree.depths))
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize(("scheme", "drafter", "tree", "vocabulary"), CASES)
+def test_one_step_has_the_target_law(scheme, drafter, tree, vocabulary, walk):
+    assert step_error(scheme, drafter, tree, walk, Sampling(temperature=0.8), vocabulary) <= EXACT
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_k=2), Sampling(temperature=0)])
+@pytest.mark.parametrize(("scheme", "drafter"), [("iid:lorenz", d) for d in ONE] + [(DISTINCT[0], d) for d in MANY])
+def test_truncated_distributions_have_the_target_law(scheme, drafter, sampling):
+    assert step_error(scheme, drafter, "2x1", "deferred", sampling) <= EXACT
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize(
+    ("scheme", "drafter", "tree"),
+    [("iid:lorenz", d, "2") for d in ONE] + [(DISTINCT[0], d, "2") for d in MANY] + [(DISTINCT[0], "three", "2x1")],
+)
+def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
+    """Counts go on from step to step, and rows have read different tokens."""
+    plan, steps = Plan(md.scheme(scheme), Tree.parse(tree), walk), 2
+    state = first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, plan)
+    law = law_of_steps(state, plan, steps)
+    assert error_of(law, plan, 2, steps * (max(plan.tree.depths) + 1)) <= EXACT
+
+
+TWINS = {
+    "believes in the first member of the mixture": ("iid:recursive_rejection", "mixture"),
+    "believes that every token is as likely": ("iid:recursive_rejection", "n-gram"),
+    "takes the look-up for a guess at random": ("iid:recursive_rejection", "look-up"),
+    "takes one drafter for the other": ("distinct:recursive_rejection", "two tables"),
+    "takes three drafters for each other": ("distinct:recursive_rejection", "three"),
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("tree", ["1x1", "2x1"])
+@pytest.mark.parametrize("twin", TWINS)
+def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
+    """Each is told a law that the drafts were not drawn from."""
+    scheme, drafter = TWINS[twin]
+    right = ScoredTree.draft
+    first = table(3, 2).conditional((*PROMPT,))
+
+    def wrong(nodes: ScoredTree, rows: list[int], places: tuple[int, ...]) -> Tensor:
+        draft = right(nodes, rows, places)
+        if "first member" in twin:
+            return first.expand_as(draft)
+        return torch.full_like(draft, 1 / 3) if scheme.startswith("iid") else draft.roll(1, -1)
+
+    monkeypatch.setattr(ScoredTree, "draft", wrong)
+    assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
+
+
+def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
+    """The second tuple of such a node begins again with the first drafter; a twin goes on with the last one."""
+    law = md.scheme("distinct:naive").law.__class__
+    monkeypatch.setattr(law, "conditional", lambda self, draft, past: draft[..., min(past.shape[-1], 1), :])
+    assert step_error("distinct:recursive_rejection", "two tables", "2x2", "commit", Sampling()) > BIASED
+
+
+# What each drafter says
+
+
+def say(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> Tensor:
+    """The distribution after a text of which all but the last token are kept, and after a path of pending tokens."""
+    model = model.fresh(len(text))
+    kept, pending = torch.tensor([text[:-1]], dtype=torch.int64), torch.tensor([[text[-1], *path]])
+    causal = torch.ones(1, len(text), len(text), dtype=torch.bool).tril()
+    model.forward(kept, torch.arange(len(text) - 1)[None], causal[:, :-1, :-1], logits=False)
+    model.keep(torch.arange(len(text) - 1)[None])
+    causal = torch.ones(1, 1 + len(path), 1 + len(path), dtype=torch.bool).tril()
+    return model.forward(pending, len(text) - 1 + torch.arange(1 + len(path))[None], causal)[0, -1].exp()
+
+
+def counted(text: list[int], run: list[int], vocabulary: int) -> Tensor:
+    """Witten and Bell's estimate as their recursion has it, counting everything afresh."""
+    lower = (
+        counted(text, run[1:], vocabulary) if run else torch.full((vocabulary,), 1 / vocabulary, dtype=torch.float64)
+    )
+    after = [text[i] for i in range(len(run), len(text)) if text[i - len(run) : i] == run]
+    counts = torch.tensor([float(Counter(after)[token]) for token in range(vocabulary)]).double()
+    kinds = len(set(after))
+    return (counts + kinds * lower) / (len(after) + kinds) if after else lower
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_n_gram_counts_the_text_so_far(order):
+    text = torch.randint(4, (40,), generator=torch.Generator().manual_seed(order)).tolist()
+    for path in ((), (2, 3)):
+        run = [*text, *path][len(text) + len(path) - order + 1 :] if order > 1 else []
+        expected = counted(text[:-1], run, 4)
+        assert torch.allclose(say(NGram(4, order), text, path), expected, rtol=0, atol=EXACT)
+    assert say(NGram(4, order), text).sum() == pytest.approx(1, abs=EXACT)
+
+
+def test_a_corpus_is_refined_by_the_text():
+    corpus = [0, 1, 2, 0, 1, 3]
+    unread = say(NGram(5, 2, corpus), [1])
+    assert torch.allclose(unread, counted(corpus, [1], 5), rtol=0, atol=EXACT)
+    read = say(NGram(5, 2, corpus), [1, 4, 1])
+    assert read[4] > unread[4]
+    assert read[2] > say(NGram(5, 2), [1, 4, 1])[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "token"),
+    [
+        ([7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], (), 4),  # the latest of two
+        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (), 3),  # a longer run counts more than a later one
+        ([7, 1, 2, 3, 8, 1], (2,), 3),  # drafted tokens belong to the run
+        ([5, 6], (), 5),  # nothing matches but the empty run
+        ([5], (), 5),  # nothing was read
+    ],
+)
+def test_look_up(text, path, token):
+    assert torch.equal(say(Lookup(10), text, path), torch.eye(10).double()[token])
+
+
+def test_mixture_is_the_weighted_sum():
+    members = [table(4, 2), NGram(4), Lookup(4)]
+    laws = torch.stack([say(member, PROMPT) for member in members])
+    weights = torch.tensor([0.5, 0.5, 0.0]).double()
+    assert torch.allclose(say(Mixture(members, weights.tolist()), PROMPT), weights @ laws, rtol=0, atol=EXACT)
+    by_prefix = confident(laws.log())
+    assert torch.allclose(say(Mixture(members, confident), PROMPT), by_prefix @ laws, rtol=0, atol=EXACT)
+
+
+def test_the_documented_drafter_works():
+    page = Path(__file__).parents[2] / "docs" / "drafters.md"
+    failed, tried = doctest.testfile(str(page), module_relative=False)
+    assert (failed, tried) == (0, 8)
+
+
+def test_a_drafter_starts_afresh_in_every_generation():
+    model = tiny_model("llama")
+    drafter = Mixture([tiny_model("qwen2"), NGram(61)])
+    settings = dict(tree="2x1", max_new_tokens=12)
+    runs = [
+        md.generate(model, drafter, [PROMPT] * rows, generator=torch.Generator().manual_seed(1), **settings)[0][0]
+        for rows in (1, 3, 1)
+    ]
+    assert torch.equal(runs[0], runs[2])
+
+
+# The target's own first layers
+
+
+LAYERED = [name for name in CONFIGURATIONS if name.split()[0] not in ("gpt2", "gptj", "opt", "falcon")]
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_first_layers_equal_a_model_built_of_them(name):
+    model = tiny_model(name, "eager")
+    before = copy.deepcopy(model.state_dict())
+    shallow = first_layers(model, 1)
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    built = type(model)(config).eval()
+    built.load_state_dict({key: value for key, value in before.items() if "layers.1." not in key})
+    ids = torch.arange(9)[None]
+    whole = model(ids).logits
+    assert torch.equal(shallow(ids).logits, built(ids).logits)
+    assert not torch.allclose(shallow(ids).logits, whole)
+    assert torch.equal(model(ids).logits, whole)
+    assert model.config.num_hidden_layers == 2
+    pointers = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in shallow.parameters()} < pointers
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "advice"),
+    [
+        ("gpt2", 1, "the layers of gpt2 cannot be cut"),
+        ("llama", 2, "2 of 2 layers make no drafter; use 1 to 1"),
+        ("llama", 0, "0 of 2 layers"),
+    ],
+)
+def test_first_layers_advise(model, count, advice):
+    with pytest.raises(md.AdviceError, match=advice):
+        first_layers(tiny_model(model), count)
+
+
+def test_first_layers_of_a_model_spread_over_devices_are_refused():
+    model = copy.deepcopy(tiny_model("llama"))
+    model.base_model.forward = model.base_model.forward  # as accelerate leaves it: bound to this very module
+    with pytest.raises(md.AdviceError, match="load it on one"):
+        first_layers(model, 1)
+
+
+# Whole generations
+
+
+PROMPTS = [[3, 4, 5, 3, 4, 5, 3, 4], [9, 8, 9, 8], [1]]
+WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
+    "n-gram": ("anchored:lorenz", lambda: NGram(61)),
+    "look-up": ("iid:lorenz", lambda: Lookup(61)),
+    "first layer": ("anchored:lorenz", lambda: first_layers(tiny_model("llama"), 1)),
+    "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
+    "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
+    "distinct": (DISTINCT[0], lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
+}
+
+
+def run(kind: str, prompts: list[list[int]], **settings) -> list[list[int]]:
+    scheme, make = WHOLE[kind]
+    rows, _ = md.generate(tiny_model("llama"), make(), prompts, scheme=scheme, tree="3x2x1", **settings)
+    return [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_greedy_output_is_the_target_s(kind):
+    plain, _ = md.generate(tiny_model("llama"), None, PROMPTS, temperature=0, max_new_tokens=24)
+    assert run(kind, PROMPTS, temperature=0, max_new_tokens=24) == [row.tolist() for row in plain]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_rows_do_not_depend_on_their_neighbours(kind):
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in range(3)]
+
+    settings = dict(eos_token_id=list(range(0, 61, 7)), max_new_tokens=40)  # rows leave at different times
+    together = run(kind, PROMPTS, generator=generators(), **settings)
+    alone = [run(kind, [p], generator=[g], **settings)[0] for p, g in zip(PROMPTS, generators(), strict=True)]
+    assert together == alone
+    assert len(set(map(len, together))) > 1
+
+
+def test_look_up_drafts_what_repeats_itself():
+    """A target that always goes on counting modulo five: from the first repetition on, every draft is accepted."""
+    target = TableModel(lambda prefix: torch.eye(5).double()[(prefix[-1] + 1) % 5], 5)
+    _, info = md.generate(target, Lookup(5), [[0, 1, 2, 3, 4, 0]], scheme="top:naive", tree="1x1x1", max_new_tokens=24)
+    assert (info.target_passes, info.block_efficiency) == (6, 4)
+
+
+def odds(scheme: str, drafter: LanguageModel) -> float:
+    """Probability of such large a chi-square statistic for the tokens that follow each token, if lossless."""
+    size, rows, law = 4, 150, random_table(4, 1, 1)
+    settings = dict(scheme=scheme, tree="4x2x2x1", max_new_tokens=200, measure=False)
+    generator = torch.Generator().manual_seed(11)
+    target = TableModel(lambda prefix: 0.7 * law(prefix) + 0.3 / size, size)  # no small entries, for chi-square
+    tokens, _ = md.generate(target, drafter, [[0, 1, 2, 3]] * rows, generator=generator, **settings)
+    counts = torch.zeros(size, size, dtype=torch.float64)
+    for row in tokens:
+        counts.index_put_((row[:-1], row[1:]), torch.ones(len(row) - 1, dtype=torch.float64), accumulate=True)
+    expected = counts.sum(-1, keepdim=True) * torch.stack([target.conditional((token,)) for token in range(size)])
+    return float(chi2.sf(float(((counts - expected) ** 2 / expected).sum()), size * (size - 1)))
+
+
+SAMPLED = [("anchored:lorenz", "n-gram"), ("iid:lorenz", "mixture with look-up"), (DISTINCT[0], "three")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "drafter"), SAMPLED)
+def test_samples_of_large_trees_agree_with_the_target(scheme, drafter):
+    """Chi-square over 30,000 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
+    assert odds(scheme, DRAFTERS[drafter](4)) > 1e-9
+
+
+@pytest.mark.slow
+def test_samples_catch_drafters_taken_for_each_other(monkeypatch):
+    """The same statistic, size and threshold."""
+    right = ScoredTree.draft
+    monkeypatch.setattr(ScoredTree, "draft", lambda *arguments: right(*arguments).roll(1, -2))
+    assert odds(DISTINCT[0], DRAFTERS["three"](4)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: NGram(5, 0), "order 0 predicts nothing"),
+        (lambda: Lookup(5, 0), "runs of 0 tokens finds nothing"),
+        (lambda: Mixture([NGram(5), Lookup(5)], [0.5, 0.6]), "make no mixture of 2 drafters"),
+        (lambda: Mixture([NGram(5)], [0.5, 0.5]), "make no mixture of 1 drafters"),
+        (lambda: Several([NGram(5), NGram(6)]), r"vocabularies \[5, 6\] do not fit"),
+        (lambda: Several([]), "pass at least one"),
+        (lambda: md.generate(table(5, 1), NGram(5), [[1]], scheme="distinct:naive"), "pass a list of them"),
+        (lambda: md.generate(table(5, 1), [NGram(5), Lookup(5)], [[1]]), "use distinct:recursive_rejection"),
+        (lambda: md.generate(table(5, 1), NGram(6), [[1]]), "the target has 5 tokens and the draft 6"),
+    ],
+)
+def test_advice(make, advice):
+    with pytest.raises(md.AdviceError, match=advice):
+        make()

@@ -1,0 +1,153 @@
+"""The bound over whole trees: exact where it is known, met on chains, and beaten by biased walks alone."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from multidraft_research.studies.tree_bound import realised_trees, sequences, tree_bound
+from multidraft_research.studies.walks import TREES, WALKERS, accepted, jobs, measure, one_case, random_pair
+from typer.testing import CliRunner
+
+import multidraft as md
+from multidraft.auditing.enumeration import all_trees, first_state
+from multidraft.cli.main import app
+from multidraft.decoding.state import Plan
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import UNSEEN, Ending, deferred
+from multidraft.models.table import TableModel
+
+EXACT = 1e-9  # of the linear program
+OPTIMAL_WITH_ONE_DRAFT = [
+    "iid:lorenz",
+    "iid:k_sequential",
+    "iid:recursive_rejection",
+    "without_replacement:recursive_rejection",
+    "greedy:maximal_coupling",
+    "anchored:lorenz",
+    "top:naive",
+]
+BRANCHING = [tree for tree in TREES if not Tree.parse(tree).drafts[0] == 1] + ["[[0],[1],[0,0],[0,1],[0,0,0]]"]
+
+
+def forest_of(plan: Plan, vocabulary: int, seed: int):
+    """The trees of a random case, and the target's conditional."""
+    target, draft = random_pair(vocabulary, 3, seed)
+    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), [0], plan)
+    return all_trees(state, plan), lambda tokens: target((0, *tokens)), draft
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "without_replacement:naive", "anchored:lorenz", "top:naive"])
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_one_level_is_the_optimal_transport_problem(name, drafts):
+    scheme = md.scheme(name, drafts=drafts)
+    forest, target, draft = forest_of(Plan(scheme, Tree.parse(str(drafts))), 4, seed=drafts)
+    trees = realised_trees(forest)
+    assert sum(trees.values()) == pytest.approx(1, abs=1e-12)
+    optimum = scheme.optimal_acceptance_rate(target(()), draft((0,))).item()
+    assert tree_bound(trees, target, 4) == pytest.approx(optimum, abs=EXACT)
+
+
+@pytest.mark.parametrize("name", OPTIMAL_WITH_ONE_DRAFT)
+@pytest.mark.parametrize(("tree", "vocabulary"), [("1", 3), ("1x1", 3), ("1x1x1", 2), ("1x1x1", 3)])
+def test_deferred_meets_the_bound_on_chains(name, tree, vocabulary):
+    line = measure(md.scheme(name, drafts=1), tree, vocabulary, cases=2, seed=1)
+    for walk in set(WALKERS) - {"commit", "deferred"}:
+        assert line.walks[walk] == pytest.approx(line.bound, abs=EXACT)
+    if tree != "1" and name != "top:naive":  # committing loses nothing where nothing else could have been drafted
+        assert line.walks["commit"] < line.bound - 1e-3
+    assert line.bound - 0.02 < line.walks["deferred"] < line.bound + EXACT  # the coin for small claims costs a little
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "without_replacement:recursive_rejection", "anchored:lorenz"])
+@pytest.mark.parametrize("tree", BRANCHING)
+def test_no_walk_exceeds_the_bound_on_trees(name, tree):
+    line = measure(md.scheme(name), tree, 2, cases=2, seed=2)
+    assert min(line.short.values()) > -EXACT
+    assert line.walks["commit"] <= line.walks["deferred, no coin for small claims"] + EXACT
+
+
+def eager(slot, weight, has_drafts, coin, more=1.05):
+    """The deferred walk, but each child is entered five percent too often."""
+    if not has_drafts(slot):
+        return Ending() if coin(weight) else None
+    verdict, left = (yield slot, weight), 1.0
+    for child, accept in verdict.children:
+        if left <= UNSEEN:
+            return None
+        if ending := (yield from eager(child, min(more * accept / left, 1.0), has_drafts, coin, more)):
+            ending.path.insert(0, child)
+            return ending
+        left -= accept
+    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+
+
+@pytest.mark.parametrize("tree", ["1x1", "1x1x1"])
+def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
+    plan = Plan(md.scheme("iid:lorenz"), Tree.parse(tree))
+    forest, target, _ = forest_of(plan, 3, seed=0)
+    bound = tree_bound(realised_trees(forest), target, 3)
+    assert accepted(forest, plan, partial(eager, more=1.0)) == pytest.approx(bound, abs=EXACT)
+    assert accepted(forest, plan, eager) > bound + 1e-3
+
+
+def test_a_smaller_coin_never_loses_on_a_chain():
+    plan = Plan(md.scheme("iid:lorenz"), Tree.parse("1x1x1"))
+    forest, *_ = forest_of(plan, 3, seed=4)
+    coins = [accepted(forest, plan, partial(deferred, smallest=s)) for s in (0.0, 0.05, 0.3, 1.0)]
+    assert (np.diff(coins) <= EXACT).all()
+    assert coins[0] > coins[-1] + 1e-3
+
+
+def test_what_can_be_emitted_with_a_tree():
+    tree = frozenset({(0,), (0, 1)})
+    assert sequences(tree, 2) == [(1,), (0, 0), (0, 1, 0), (0, 1, 1)]
+
+
+def test_a_case_is_repeatable_and_seeds_differ():
+    scheme, tree = md.scheme("iid:lorenz"), Tree.parse("2x1")
+    assert one_case(scheme, tree, 2, 0) == one_case(scheme, tree, 2, 0)
+    assert one_case(scheme, tree, 2, 0) != one_case(scheme, tree, 2, 1)
+
+
+def test_too_much_is_refused_with_advice(monkeypatch):
+    with pytest.raises(md.AdviceError, match="--vocabulary 2 or a smaller tree"):
+        jobs(["iid:lorenz"], ["3x2"], 3)
+    monkeypatch.setattr("multidraft_research.studies.tree_bound.MOST_VARIABLES", 2)
+    with pytest.raises(md.AdviceError, match="take a smaller tree"):
+        tree_bound({frozenset({(0,)}): 1.0}, lambda tokens: torch.tensor([0.5, 0.5]), 2)
+
+
+def study(*arguments: object):
+    return CliRunner().invoke(app, ["study", "walks", *map(str, arguments)])
+
+
+def test_the_command_prints_a_table_or_json():
+    asked = ["--scheme", "iid:lorenz", "--tree", "1x1", "--tree", "2", "--vocabulary", 2, "--cases", 2]
+    shown = study(*asked)
+    assert shown.exit_code == 0, shown.output
+    lines = json.loads(study(*asked, "--json").stdout)
+    assert [line["tree"] for line in lines] == ["1x1", "2"]
+    for line in lines:
+        assert f"{line['bound']:.4f}" in shown.stdout
+        assert set(line["walks"]) == set(WALKERS)
+        assert max(line["short"].values()) >= line["short"]["deferred, no coin for small claims"] > -EXACT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["--scheme", "top:lorenz"], "not valid for drafts of the law top"),
+        (["--scheme", "distinct:naive"], "several draft models"),
+        (["--tree", "bush"], "does not parse"),
+        (["--tree", "9x9"], "smaller tree"),
+        (["--vocabulary", 1], "--vocabulary"),
+    ],
+)
+def test_wrong_input_ends_with_one_line(arguments, advice):
+    result = study(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert advice in result.stderr

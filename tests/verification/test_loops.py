@@ -1,0 +1,154 @@
+"""The compiled loops give what the tensor operations of the Lorenz rule give, wherever either of them branches."""
+
+import pytest
+import torch
+
+import multidraft as md
+from multidraft.verification import distributions, loops
+from multidraft.verification.laws.anchored import anchors_of
+from multidraft.verification.registry import SCHEMES
+from multidraft.verification.rules import lorenz_loops
+from multidraft.verification.rules.coupling import residual
+from multidraft.verification.rules.lorenz import drawable_schedule
+
+EXACT = 1e-12
+
+
+def pair(seed: int, size: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target and a draft distribution of one of some kinds that matter to the schedule."""
+    generator = torch.Generator().manual_seed(seed)
+    target, draft = (2 * torch.randn(2, size, generator=generator, dtype=torch.float64)).softmax(-1)
+    if kind == "truncated draft":  # tokens that cannot be drafted, and resets
+        draft[torch.rand(size, generator=generator) < 0.6] = 0
+        draft = draft / draft.sum() if draft.sum() > 0 else draft
+    elif kind == "truncated target":
+        target[torch.rand(size, generator=generator) < 0.6] = 0
+        target = target / target.sum().clamp(min=1e-9)
+    elif kind == "ties":
+        target, draft = target.mul(4).round().add(1), draft.mul(4).round().add(1)
+        target, draft = target / target.sum(), draft / draft.sum()
+    elif kind == "equal":
+        draft = target.clone()
+    elif kind == "part of a target":  # as the deferred walk asks
+        target = 0.3 * target
+    return target, draft
+
+
+KINDS = ["any", "truncated draft", "truncated target", "ties", "equal", "part of a target"]
+
+
+@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
+@pytest.mark.parametrize("drafts", [2, 3, 5, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loops_give_the_schedule(kind, drafts, draft_probability):
+    for seed in range(8):
+        target, draft = (rows.expand(2, -1) for rows in pair(seed, 12, kind))
+        count = torch.tensor([drafts, 1])
+        draws = torch.multinomial(draft + 1e-9, drafts, replacement=True, generator=torch.Generator().manual_seed(seed))
+        draws[1, 1:] = -1
+        ours = lorenz_loops.drawable_schedule(target, draft, count, draft_probability)
+        plain = drawable_schedule(target, draft, count, draft_probability)
+        assert torch.allclose(ours.optimum, plain.optimum, rtol=0, atol=EXACT)
+        assert torch.allclose(ours.remainder().sum(-1), plain.remainder().sum(-1), rtol=0, atol=EXACT)
+        if kind not in ("ties", "equal"):  # where ratios are equal, any order is right
+            assert torch.allclose(ours.remainder(), plain.remainder(), rtol=0, atol=EXACT)
+            assert torch.allclose(ours.accept(draws), plain.accept(draws), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_ways_are_lossless(name, kind, monkeypatch):
+    """The law of the emitted token, summed over all tuples, where Numba is not installed too."""
+    target, draft = pair(3, 5, kind)
+    scheme = md.scheme(name, 3)
+    drafted, weight = scheme.tuples(draft)
+    many = (len(drafted), -1)
+    for prepare in (lambda _: None, without_numba):
+        prepare(monkeypatch)
+        outcome = scheme.outcome(target.expand(many), draft.expand(many), drafted)
+        assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
+
+
+@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
+def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
+    """The biased twin: what survives one phase is left out."""
+    target, draft = pair(3, 5, "any")
+    scheme = md.scheme("iid:lorenz", 3)
+    drafted, weight = scheme.tuples(draft)
+    right = lorenz_loops.phases
+
+    def forgetful(*arguments):
+        columns, *rest = right(*arguments)
+        columns[3, 1] = 1.0
+        return columns, *rest
+
+    monkeypatch.setattr(lorenz_loops, "phases", forgetful)
+    outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
+    assert (weight @ outcome.law() - target).abs().max() > 1e-3
+
+
+def without_numba(monkeypatch) -> None:
+    monkeypatch.setattr(loops, "usable", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_same_tokens_are_picked(dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(5, 40, generator=generator, dtype=dtype) * (torch.rand(5, 40, generator=generator) < 0.5)
+    weights[3] = 0  # nothing to pick
+    uniform = torch.rand(5, 200, generator=generator, dtype=torch.float64)
+    uniform[:, :2] = torch.tensor([0.0, 1.0])
+    ours = distributions.pick(weights, uniform)
+    without_numba(monkeypatch)
+    assert ours.equal(distributions.pick(weights, uniform))
+    assert (weights.gather(-1, ours.clamp(min=0)) > 0).all(-1).tolist() == [True, True, True, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_anchors_and_the_same_rest(kind, monkeypatch):
+    pairs = [pair(seed, 9, kind) for seed in range(20)] + [(torch.ones(9).double() / 9,) * 2]  # ties everywhere
+
+    def found():
+        anchors = [anchors_of(draft, n, m) for _, draft in pairs for n in (2, 3, 9) for m in (None, 1, n)]
+        return anchors, [residual(target, draft / draft.sum(), 0.7, 0.4) for target, draft in pairs]
+
+    anchors, rests = found()
+    without_numba(monkeypatch)
+    assert all(ours.equal(other) for ours, other in zip(anchors, found()[0], strict=True))
+    assert all(torch.allclose(*both, rtol=0, atol=EXACT) for both in zip(rests, found()[1], strict=True))
+
+
+@pytest.mark.parametrize("anchors", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("numba", [True, False])
+def test_any_number_of_anchors_is_lossless(anchors, numba, monkeypatch):
+    """As many anchors as drafts, too, where nothing is left to chance."""
+    if not numba:
+        without_numba(monkeypatch)
+    for seed in range(5):
+        target, draft = pair(seed, 5, "any")
+        scheme = md.scheme("anchored:lorenz", 3, anchors=anchors)
+        drafted, weight = scheme.tuples(draft)
+        outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
+        assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
+        assert float(weight @ outcome.acceptance()) == pytest.approx(
+            float(scheme.acceptance_rate(target, draft)), abs=EXACT
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if md.scheme(name).law.fixed_drafts is None])
+def test_what_counts_as_a_coupling_is_one(name):
+    """With one draft: accepted with min(1, p/q), and the rest in proportion to (p - q)_+; `top` and `naive` are not."""
+    scheme = md.scheme(name, 1)
+    target, draft = pair(5, 4, "any")
+    drafted = torch.tensor([[-1, 2] if name.startswith("anchored") else [2]])
+    if scheme.is_coupling:
+        outcome = scheme.outcome(target[None], draft[None], drafted)
+        accept = (target / draft).clamp(max=1)[2]
+        assert outcome.accept.sum().item() == pytest.approx(accept.item(), abs=EXACT)
+        over = (target - draft).clamp(min=0)
+        assert torch.allclose(outcome.residual[0], (1 - accept) * over / over.sum(), rtol=0, atol=EXACT)
+    assert scheme.is_coupling == (
+        name.split(":")[1] in {"lorenz", "binned_lorenz", "k_sequential", "recursive_rejection", "maximal_coupling"}
+        and not scheme.law.several
+    )
+    assert not md.scheme(name, 2).is_coupling

@@ -1,0 +1,200 @@
+"""Every function that has a compiled twin beside it: the same numbers, at every setting of the laws that use it."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from multidraft.autotune.ease import TEXTS, updated
+from multidraft.autotune.sight import looked_at
+from multidraft.decoding.draft import grow
+from multidraft.decoding.drafted_tree import widened
+from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.shapes import Fixed
+from multidraft.decoding.state import Plan, State
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.models import Answering, Branches
+from multidraft.models.table import TableModel
+from multidraft.sampling.from_logits import drafting
+from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
+from multidraft.verification.distributions import draw, pick, pick_each
+from multidraft.verification.law import Law
+from multidraft.verification.laws import Anchored, Iid
+from multidraft.verification.laws.anchored import anchors_of
+from multidraft.verification.levels import draw_level, numbers_of
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.places import Drawing
+from multidraft.verification.rules.anchored_lorenz import anchored_lorenz
+from multidraft.verification.rules.coupling import residual
+from multidraft.verification.rules.lorenz import drawable_schedule, lorenz
+from multidraft.verification.scheme import Scheme  # every pair is known once all rules are
+
+DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
+IID = [Iid(n, a) for n, a in product(DRAFTS, PROBABILITIES)]
+ANCHORED = [
+    Anchored(n, a, anchors, top_up)
+    for n, a, anchors, top_up in product(DRAFTS, PROBABILITIES, (None, 0, 1, 3, 9), (True, False))
+]
+EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
+Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
+
+
+def seen(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    logits = 4 * draft.float().log()
+    for lines in (logits, logits.clamp(min=-60) + 3, logits[:, :1].expand(-1, 4)):
+        yield torch.tensor(looked_at(lines))
+
+
+def with_room(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    sees, alias = torch.eye(3, dtype=torch.bool).expand(2, -1, -1).clone(), torch.arange(3).expand(2, -1).clone()
+    sees[:, 1:, 0], sees[1, 2, 1], alias[1, 2] = True, True, 1
+    tokens, tuples = torch.arange(6).view(2, 3), torch.arange(12).view(2, 3, 2)
+    yield from widened(tokens, alias, sees, tuples, [(1, 2, 2), (1, -1, -1)])
+    yield from widened(tokens[:1], alias[:1], sees[:1], tuples[:1], [(2,)])
+
+
+def heard(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    nodes = [(0.3, 0.7, 1.0), (1.0, 0.999, 1.0), (0.0, 0.0, 0.05), (1.0, 0.5, 0.001), (0.9, 1.0, 1.0)]
+    yield torch.from_numpy(updated(TEXTS, np.array(nodes), 0.7))
+
+
+def parts_of(outcome: Outcome) -> Iterator[Tensor]:
+    yield from (outcome.accept, outcome.residual, outcome.residual_mass)
+    assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-5)
+
+
+def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield pick(draft, torch.rand(len(draft), 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+
+
+def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield torch.tensor([pick_each(draft, [number] * len(draft)) for number in (0.0, 0.01, 0.4, 0.99)])
+
+
+def drawn_softly(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    lines, numbers = (4 * draft.float().log()).numpy(), torch.linspace(0.001, 0.999, 30, dtype=torch.float64).tolist()
+    yield torch.tensor([draw(*way) for way in product(lines, (0.05, 0.7, 4.0), numbers)])
+
+
+def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield anchors_of(draft, law.drafts, law.anchors)
+
+
+def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    drawing = Drawing([1, 2, 4], (law.drafts, 1, 3), [5, 5 + law.drafts, 6 + law.drafts])
+    numbers, generator = numbers_of(law, drawing.counts), torch.Generator().manual_seed(2)
+    tokens, tuples = torch.zeros(2, 13, dtype=torch.int64), torch.full((2, 13, law.with_drafts(4).width), -1)
+    tokens[1, 1], tokens[:, 5:] = -1, -1
+    uniform = torch.rand(2, numbers, generator=generator, dtype=torch.float64)
+    draw_level(drawing, law, torch.stack([draft, draft.flip(0)]), uniform, tokens, tuples)
+    yield from (tokens, tuples)
+
+
+def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    for p, q, weight in zip(target, draft, (1.0, 0.7, 0.05), strict=True):
+        yield residual(p, law.draft_probability * q, weight, 0.25)
+
+
+def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
+    yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
+    yield from parts_of(lorenz(target, draft, drafted, law))
+
+
+def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    yield from parts_of(anchored_lorenz(target, draft, drafted, law))
+
+
+def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    lines = (4 * draft.float().log()).numpy()
+    yield from (torch.from_numpy(drafting(lines, temperature, 4)) for temperature in (0, 0.05, 1.0, 4.0))
+
+
+class Told(TableModel, Answering):
+    """A line of logits for every token."""
+
+    def __init__(self, lines: np.ndarray):
+        super().__init__(lambda _: torch.ones(len(lines)), lines.shape[1])
+        self.lines = lines
+
+    def read(self, new: Branches, logits: bool | str = True) -> np.ndarray:
+        lines = self.lines[np.array(new.tokens) % len(self.lines)]
+        return lines if logits is True else lines[-1:]
+
+    answer = keep_roots = None
+
+
+class Flatter(Fixed):
+    """Several drafts are drawn from something flatter."""
+
+    def temper(self, drafts: int) -> float:
+        return 1.2 if drafts > 1 else 1.0
+
+
+def grown(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    n, model = law.drafts, Told(draft.float().log().numpy())
+    tree = Tree.from_drafts([n, *[1] * n, *[2] * n, *[0] * 2 * n])
+    for shape, temperature in product((Fixed(tree), Flatter(tree), Fixed(NO_DRAFTS)), (0, 0.7)):
+        plan = Plan(Scheme("anchored:lorenz", law), shape)
+        random = Randomness(torch.Generator().manual_seed(n))
+        drafts = grow(State(model, model, [random], [1], [5], [[3, 4]], [Sampling(temperature)]), plan)
+        yield from (drafts.tokens, drafts.alias, drafts.sees, drafts.drafted, drafts.depths, torch.tensor(drafts.read))
+        yield from (*drafts.levels, *drafts.logits, torch.tensor(random.number()))
+
+
+WAYS: dict[str, tuple[list, Way]] = {
+    "multidraft.verification.distributions.pick": ([Iid(1)], picked),
+    "multidraft.verification.distributions.pick_each": ([Iid(1)], picked_each),
+    "multidraft.verification.distributions.draw": ([Iid(1)], drawn_softly),
+    "multidraft.verification.laws.anchored.anchors_of": (ANCHORED, anchors),
+    "multidraft.verification.levels.draw_level": (IID + ANCHORED, drawn),
+    "multidraft.autotune.ease.updated": ([Iid(1)], heard),
+    "multidraft.sampling.from_logits.drafting": ([Iid(1)], softened),
+    "multidraft.decoding.draft.grow": (ANCHORED, grown),
+    "multidraft.autotune.sight.looked_at": ([Iid(1)], seen),
+    "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
+    "multidraft.verification.rules.coupling.residual": (IID, coupled),
+    "multidraft.verification.rules.lorenz.drawable_schedule": (IID, scheduled),
+    "multidraft.verification.rules.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
+}
+
+
+def rows(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A pair like two models', one with a sure draft token, and one cut short whose target is part of one."""
+    logits = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    logits[1] = 2 * logits[0] + logits[1]
+    logits[1, 1, 2] += 9
+    logits[1, 2, size // 2 + 1 :] = -torch.inf
+    target, draft = (2 * logits).softmax(-1)
+    return (target * torch.tensor([[1.0], [1.0], [0.3]])).to(dtype), draft.to(dtype)
+
+
+def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether they differ by rounding alone, their own or that of what they come from."""
+    return torch.allclose(one, other, rtol=0, atol=max(EXACT[dtype], EXACT.get(one.dtype, 0.0)))
+
+
+@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("size", [5, 4096])
+@pytest.mark.parametrize("name", loops.PAIRS)
+def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: torch.dtype, monkeypatch) -> None:
+    laws, way = WAYS[name]  # a new pair needs a line there
+    target, draft = rows(size, dtype)
+    asked = set()
+    monkeypatch.setattr(loops, "twin", lambda *pair, twin=loops.twin: asked.add(pair) or twin(*pair))
+    for law in laws:
+        uniform = torch.rand(3, law.numbers, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        drafted = law.draw(draft, uniform)
+        ours = list(way(law, target, draft, drafted))
+        with monkeypatch.context() as without:
+            without.setattr(loops, "usable", lambda *_: False)
+            assert law.draw(draft, uniform).equal(drafted)
+            plain = list(way(law, target, draft, drafted))
+        assert [part.dtype for part in ours] == [part.dtype for part in plain]
+        assert all(close(*both, dtype) for both in zip(ours, plain, strict=True)), law
+    assert (loops.PAIRS[name], name.rpartition(".")[2]) in asked

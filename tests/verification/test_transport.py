@@ -1,0 +1,383 @@
+"""Every optimal acceptance rate against the linear program over all tuples, and the minimum over all token sets."""
+
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+
+from multidraft.errors import AdviceError
+from multidraft.verification.laws import LAWS
+from multidraft.verification.laws.anchored import anchor_count
+from multidraft.verification.optima import (
+    optimal_anchored,
+    optimal_iid,
+    optimal_spechub,
+    optimal_top,
+    optimal_without_replacement,
+)
+from multidraft.verification.optima.without_replacement import fewer_arrivals, some_outside
+from multidraft.verification.optimal import optimal_acceptance_rate
+from multidraft.verification.solvers.linear_program import optimal_by_linear_program
+
+# --- a slow twin: every law as it is told, one draw after another --------------------------------------------------
+
+
+def ranked(q):
+    return sorted(range(len(q)), key=lambda i: (-q[i], i))
+
+
+def without(q, tokens):
+    return [0.0 if i in tokens else x for i, x in enumerate(q)]
+
+
+def draw(q, n, replace):
+    """Tuples of n draws and their probabilities; -1 once nothing is left to draw."""
+    if n == 0:
+        return {(): 1.0}
+    total, tuples = sum(q), {}
+    if total <= 0:
+        return {(-1,) * n: 1.0}
+    for i, x in enumerate(q):
+        if x > 0:
+            for rest, probability in draw(q if replace else without(q, {i}), n - 1, replace).items():
+                tuples[(i, *rest)] = x / total * probability
+    return tuples
+
+
+def iid(q, n, draw_with=1.0):
+    tuples = {t: draw_with * w for t, w in draw(q, n, replace=True).items()}
+    return {**tuples, (-1,) * n: 1 - draw_with} if draw_with < 1 else tuples
+
+
+def topped_up(q, n):
+    """n i.i.d. draws, then one draw without replacement for every duplicate."""
+    tuples = {}
+    for first, probability in draw(q, n, replace=True).items():
+        for more, w in draw(without(q, set(first)), n - len(set(first)), replace=False).items():
+            tuples[first + more] = tuples.get(first + more, 0.0) + probability * w
+    length = max(map(len, tuples))
+    return {t + (-1,) * (length - len(t)): w for t, w in tuples.items()}
+
+
+def anchored(q, n, anchors, top_up):
+    first = tuple(i for i in ranked(q)[:anchors] if q[i] > 0)
+    rest = topped_up if top_up else iid
+    return {first + t: w for t, w in rest(without(q, set(first)), n - anchors).items()}
+
+
+def spechub(q):
+    top, tuples = ranked(q)[0], {}
+    for (i,), x in draw(q, 1, replace=False).items():
+        for (j,), y in draw(without(q, {top}), 1, replace=False).items() if i == top else [((top,), 1.0)]:
+            tuples[i, j] = x * y
+    return tuples
+
+
+def all_laws(q, n):
+    """Every (law, settings) with n drafts, and its tuples."""
+    few = min(n, len(q))
+    yield "iid", {}, iid(q, n)
+    yield "iid", {"draft_probability": 0.6}, iid(q, n, 0.6)
+    yield "without_replacement", {}, draw(q, n, replace=False)
+    yield "greedy", {}, anchored(q, n, n - 1, False)
+    yield "top", {}, {tuple(i for i in ranked(q)[:n] if q[i] > 0): 1.0}
+    for m in range(few + 1):
+        for top_up in (False, True):
+            yield "anchored", {"anchors": m, "top_up": top_up}, anchored(q, n, m, top_up)
+    if n == 2:
+        yield "spechub", {}, spechub(q)
+
+
+def linear_program(p, tuples):
+    rows = torch.tensor(list(tuples), dtype=torch.int64)
+    return optimal_by_linear_program(p, rows, torch.tensor(list(tuples.values()), dtype=torch.float64))
+
+
+def best_set(p, tuples):
+    """min over all token sets of P(H) + P(some draft is outside H)."""
+    values = []
+    for members in itertools.product([False, True], repeat=len(p)):
+        hit = sum(w for t, w in tuples.items() if any(i >= 0 and not members[i] for i in t))
+        values.append(hit + sum(x for x, member in zip(p, members, strict=True) if member))
+    return min(values)
+
+
+# --- cases -------------------------------------------------------------------------------------------------------
+
+
+def normalised(x):
+    return x / x.sum()
+
+
+def random_pair(generator, V, spread):
+    p, q = (torch.randn(2, V, generator=generator, dtype=torch.float64) * spread).softmax(-1)
+    return p, q
+
+
+def t64(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+ADVERSARIAL = {
+    "zeros": (t64(0.0, 0.5, 0.3, 0.2), t64(0.4, 0.0, 0.0, 0.6)),
+    "ties": (t64(0.25, 0.25, 0.25, 0.25), t64(0.4, 0.4, 0.1, 0.1)),
+    "all equal": (t64(0.25, 0.25, 0.25, 0.25), t64(0.25, 0.25, 0.25, 0.25)),
+    "disjoint": (t64(0.0, 0.0, 0.7, 0.3), t64(0.9, 0.1, 0.0, 0.0)),
+    "one-hot draft": (t64(0.1, 0.2, 0.3, 0.4), t64(0.0, 1.0, 0.0, 0.0)),
+    "one-hot target": (t64(0.0, 0.0, 1.0, 0.0), t64(0.4, 0.3, 0.2, 0.1)),
+    "near-equal": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(0.1, 0.2, 0.3, 0.4) + 1e-9 * t64(1, -1, 2, -2))),
+    "sub-probability": (0.35 * t64(0.4, 0.3, 0.2, 0.1), t64(0.1, 0.2, 0.3, 0.4)),
+    "no target": (t64(0.0, 0.0, 0.0, 0.0), t64(0.1, 0.2, 0.3, 0.4)),
+    "almost one-hot": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1.0, 1e-9, 1e-13, 1e-11))),
+    "far apart": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1e-60, 1.0, 1e-200, 1e-30))),
+    "float32 denormal": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1.0, 1e-40, 1e-40, 1e-45))),
+}
+
+
+def check_all_laws(p, q, n):
+    for law, settings, tuples in all_laws(q.tolist(), n):
+        assert sum(tuples.values()) == pytest.approx(1, abs=1e-12), "the twin itself"
+        value = optimal_acceptance_rate(p, q, law, drafts=n, **settings).item()
+        where = f"{law} {settings}, drafts={n}, target={p.tolist()}, draft={q.tolist()}"
+        assert value == pytest.approx(best_set(p.tolist(), tuples), abs=1e-9), where
+        assert value == pytest.approx(linear_program(p, tuples), abs=1e-9), where
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_adversarial_cases_meet_the_linear_program(name, n):
+    check_all_laws(*ADVERSARIAL[name], n)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_cases_meet_the_linear_program(seed):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = random_pair(generator, V=3 + seed % 3, spread=1 + seed % 4)
+    check_all_laws(p * (1 if seed % 2 else 0.7), q, 2 + seed % 2)
+
+
+# --- without replacement -------------------------------------------------------------------------------------------
+
+
+def elementary(q, n):
+    return sum(math.prod(q[i] for i in chosen) for chosen in itertools.combinations(range(len(q)), n))
+
+
+def outside_by_arrivals(q, n):
+    tuples = draw(q, n, replace=False)
+    return [sum(w for t, w in tuples.items() if max(t) > k) for k in range(len(q))]
+
+
+def outside_as_printed(q, n):
+    """The paper's 1 - W_{n,H} / W_{n,V}: right for another law."""
+    return [1 - elementary(q[: k + 1], n) / elementary(q, n) for k in range(len(q))]
+
+
+def largest_miss(formula):
+    """How far a formula for P(some draft is outside the prefix) is from the truth, over many small cases."""
+    generator, worst = torch.Generator().manual_seed(0), 0.0
+    for trial in range(40):
+        n = 1 + trial % 5
+        _, q = random_pair(generator, V=6, spread=(1, 3, 10)[trial % 3])
+        miss = torch.tensor(formula(q.tolist(), n)) - torch.tensor(outside_by_arrivals(q.tolist(), n))
+        worst = max(worst, miss.abs().max().item())
+    return worst
+
+
+def test_probability_of_a_draft_outside_each_prefix():
+    assert largest_miss(lambda q, n: some_outside(t64(*q)[None], n)[0].tolist()) < 1e-10
+
+
+def test_the_formula_as_printed_is_caught_by_the_same_test():
+    assert largest_miss(outside_as_printed) > 0.01
+
+
+def test_the_numbers_of_the_correction():
+    q = [0.5, 0.3, 0.2]
+    assert 1 - some_outside(t64(*q)[None], 2)[0, 1].item() == pytest.approx(0.3 * 0.5 / 0.7 + 0.3, abs=1e-12)
+    assert 1 - some_outside(t64(*q)[None], 2)[0, 1].item() == pytest.approx(0.5143, abs=5e-5)
+    assert 1 - outside_as_printed(q, 2)[1] == pytest.approx(0.4839, abs=5e-5)
+
+
+@pytest.mark.parametrize("n", [3, 4, 8, 16, 24, 25, 40])
+def test_uniform_draft_is_a_hypergeometric_law(n):
+    V = 50
+    expected = [1 - math.comb(k + 1, n) / math.comb(V, n) for k in range(V)]
+    outside = some_outside(torch.full((1, V), 1 / V, dtype=torch.float64), n)[0]
+    assert outside.tolist() == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("n", [3, 8, 23, 24, 25, 64])
+@pytest.mark.parametrize("rare", [1e-3, 1e-14, 1e-100])
+def test_likely_tokens_before_rare_ones(n, rare):
+    """n - 1 equal likely tokens, then equal rare ones: exact by the order in which the two kinds arrive."""
+    likely, tail = n - 1, 30
+    q = normalised(torch.cat([torch.ones(likely), torch.full((tail,), rare, dtype=torch.float64)]))
+    ways = torch.zeros(n + 1, dtype=torch.float64)  # ways[r]: probability that r of the drafts so far are rare
+    ways[0] = 1.0
+    for drawn in range(n):
+        r = torch.arange(n + 1, dtype=torch.float64)
+        rare_left, likely_left = rare * (tail - r).clamp(min=0), (likely - (drawn - r)).clamp(min=0)
+        next_rare = rare_left / (rare_left + likely_left)
+        ways = ways * (1 - next_rare) + torch.cat([t64(0.0), (ways * next_rare)[:-1]])
+    outside = some_outside(q[None], n)[0, likely:]
+    for k in (0, 10, tail - 1):  # H: all likely tokens and k + 1 rare ones
+        inside = sum(ways[r].item() * math.comb(k + 1, r) / math.comb(tail, r) for r in range(1, min(n, tail) + 1))
+        assert 1 - outside[k].item() == pytest.approx(inside, abs=1e-10)
+
+
+def test_large_vocabulary_agrees_with_gauss_legendre_and_with_the_closed_form():
+    generator = torch.Generator().manual_seed(0)
+    q = (torch.randn(4096, generator=generator, dtype=torch.float64) * 3).softmax(-1)[None]
+    outside = torch.cat([q.flip(-1).cumsum(-1).flip(-1)[..., 1:], torch.zeros(1, 1, dtype=torch.float64)], -1)
+    for n in (2, 4):
+        x, w = legendre(24)
+        integral = torch.zeros_like(q)
+        for low in range(-26, 20):  # panels of one unit of log time
+            time = (low + x).exp()[:, None, None]
+            lived = (q * time).clamp(max=28)
+            integral += (w[:, None, None] * time * fewer_arrivals(lived, n) * (outside * time < 28)).sum(0)
+        assert torch.allclose(some_outside(q, n), outside * integral, atol=1e-10, rtol=0)
+
+
+def legendre(nodes):
+    """Gauss-Legendre on [0, 1], by the Jacobi matrix."""
+    k = torch.arange(1, nodes, dtype=torch.float64)
+    beta = k / (4 * k**2 - 1).sqrt()
+    x, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
+    return (x + 1) / 2, vectors[0] ** 2
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_large_vocabulary(n):
+    """In float32 the value of float64, which lies above that of draws that may repeat."""
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(2, 65536, generator=generator) * 3).softmax(-1)
+    rate = optimal_without_replacement(p, q, n)
+    assert optimal_iid(p, q, n) < rate < 1
+    assert float(rate) == pytest.approx(float(optimal_without_replacement(p.double(), q.double(), n)), abs=1e-5)
+
+
+def test_never_below_independent_draws_nor_below_fewer_drafts():
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(2, 20, 300, generator=generator, dtype=torch.float64) * 2).softmax(-1)
+    rates = torch.stack([optimal_without_replacement(p, q, n) for n in range(8)])
+    assert (rates.diff(dim=0) >= -1e-9).all()
+    assert (rates[1:] >= torch.stack([optimal_iid(p, q, n) for n in range(1, 8)]) - 1e-9).all()
+
+
+# --- closed forms ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_two_tokens(n):
+    """Only the over-rated token can be the better set: 1 - (q^n - p), at most one."""
+    for a, b in ((0.2, 0.9), (0.9, 0.2), (0.5, 0.5), (0.0, 1.0)):
+        p, q = t64(a, 1 - a), t64(b, 1 - b)
+        expected = min(1.0, 1 - (b**n - a), 1 - ((1 - b) ** n - (1 - a)))
+        assert optimal_iid(p, q, n).item() == pytest.approx(expected, abs=1e-14)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_uniform_draft_and_one_hot_target(n):
+    V = 8
+    p, q = torch.eye(V, dtype=torch.float64)[3], torch.full((V,), 1 / V, dtype=torch.float64)
+    assert optimal_iid(p, q, n).item() == pytest.approx(1 - (1 - 1 / V) ** n, abs=1e-14)
+    assert optimal_without_replacement(p, q, n).item() == pytest.approx(n / V, abs=1e-9)
+
+
+def test_one_draft_is_ordinary_speculative_sampling():
+    p, q = random_pair(torch.Generator().manual_seed(0), 50, 2)
+    expected = torch.minimum(p, q).sum().item()
+    for law in ("iid", "without_replacement", "greedy"):
+        assert optimal_acceptance_rate(p, q, law, drafts=1).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_anchor_count_takes_tokens_that_fill_their_place():
+    assert anchor_count(t64(0.1, 0.6, 0.3), 2).item() == 1  # 0.6 >= 1/2 of all, 0.3 < 1/1 of what is left
+    assert anchor_count(t64(0.25, 0.25, 0.25, 0.25), 3).item() == 0
+    assert anchor_count(t64(0.0, 1.0, 0.0), 3).item() == 1
+    assert anchor_count(t64([0.9, 0.1], [0.5, 0.5]), 2).tolist() == [2, 2]
+
+
+ONE_DRAFT = [law for law in LAWS if law != "distinct"]  # whose draft is no stack: tests/verification/test_solvers.py
+
+# --- shapes, dtypes, messages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", ONE_DRAFT)
+def test_batched_equals_row_by_row(law):
+    generator = torch.Generator().manual_seed(2)
+    p, q = (torch.randn(2, 2, 4, 9, generator=generator, dtype=torch.float64) * 4).softmax(-1)
+    q[0, 0] = torch.eye(9)[2]  # a row whose support is smaller than the drafts
+    q[1, 3, 4:] = 0.0
+    q = q / q.sum(-1, keepdim=True)
+    drafts = torch.tensor([[1, 2, 3, 4], [5, 2, 4, 4]]) if law not in ("spechub", "anchored") else torch.full((2, 4), 2)
+    batched = optimal_acceptance_rate(p, q, law, drafts=2 if law in ("spechub", "anchored") else drafts)
+    assert batched.shape == (2, 4)
+    for i, j in itertools.product(range(2), range(4)):
+        row = optimal_acceptance_rate(p[i, j], q[i, j], law, drafts=drafts[i, j].item())
+        assert row.shape == ()
+        assert row.item() == pytest.approx(batched[i, j].item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("law", ONE_DRAFT)
+def test_float32_in_float32_out(law):
+    generator = torch.Generator().manual_seed(3)
+    p, q = (torch.randn(2, 5, 64, generator=generator) * 3).softmax(-1)
+    rate = optimal_acceptance_rate(p, q, law, drafts=2)
+    assert rate.dtype == torch.float32
+    assert torch.allclose(rate.double(), optimal_acceptance_rate(p.double(), q.double(), law, drafts=2), atol=1e-6)
+
+
+def test_settings_reach_their_law():
+    p, q = random_pair(torch.Generator().manual_seed(4), 6, 2)
+    assert optimal_acceptance_rate(p, q, drafts=3, draft_probability=0.0).item() == 0
+    natural = optimal_anchored(p, q, 3, anchor_count(q, 3), top_up=True)
+    assert optimal_acceptance_rate(p, q, "anchored", drafts=3) == natural
+    assert optimal_acceptance_rate(p, q, "top", drafts=3) == optimal_top(p, q, 3)
+
+
+def test_no_drafts_are_never_accepted():
+    p, q = random_pair(torch.Generator().manual_seed(5), 6, 2)
+    for law in set(ONE_DRAFT) - {"spechub"}:
+        assert optimal_acceptance_rate(p, q, law, drafts=0) == 0
+
+
+def test_messages_advise():
+    p, q = t64(0.5, 0.5), t64(0.5, 0.5)
+    with pytest.raises(ValueError, match="choose one of iid, without_replacement"):
+        optimal_acceptance_rate(p, q, "all_different", drafts=2)
+    with pytest.raises(ValueError, match="understands none beyond drafts"):
+        optimal_acceptance_rate(p, q, "iid", drafts=2, anchors=1)
+    with pytest.raises(ValueError, match="exactly two drafts"):
+        optimal_spechub(p, q, 3)
+    with pytest.raises(ValueError, match="more anchors"):
+        optimal_anchored(p, q, 2, 3, top_up=False)
+
+
+def test_linear_program_refuses_what_will_not_fit(monkeypatch):
+    monkeypatch.setattr("multidraft.verification.solvers.linear_program.MOST_VARIABLES", 3)
+    with pytest.raises(ValueError, match="at most 3 are accepted"):
+        optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0, 1], [1, 1], [0, 0]]), t64(0.5, 0.25, 0.25))
+
+
+def test_linear_program_merges_tuples_into_sets():
+    tuples = torch.tensor([[0, 1], [1, 0], [1, 1], [0, -1], [-1, -1]])
+    assert optimal_by_linear_program(t64(0.9, 0.1), tuples, t64(0.1, 0.2, 0.4, 0.1, 0.2)) == pytest.approx(0.5)
+
+
+def test_a_missing_scipy_prints_the_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ImportError, match=r"pip install \"multidraft\[transport\]\""):
+        optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0], [1]]), t64(0.5, 0.5))
+
+
+def test_logits_are_refused() -> None:
+    p, logits = torch.tensor([0.5, 0.5]), torch.tensor([2.0, -1.0])
+    with pytest.raises(AdviceError, match=r"draft row 0 .* pass probabilities, not logits"):
+        optimal_acceptance_rate(p, logits, "iid", drafts=2)
+    with pytest.raises(AdviceError, match=r"target row 0 .* pass probabilities, not logits"):
+        optimal_acceptance_rate(logits, p, "anchored", drafts=2)
