@@ -1,25 +1,41 @@
-"""Which pair and which machine a plan is of."""
+"""What is measured: a pair of models with a scheme and a walk, on a machine, and some prompts to begin with."""
 
 import json
+from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from multidraft.decoding.walks import Walker
 from multidraft.machine.identity import cpu, versions
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
 from multidraft.verification.scheme import Scheme
 
+PAIR = ("target", "draft", "scheme", "walk")  # of an identity, beside the machine
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
 LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
 
 
-def identity(target: Model, draft: Model, scheme: Scheme, walk: str) -> dict[str, Any]:
-    """What must be the same for a plan to hold."""
-    machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
-    return {"target": model(target), "draft": model(draft), "scheme": scheme.name, "walk": walk} | machine
+@dataclass(frozen=True)
+class Subject:
+    """A pair, decoded with a scheme and a walk; prompts only to measure with."""
+
+    target: Model
+    draft: Model
+    scheme: Scheme
+    walk: str | Walker = "deferred"
+    prompts: list[list[int]] = field(default_factory=list)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a profile to hold: the pair, and the machine."""
+        pair = {"target": model(self.target), "draft": model(self.draft), "scheme": self.scheme.name}
+        machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
+        return pair | {"walk": str(self.walk)} | machine
 
 
 def model(one: Model) -> dict[str, str]:
