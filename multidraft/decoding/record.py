@@ -1,0 +1,83 @@
+"""What came of a step: everything that metrics, traces, learning and a server's picture want to know of it."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from multidraft.decoding.policy import Outlook
+from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.walks import Verdict
+from multidraft.errors import AdviceError
+
+PARTS = ("draft", "target", "rule", "cache", "measure")
+
+
+class Logprob(NamedTuple):
+    """A token's log-probability under the distribution that it was sampled from, and the most likely tokens there."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One row's new tokens and how each came to be: "accepted", "corrected" or "bonus"."""
+
+    tokens: list[int]
+    kinds: list[str]
+    logprobs: list[Logprob] = field(default_factory=list)  # if asked for
+
+    def first(self, count: int) -> "Emitted":
+        """The first tokens."""
+        return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
+
+
+class Visit(NamedTuple):
+    """A node that a walk came to: with its target scaled to a weight, the rule said this."""
+
+    node: int
+    weight: float
+    verdict: Verdict
+
+
+class Coin(NamedTuple):
+    """A coin that a walk threw: it shows yes where the number is below the probability."""
+
+    probability: float
+    number: float
+    yes: bool
+
+
+class Measured(NamedTuple):
+    """The acceptance rate at a row's root, beside the largest that any rule can reach for its drafting law."""
+
+    expected: float  # over all tuples where `exact`, else of the tuple that was drawn
+    optimal: float
+    exact: bool
+
+
+@dataclass
+class StepRecord:
+    """One step, row by row in the order of the state's rows."""
+
+    trees: list[TokenTree]
+    names: list[str]  # what the policy calls the trees' shapes
+    events: list[list[Visit | Coin]]  # of the rows' walks, in order
+    paths: list[list[int]]  # the accepted nodes below the root
+    emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
+    numbers: list[float]  # which the one more token was drawn with
+    scored: list[bool]  # whether the target has read the row's tree; the pass over its prompt said all there is to say
+    draft_passes: int
+    seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
+    measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
+    expected: Outlook | None = None  # by the policy, if it predicts anything
+    faults: dict[int, AdviceError] = field(default_factory=dict)  # rows that cannot go on: drop them
+
+    @property
+    def target_pass(self) -> bool:
+        """Whether the target took a pass: not where all rows' prompts have just been read."""
+        return any(self.scored)
+
+    @property
+    def visits(self) -> list[list[Visit]]:
+        """By row the nodes that its walk came to, in order."""
+        return [[event for event in events if isinstance(event, Visit)] for events in self.events]
