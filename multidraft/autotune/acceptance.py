@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NodeLaw, Tree
 
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
@@ -39,9 +39,14 @@ class Rates:
         return 1 - self.missing[:, None] ** (self.depth[:, None, None] * self.confidence)
 
     @cached_property
-    def average(self) -> list[list[float]]:
+    def average_table(self) -> Float[np.ndarray, "depths drafts"]:
         """Acceptance by depth and number of drafts, where nothing is known of the confidence."""
-        return (1 - self.missing ** self.depth[:, None]).tolist()
+        return 1 - self.missing ** self.depth[:, None]
+
+    @cached_property
+    def average(self) -> list[list[float]]:
+        """The same numbers as lists, which are faster to ask one by one."""
+        return self.average_table.tolist()
 
     @cached_property
     def parts(self) -> list[list[float]]:
@@ -107,10 +112,9 @@ class AcceptanceTracker:
     def observe(self, record: "StepRecord", memory: float = float("inf")) -> None:
         """Learn from a step's verdicts; what was learnt before fades by a factor e over `memory` nodes of a row."""
         for tree, visits in zip(record.trees, record.visits, strict=True):
-            depths = {node: depth for depth, level in enumerate(tree.levels) for node in level}
             for node, weight, verdict in visits:
                 if drafts := tree.counts.get(node, 0):
-                    place = min(depths[node], DEPTHS - 1), min(drafts, MOST_DRAFTS), class_of(tree.laws[node])
+                    place = min(tree.depths[node], DEPTHS - 1), min(drafts, MOST_DRAFTS), class_of(tree.laws[node])
                     self.add(place, weight, [child.accept for child in verdict.children])
         nodes = sum(map(len, record.visits)) / max(len(record.trees), 1)
         self.fade(np.exp(-nodes / memory))
@@ -157,10 +161,6 @@ class AcceptanceTracker:
         return found / np.maximum(found.sum(1, keepdims=True), 1e-300)
 
 
-def class_of(law: object) -> int:
-    """The confidence class of a node, by the draft model's largest probability at temperature 1.
-
-    >>> class_of(object())
-    4
-    """
-    return min(int(getattr(law, "confidence", 1.0) * CLASSES), CLASSES - 1)
+def class_of(law: NodeLaw) -> int:
+    """The confidence class of a node, by the draft model's largest probability at temperature 1."""
+    return min(int(law.confidence * CLASSES), CLASSES - 1)

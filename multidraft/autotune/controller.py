@@ -3,20 +3,21 @@
 import logging
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from multidraft.autotune.acceptance import AcceptanceTracker, Rates
+from multidraft.autotune.acceptance import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Rates
+from multidraft.autotune.costs import Costs
 from multidraft.autotune.dynamic import Growing
 from multidraft.autotune.identity import Subject
 from multidraft.autotune.profile import Growth, Profile
 from multidraft.autotune.store import profile_for
-from multidraft.autotune.tree_search import best_tree, menu, speed
+from multidraft.autotune.tree_search import menu
 from multidraft.autotune.tuner import BLOCK, Tuner
-from multidraft.decoding.policy import Predicted, StaticTree, TreePolicy
+from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
 from multidraft.verification.scheme import Scheme
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
 
 NOTES = logging.getLogger("multidraft")
 BUDGET = 10.0  # seconds of steps in which trees are timed
-AGAIN, PROBE = 4, 4  # steps after which the choice is made anew, and of a probe
+AGAIN = 8  # steps after which the choice is made anew; as many make a probe
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
 MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
 SWITCH = 0.01  # by which another tree must be faster than the one in use
 MEMORY = 100.0  # nodes over which what was accepted fades by a factor e
 MEASURED, ASSUMED = 16.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
-TRIAL, SLOW = 32, 30.0  # choices between trials of trees that grow, and steps of equal speed that speak against them
+TRIAL, SLOW, STEPS = (
+    16,
+    30.0,
+    200.0,
+)  # choices between trials of trees that grow, steps of equal speed that speak against
+# them, and steps over which what they gave fades
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 
 
@@ -60,8 +66,8 @@ class Limits:
 class Auto:
     """A policy that chooses anew every few steps among no drafts, a few fixed trees, and trees that grow.
 
-    It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds in which
-    it may time trees it reads no clock, so that a seed repeats a run.
+    It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds for
+    timing trees it reads no clock, so that a seed repeats a run.
     """
 
     def __init__(self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float = 0.0):
@@ -73,7 +79,7 @@ class Auto:
         self.growth = deepcopy(profile.growth.get(self.temperature, Growth()))
         self.fixed, self.growing = StaticTree(NO_DRAFTS), Growing(self.limits.nodes, self.limits.depth)
         self.policy: StaticTree | Growing = self.fixed
-        self.predicted: Predicted | None = None
+        self.expected: Outlook | None = None
         self.menus = dict[int, list[Tree]]()
         self.rows = self.left = self.turns = self.steps = self.rested = 0
         self.pause, self.prompted = PAUSE, 0.0
@@ -87,6 +93,13 @@ class Auto:
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
         """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
         self.prompted = prompt_tokens / max(new_tokens, 1)
+
+    def foresee(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
+        """Choose for a run that is about to begin, so that a draft model that is not used need not read the prompts."""
+        self.charge(prompt_tokens, new_tokens)
+        if self.profile.known:
+            self.rows = rows
+            self.choose(rows, False)
 
     def begin(self, rows: int) -> None:
         """Choose anew every few steps, and whenever rows have come or gone."""
@@ -121,12 +134,11 @@ class Auto:
             self.pause, trial = min(2 * self.pause, LONGEST), self.turns % 4 < 2
             best = drafted
         if (gain > 1 + MARGIN) != trial and drafted is not NO_DRAFTS:
-            self.policy, self.left = self.growing, AGAIN
+            self.policy, self.left = self.growing, AGAIN - 1
         else:
             self.take(best, AGAIN if len(best) > 1 else self.pause)
         self.pause = PAUSE if len(best) > 1 and not probing else self.pause
-        seconds = costs.of_tree(best)
-        self.predicted = Predicted(rows * rates.tokens(best), seconds)
+        self.expected = Outlook(rows * rates.tokens(best), costs.of_tree(best))
 
     def time(self, tree: Tree, rates: Rates, costs: Costs) -> float:
         """Predicted seconds a token; drafts have to win by a margin, and the tree in use has it easier."""
@@ -170,12 +182,15 @@ class Auto:
             return
         self.recent.observe(record, MEMORY)
         self.prompted *= not record.draft_passes  # what was to be read has been
-        grows = self.policy is self.growing
+        learns = self.tuner is not None and self.tuner.learns(self.rows, self.temperature)
         if self.profile.known and not self.measuring:
-            tokens = sum(len(emitted.tokens) for emitted in record.emitted)
-            self.growth.add(grows, tokens, self.seconds_of(record), STEPS)
-        if self.tuner:
-            self.tuner.observe(record, self.rows, None if grows else self.fixed.shape, self.temperature, ...)
+            tokens, seconds = sum(len(emitted.tokens) for emitted in record.emitted), self.seconds_of(record)
+            for growth in (self.growth, *([self.profile.growth_at(self.temperature)] if learns else [])):
+                growth.add(self.policy is self.growing, tokens, seconds, STEPS)
+        if self.tuner and learns:
+            self.profile.at(self.temperature).observe(record)
+            tree = self.fixed.shape if self.policy is self.fixed and self.settled else None
+            self.tuner.record(tree, self.rows, record, self.measuring)
 
     def seconds_of(self, record: "StepRecord") -> float:
         """What the step takes by the profile."""
@@ -185,11 +200,11 @@ class Auto:
         nodes = sum(len(tree) - 1 for tree in record.trees) / self.rows
         return costs.seconds(self.growing.passes, nodes)
 
-    def finish(self) -> None:
+    def finish(self, advise: bool = True) -> None:
         """Keep what was measured; where drafts have not paid, say how to do without, once."""
         if self.tuner:
             self.tuner.close()
-        if self.steps >= EVIDENT and self.rested > self.steps / 2:
+        if advise and self.steps >= EVIDENT and self.rested > self.steps / 2:
             no_drafts_best()
 
 

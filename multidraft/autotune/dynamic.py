@@ -62,7 +62,7 @@ class Growing(DynamicTree):
         if node:
             above = tree.parents[node]
             drafts, sure = tree.counts[above], self.sure[row][above]
-            share = self.rates.parts[drafts][tree.rank(above, node)]
+            share = self.rates.parts[drafts][tree.rank(node)]
             self.reach[row][node] = self.reach[row][above] * self.rates.accepted(drafts, depth - 1, sure) * share
             self.sure[row][node] = sure
 

@@ -1,6 +1,7 @@
-"""A profile: what was measured of a pair on a machine, from which every choice follows; readable JSON with a checksum."""
+"""A profile: what was measured of a pair on a machine, as readable JSON with a checksum."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -24,10 +25,10 @@ class Growth:
     tokens: list[float] = field(default_factory=lambda: [0.0, 0.0])
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
-    def add(self, grows: bool, tokens: float, seconds: float) -> None:
-        """A step of either kind."""
-        self.tokens[grows] += tokens
-        self.seconds[grows] += seconds
+    def add(self, grows: bool, tokens: float, seconds: float, memory: float) -> None:
+        """A step of either kind; those before it fade by a factor e over `memory` steps."""
+        self.tokens[grows] = self.tokens[grows] * math.exp(-1 / memory) + tokens
+        self.seconds[grows] = self.seconds[grows] * math.exp(-1 / memory) + seconds
 
     def gain(self, doubt: float) -> float:
         """The speed of trees that grow over that of fixed ones; so many seconds of equal speed speak against it.
@@ -77,6 +78,10 @@ class Profile:
     def at(self, temperature: float | int) -> AcceptanceTracker:
         """What was accepted at about this temperature, to be added to."""
         return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())
+
+    def growth_at(self, temperature: float | int) -> Growth:
+        """What trees that grow gave at about this temperature, to be added to."""
+        return self.growth.setdefault(round(float(temperature), 1), Growth())
 
     def rates(self, temperature: float | int) -> Rates:
         """The acceptance at the nearest temperature at which enough was seen; otherwise what is assumed of any pair."""

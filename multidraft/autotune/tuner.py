@@ -52,10 +52,10 @@ class Tuner:
             return False
         return self.profile.at(temperature).weight.sum() < NODES or self.wanted(rows) is not None
 
-    def record(self, tree: Tree | None, rows: int, record: "StepRecord", measuring: bool, warm: bool) -> None:
-        """Learn the seconds of a step, if it had a fixed tree and followed its like."""
+    def record(self, tree: Tree | None, rows: int, record: "StepRecord", measuring: bool) -> None:
+        """Learn the seconds of a step with a fixed tree that followed its like; those of others say nothing."""
         seconds = sum(record.seconds.values()) - record.seconds["measure"]
-        if tree is not None and warm and (measuring or not rows & (rows - 1)):
+        if tree is not None and (measuring or not rows & (rows - 1)):
             draft, target = record.seconds["draft"], record.seconds["target"]
             self.profile.add(rows, tree.name, (draft, target, seconds - draft - target))
         self.profile.spent += measuring * seconds
