@@ -31,6 +31,11 @@ class TreePolicy(Protocol):
         ...
 
     @property
+    def counts_drawn(self) -> Sequence[int]:
+        """The numbers of drafts that a node may have, beside none."""
+        ...
+
+    @property
     def most_nodes(self) -> int:
         """The largest number of nodes in a tree, the root included: what the caches must have room for."""
         ...
@@ -64,6 +69,7 @@ class StaticTree:
 
     def __init__(self, shape: TreeShape):
         self.shape, self.most_drafts, self.most_nodes = shape, max(shape.drafts), len(shape)
+        self.counts_drawn = sorted(set(shape.drafts) - {0})
 
     def begin(self, rows: int) -> None:
         """Every row's root stands in slot 0."""
@@ -114,6 +120,7 @@ class DynamicTree:
 
     def __init__(self, most_drafts: int, most_nodes: int):
         self.most_drafts, self.most_nodes = most_drafts, most_nodes
+        self.counts_drawn = range(1, most_drafts + 1)
 
     def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> Sequence[int]:
         """How many drafts each of a row's nodes of a level gets; it may look at all but the tokens drawn there."""

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.randomness import Randomness
+from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
-from multidraft.sampling.prefixes import Prefix
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
@@ -32,14 +33,8 @@ class DecodeConfig:
     synchronise: bool = False  # wait for the GPU after every part of a step, so that its time is booked where it belongs
 
     def __post_init__(self) -> None:
-        fixed, most = self.scheme.law.fixed_drafts, self.policy.most_drafts
-        shape = getattr(self.policy, "shape", None)
-        counts = set(shape.drafts) - {0} if shape is not None else {most} - {0}
-        if fixed is not None and counts - {fixed}:
-            raise AdviceError(
-                f"{self.scheme.name} drafts {fixed} tokens at every node; use a tree with {fixed} at each, such as "
-                f"{fixed}x{fixed}, or another scheme"
-            )
+        for count in self.policy.counts_drawn:
+            self.scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
 
 
 @dataclass
@@ -51,7 +46,7 @@ class Row:
     root: int  # its last token, which is in neither cache
     position: int  # of the root
     unread: list[int] = field(default_factory=list)  # the tokens before the root that the draft model has not read
-    prefix: Prefix | None = None  # all tokens up to the root, if a processor looks at them
+    prefix: Int[Tensor, " length"] | None = None  # all tokens up to the root, if a processor looks at them
     said: Float[Tensor, " vocabulary"] | None = None  # the target's logits at the root, if it has read that already
 
 
@@ -113,3 +108,12 @@ def select(state: State, going: list[int]) -> State:
     for model in state.models if going else ():
         model.select(going)
     return State(state.target, state.draft, [state.rows[row] for row in going], state.steps)
+
+
+def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int, int]]) -> list[Tensor | None] | None:
+    """The whole sequences that end at nodes, of rows whose processors look at them; None if there is no such row."""
+    if all(row.prefix is None for row in rows):
+        return None
+    paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
+    pairs = zip((rows[row].prefix for row, _ in places), paths, strict=True)
+    return [prefix if prefix is None else torch.cat([prefix, prefix.new_tensor(path)]) for prefix, path in pairs]

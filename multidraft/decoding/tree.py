@@ -146,7 +146,7 @@ class NodeLaw:
     Several drafters (the law `distinct`) have a line each, over the same ids.
     """
 
-    ids: Int[Tensor, " support"]  # rising
+    ids: Int[Tensor, " support"]  # distinct; of equally likely ones the lower stands first
     probabilities: Float[Tensor, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
@@ -188,6 +188,8 @@ class TokenTree:
     counts: dict[int, int] = field(default_factory=dict)  # drafts, of nodes at which something was drawn
     tuples: dict[int, list[int]] = field(default_factory=dict)
     numbers: dict[int, list[float]] = field(default_factory=dict)
+    places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
+    read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
 
     def __len__(self) -> int:
@@ -209,9 +211,11 @@ class TokenTree:
             node = self.parents[node]
         return path[::-1]
 
-    def add(self, node: int, drafts: int, drafted: list[int], numbers: list[float]) -> None:
+    def add(self, node: int, drafts: int, places: list[int], numbers: list[float]) -> None:
         """Note what was drawn at a node, after the nodes before it: its distinct tokens become nodes."""
-        self.counts[node], self.tuples[node], self.numbers[node] = drafts, drafted, numbers
+        ids = self.laws[node].ids.tolist()
+        drafted = [ids[place] if place >= 0 else -1 for place in places]
+        self.counts[node], self.places[node], self.tuples[node], self.numbers[node] = drafts, places, drafted, numbers
         children = self.children[node] = dict[int, int]()
         for token in drafted:
             if token >= 0 and token not in children:

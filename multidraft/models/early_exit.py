@@ -7,7 +7,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel, versions
+from multidraft.models import versions
+from multidraft.models.base import LanguageModel
 
 
 def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrainedModel:

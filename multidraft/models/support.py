@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import versions
-from multidraft.models.lane_attention import SUFFIX
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ENCODERS = (
@@ -55,7 +54,7 @@ def scales_by_pass(module: torch.nn.Module) -> bool:
 def check_call(model: PreTrainedModel, name: str) -> None:
     """Raise unless the forward pass takes positions and a mask, and is the same at every call."""
     config = model.config.get_text_config(decoder=True)
-    attention = str(config._attn_implementation).removesuffix(SUFFIX)
+    attention = config._attn_implementation
     if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
         raise AdviceError(f"{name} takes no explicit positions; use a model with rotary or learned positions")
     if attention not in ("sdpa", "eager"):
