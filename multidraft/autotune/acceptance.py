@@ -132,19 +132,18 @@ class AcceptanceTracker:
             for learnt in (self.claimed, self.weight, self.ranks):
                 learnt *= factor
 
-    def rates(self, prior: Rates = DEFAULT, strength: float = 8.0) -> Rates:
+    def rates(self, prior: Rates = DEFAULT, strength: float = 8.0, rounds: int = 1) -> Rates:
         """The prior, which counts as so many nodes, corrected by what was learnt.
 
         First one exponent for all nodes, so that what one number of drafts shows is believed of the others, too; then
-        one for each number of drafts, for each depth, and for each confidence.
+        one for each number of drafts, for each depth, and for each confidence, in as many rounds as are asked for.
         """
-        missing, depth, sure = prior.missing, prior.depth, prior.confidence
-        missing = missing ** self.exponent(prior, (0, 1, 2), strength)
-        missing = missing ** self.exponent(replace(prior, missing=missing), (0, 2), strength)
-        missing = np.minimum.accumulate(missing)
-        found = replace(prior, missing=missing, depth=depth, confidence=sure)
-        found = replace(found, depth=depth * self.exponent(found, (1, 2), STEADY * strength))
-        found = replace(found, confidence=sure * self.exponent(found, (0, 1), STEADY * strength))
+        found = replace(prior, missing=prior.missing ** self.exponent(prior, (0, 1, 2), strength))
+        for _ in range(rounds):
+            missing = found.missing ** self.exponent(found, (0, 2), strength)
+            found = replace(found, missing=np.minimum.accumulate(missing))
+            found = replace(found, depth=found.depth * self.exponent(found, (1, 2), STEADY * strength))
+            found = replace(found, confidence=found.confidence * self.exponent(found, (0, 1), STEADY * strength))
         return replace(found, shares=self.shared(prior.shares, strength))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:

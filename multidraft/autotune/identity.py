@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from multidraft.decoding.walks import Walker
 from multidraft.machine.identity import cpu, versions
-from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
 from multidraft.verification.scheme import Scheme
 
@@ -35,14 +34,16 @@ class Subject:
         """What must be the same for a profile to hold: the pair, and the machine."""
         pair = {"target": model(self.target), "draft": model(self.draft), "scheme": self.scheme.name}
         machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
-        return pair | {"walk": str(self.walk)} | machine
+        return pair | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
 
 
-def model(one: Model) -> dict[str, str]:
+def model(one: Any) -> dict[str, Any]:
     """A model: its kind, a digest of its configuration and of some weights, its dtype and device."""
+    one = getattr(one, "model", one)  # of one that is wrapped to be read
     if not isinstance(one, PreTrainedModel):
-        own = one.identity if isinstance(one, GGUF) else {"digest": digest(str(one.vocabulary))}
-        return {"kind": type(one).__name__, "device": str(one.device)} | own
+        members = [model(member) for member in getattr(one, "drafters", ())]
+        own = getattr(one, "identity", None) or {"digest": digest(str([one.vocabulary, getattr(one, "longest", None)]))}
+        return {"kind": type(one).__name__, "device": str(one.device)} | own | ({"drafters": members} if members else {})
     fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
     text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
     device = home(one)

@@ -87,7 +87,7 @@ class Profile:
         """The acceptance at the nearest temperature at which enough was seen; otherwise what is assumed of any pair."""
         known = [other for other, own in self.acceptance.items() if own.weight.sum() > TRUSTED]
         nearest = min(known, key=lambda other: abs(other - temperature), default=None)
-        return DEFAULT if nearest is None else self.acceptance[nearest].rates()
+        return DEFAULT if nearest is None else self.acceptance[nearest].rates(rounds=4)
 
     def as_json(self) -> str:
         """The profile as a text."""
