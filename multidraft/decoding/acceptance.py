@@ -3,9 +3,8 @@
 from collections import defaultdict
 
 from multidraft.decoding.draft import stacked
-from multidraft.decoding.record import Measured
+from multidraft.decoding.record import Measured, acceptance_of
 from multidraft.decoding.verify import Decision, Scored, compressed
-from multidraft.decoding.record import Visit
 from multidraft.verification.optimal import optimum
 from multidraft.verification.scheme import Scheme
 
@@ -34,11 +33,6 @@ def at_roots(scheme: Scheme, scored: Scored, rows: list[int], decision: Decision
     if expected is not None:  # above the optimum only by rounding
         rates = expected.minimum(best).tolist()
     else:
-        rates = [drawn_at_root(decision, row) for row in rows]
+        rates = [acceptance_of(decision.events[row]) for row in rows]
     pairs = zip(rates, best.tolist(), strict=True)
     return {row: Measured(*pair, expected is not None) for row, pair in zip(rows, pairs, strict=True)}
-
-
-def drawn_at_root(decision: Decision, row: int) -> float:
-    """What the rule accepts of the tuple that was drawn at a row's root."""
-    return next((e.verdict.acceptance for e in decision.events[row] if isinstance(e, Visit) and e.node == 0), 0.0)

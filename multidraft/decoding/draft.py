@@ -16,7 +16,7 @@ from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.errors import AdviceError
 from multidraft.models.base import Answer, Scores
-from multidraft.sampling.sampling import draft_laws
+from multidraft.sampling.drafting import draft_laws
 from multidraft.verification.law import Law
 
 SUPPORT = 256  # tokens that a draft law has at most, unless `draft_top_k` says otherwise

@@ -72,40 +72,33 @@ class StaticTree:
         self.counts_drawn = sorted(set(shape.drafts) - {0})
 
     def begin(self, rows: int) -> None:
-        """Every row's root stands in slot 0."""
-        self.slots: list[dict[int, list[int]]] = [{0: [0]} for _ in range(rows)]
+        """Every root stands in slot 0."""
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """The nodes whose slots draw anything."""
         if depth >= self.shape.depth:
             return [[]] * len(trees)
-        if depth:
-            for tree, slots in zip(trees, self.slots, strict=True):
-                self.place(tree, slots, depth - 1)
-        rows = zip(trees, self.slots, strict=True)
-        return [[node for node in tree.level(depth) if self.drafts(slots[node])] for tree, slots in rows]
+        for tree in trees if depth else ():
+            self.place(tree, depth - 1)
+        return [[node for node in tree.level(depth) if self.drafts(tree, node)] for tree in trees]
 
-    def place(self, tree: TokenTree, slots: dict[int, list[int]], depth: int) -> None:
-        """Note the slots of the children of a level: a node's tokens go to its slots' children in their order."""
+    def place(self, tree: TokenTree, depth: int) -> None:
+        """Note where the children of a level stand: a node's tokens go to its slots' children, in their order."""
+        shape = self.shape
         for node in tree.level(depth):
             if node in tree.counts:
-                below = (self.shape.first_child[slot] + rank for slot in slots[node] for rank in self.ranks(slot))
+                below = (shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot]))
                 for token, slot in zip(tree.drawn(node), below, strict=False):
-                    slots.setdefault(tree.children[node][token], []).append(slot)
+                    tree.slots.setdefault(tree.children[node][token], []).append(slot)
 
-    def ranks(self, slot: int) -> range:
-        """The ranks of a slot's children."""
-        return range(self.shape.drafts[slot])
-
-    def drafts(self, slots: list[int]) -> int:
-        """What a node draws that stands in these slots."""
-        return sum(self.shape.drafts[slot] for slot in slots)
+    def drafts(self, tree: TokenTree, node: int) -> int:
+        """What a node draws."""
+        return sum(self.shape.drafts[slot] for slot in tree.slots[node])
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """What the slots of every node draw together."""
-        rows = zip(trees, self.slots, strict=True)
-        counts = [{node: self.drafts(slots[node]) for node in tree.level(depth)} for tree, slots in rows]
-        return [{node: count for node, count in row.items() if count} for row in counts]
+        rows = [{node: self.drafts(tree, node) for node in tree.level(depth)} for tree in trees]
+        return [{node: count for node, count in row.items() if count} for row in rows]
 
     def name(self, tree: TokenTree) -> str:
         """The shape's, whatever came out empty or twice."""

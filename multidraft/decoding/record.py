@@ -77,7 +77,16 @@ class StepRecord:
         """Whether the target took a pass: not where all rows' prompts have just been read."""
         return any(self.scored)
 
+    def acceptance(self, row: int) -> float:
+        """What the rule accepts of the tuple that was drawn at a row's root."""
+        return acceptance_of(self.events[row])
+
     @property
     def visits(self) -> list[list[Visit]]:
         """By row the nodes that its walk came to, in order."""
         return [[event for event in events if isinstance(event, Visit)] for events in self.events]
+
+
+def acceptance_of(events: list[Visit | Coin]) -> float:
+    """What the rule accepts of the tuple at a walk's root, which it comes to first; 0 where nothing was drawn."""
+    return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)

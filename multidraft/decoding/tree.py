@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -191,6 +191,7 @@ class TokenTree:
     places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
     read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
     children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
+    slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in a static shape
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -237,6 +238,12 @@ class TokenTree:
     def rank(self, child: int) -> int:
         """Which of the drafts at its parent made a node: 0 for the one drawn first."""
         return self.drawn(self.parents[child]).index(self.tokens[child])
+
+    def copy(self) -> "TokenTree":
+        """Another tree that has grown to the same, and may go on by itself."""
+        held = {name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)}
+        levels, slots = [own.copy() for own in self.levels], {node: own.copy() for node, own in self.slots.items()}
+        return replace(self, **held | {"levels": levels, "slots": slots})
 
     @property
     def shape(self) -> TreeShape:

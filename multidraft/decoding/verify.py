@@ -24,10 +24,10 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.sampling import target_laws
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import SMALLEST_NORMAL
 from multidraft.verification.rules.coupling import residual
 from multidraft.verification.scheme import Scheme
 
+Compressed = tuple[Float[Tensor, " places"], Float[Tensor, " places"]]  # of one node, the target and what is left of it
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
 
 
@@ -125,24 +125,28 @@ def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dic
     """Verdicts at nodes that drew the same number of tokens."""
     laws = [trees[row].laws[node] for row, (node, _) in asked.items()]
     target = compressed([targets[row] for row in asked], laws)
-    weights = torch.tensor([weight for _, weight in asked.values()], dtype=torch.float64)[:, None]
+    weights = torch.tensor([[weight] for _, weight in asked.values()], dtype=torch.float64)
     drafted = torch.tensor([trees[row].places[node] for row, (node, _) in asked.items()])
     outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
     answers, accepts = {}, outcome.accept.tolist()
     for index, (row, (node, _)) in enumerate(asked.items()):
-        rest = Expanded(laws[index], targets[row], *parts_of(outcome, index))
+        rest = Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
         answers[row] = Verdict(claims(trees[row], node, accepts[index]), rest)
     return answers
 
 
-def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[Tensor, "nodes support+1"]:
-    """The targets on the laws' ids, filled up with zeros, and their mass on all other tokens behind."""
+def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Callable[[], Compressed], Callable[[], float]]:
+    """One node's residual beside the target, and its sum, computed when they are asked for."""
+    return lambda: (target[index], outcome.residual[index]), lambda: float(outcome.residual_mass[index])
+
+
+def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[Tensor, "nodes places"]:
+    """The targets on the laws' ids, filled up with zeros, and in the last place their mass on all other tokens."""
     widest, lines = 1 + max(len(law.ids) for law in laws), []
     for target, law in zip(targets, laws, strict=True):
         own = target[law.ids.to(target.device)].double()
-        total = target.sum(dtype=torch.float64)
-        other = (total - own.sum()).clamp(min=0)
-        lines.append(torch.cat([own, own.new_zeros(widest - len(own) - 1), other[None]]) / total)
+        other = (target.sum(dtype=torch.float64) - own.sum()).clamp(min=0)
+        lines.append(torch.cat([own, own.new_zeros(widest - len(own) - 1), other[None]]))
     return torch.stack(lines).cpu()
 
 
@@ -155,11 +159,6 @@ def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]
     return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
 
 
-def parts_of(outcome: Outcome, index: int) -> tuple[Callable[[], Tensor], Callable[[], float]]:
-    """One node's residual and its sum, computed when they are asked for."""
-    return lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index])
-
-
 def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " vocabulary"]) -> Verdict:
     """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
     ((token, child),) = tree.children[node].items()
@@ -168,20 +167,21 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
     accept = 1.0 if likely >= drawn else likely / drawn
 
     @cache
-    def left() -> Float[Tensor, " places"]:
-        return residual(compressed([target], [law])[0], stacked([law], 1, more=1)[0], weight, accept)
+    def parts() -> Compressed:
+        places = compressed([target], [law])[0]
+        return places, residual(places, stacked([law], 1, more=1)[0], weight, accept)
 
-    children = (Child(child, accept),) if accept > NEGLIGIBLE else ()
-    return Verdict(children, Expanded(law, target, left, lambda: float(left().sum())))
+    rest = Expanded(law, target, parts, lambda: float(parts()[1].sum()))
+    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), rest)
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """What a rule leaves on the ids of a law, and in the last place of all other tokens."""
+    """What a rule leaves of a target, known on the ids of a draft law and, in the last place, on all other tokens."""
 
-    own: NodeLaw
+    draft: NodeLaw
     target: Float[Tensor, " vocabulary"]
-    residual: Callable[[], Float[Tensor, " places"]]
+    parts: Callable[[], Compressed]
     total: Callable[[], float]
 
     @property
@@ -189,26 +189,18 @@ class Expanded:
         """Its sum."""
         return self.total()
 
-    def others(self) -> Float[Tensor, " vocabulary"]:
-        """The target without the tokens of the law."""
-        return self.target.index_fill(0, self.own.ids.to(self.target.device), 0.0)
+    def law(self) -> Float[Tensor, " vocabulary"]:
+        """The weight of every token: the others have their share of the target."""
+        target, residual = self.parts()
+        share = float(residual[-1] / target[-1]) if target[-1] > 0 else 0.0
+        weights = self.target.double() * share
+        weights[self.draft.ids.to(weights.device)] = residual[: len(self.draft.ids)].double().to(weights.device)
+        return weights
 
     def draw(self, number: float) -> int:
-        """A token in proportion to what is left; one of the others has its share of the target."""
-        residual, size = self.residual(), len(self.own.ids)
-        known = residual[:size]
-        mass, most = float(known.sum()), float(residual[-1])
-        point = number * (mass + most) - mass
-        if point >= 0 and (token := pick_each(self.others()[None], [point / most])[0]) >= 0:
-            return token
-        place = pick_each(known[None], [(point + mass) / mass])[0] if mass > 0 else -1
-        return int(self.own.ids[place]) if place >= 0 else int(self.target.argmax())
-
-    def law(self) -> Float[Tensor, " vocabulary"]:
-        """The weight of every token."""
-        residual, size, others = self.residual(), len(self.own.ids), self.others().double()
-        share = residual[-1] / others.sum().clamp(min=SMALLEST_NORMAL)
-        return (others * share).index_put((self.own.ids,), residual[:size].double())
+        """A token in proportion to it; the likeliest where nothing but rounding is left."""
+        token = pick_each(self.law()[None], [number])[0]
+        return token if token >= 0 else int(self.target.argmax())
 
 
 def draw_last(scored: Scored, endings: list[Ending], numbers: list[float]) -> list[int]:
