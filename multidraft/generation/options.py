@@ -39,6 +39,7 @@ class Options:
     stop_tokenizer: Any = None
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
+
     def __post_init__(self) -> None:
         check_penalties(self.presence_penalty, self.frequency_penalty, self.logit_bias)
         check_stop(self.stop, self.stop_tokenizer)
