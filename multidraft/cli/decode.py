@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multidraft.cli.drafters import Models
+from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
-from multidraft.cli.screens import Screen
+from multidraft.cli.terminal import Screen
 from multidraft.errors import AdviceError
 from multidraft.generation.detokenize import Pieces
 

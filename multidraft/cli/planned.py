@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from multidraft.cli.decode import Job
-from multidraft.cli.drafters import Models
+from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.main import app
-from multidraft.cli.pair import load
+from multidraft.cli.models import load_pretrained
 from multidraft.generation.detokenize import Pieces
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import corpus, load_pair
@@ -369,7 +369,7 @@ def test_a_draft_of_another_size_is_trained_for_a_target_that_there_is(pair, tmp
 
 def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
     shutil.copytree(FOLDER / "draft", tmp_path / "copy")
-    theirs, ours = load("embedded", str(tmp_path / "copy")), load(None, None)
+    theirs, ours = load_pretrained("embedded", str(tmp_path / "copy")), load_pretrained(None, None)
     assert all(map(torch.equal, theirs.draft.parameters(), ours.draft.parameters()))
     assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 

@@ -19,9 +19,9 @@ from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
 if TYPE_CHECKING:
+    from multidraft.cli.jobs import Crew
     from multidraft.io.journal import Journal, Record
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.studies.running.jobs import Crew
     from multidraft_research.studies.running.results import Results
     from multidraft_research.studies.running.study import Study
 
@@ -115,7 +115,7 @@ def measured(name: str, asked: Asked) -> "Results":
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
     """Do the jobs that a journal has not."""
-    from multidraft_research.studies.running.jobs import run
+    from multidraft.cli.jobs import run
 
     try:
         run(work, jobs, journal, asked.crew, name)
