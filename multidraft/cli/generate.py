@@ -94,8 +94,8 @@ def generate(
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
     loader.check()
+    job.check(1 if draft is None else len(parse(draft)))
     names = usual(target, draft)
-    job.check(len(parse(names[1])))
     shards = Shards(*names, loader, chat, job, chosen)
     if (workers or 1) > 1 or ray is not None:
         folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
@@ -119,12 +119,12 @@ def here(
     )
     if journal and journal.records and trace is not None and trace.exists():
         raise AdviceError(f"--trace {str(trace)!r} is of the prompts before, and would be lost; give another file")
-    if chose:
-        terminal.note(chose)
     pair = load(shards.target, shards.draft, shards.loader)
     if shards.chat:
         check_template(pair.tokenizer, shards.target)
     encode(chosen, pair.tokenizer, context(pair), shards.chat)
+    if chose:
+        terminal.note(chose)
     if trace is not None:
         job = replace(job, trace=trace_file(trace, pair, report))
     if talks:

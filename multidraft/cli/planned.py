@@ -15,7 +15,7 @@ MEASURED = 32  # prompts after which a pair is measured
 
 
 def limits(job: Job) -> "Limits | None":
-    """Of the trees that are chosen; None where one is given."""
+    """Of the trees that are chosen; None where one is given, or nothing drafts."""
     from multidraft.generation.inputs import limits_of
 
     return limits_of(job.settings["tree"], job.settings["scheme"])

@@ -105,7 +105,7 @@ def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
     from multidraft.generation.inputs import limits_of
 
     choice = limits_of(tree, plan.scheme)
-    if choice is None:
+    if choice is None or models.draft is None:
         return plan
     import torch
 

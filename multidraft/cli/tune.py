@@ -43,6 +43,8 @@ def tune(
     checked(out, plot, [prompts, target, draft], temperature or [], scheme, walk, len(parse(draft)))
     chosen = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
+    if pair.draft is None:
+        raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
     plan, lines = measure(pair, [one.tokens for one in chosen], scheme, walk, temperature or DEFAULT, quick)
     if out is not None:
@@ -93,6 +95,7 @@ def measure(
     from multidraft.autotune.keeping import made_and_kept, place
     from multidraft.autotune.subject import Subject
 
+    assert pair.draft is not None  # `tune` has checked
     subject = Subject(pair.target, pair.draft, prompts, md.scheme(scheme), walk)
     plan = made_and_kept(subject, place(subject.identity))
     steps = QUICK if quick else STEPS

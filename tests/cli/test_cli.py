@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from multidraft_research.training import corpus
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from multidraft.cli.main import app
 from multidraft.cli.models import load_pretrained
 from multidraft.generation.detokenize import Pieces
 from multidraft.verification.registry import SCHEMES
-from multidraft.zoo import corpus, load_pair
+from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]

@@ -65,7 +65,7 @@ def capture(
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[float, Option(min=0, help="Of the text; the logits serve all temperatures.")] = 1.0,
     top_k: Annotated[
         int | None, Option(min=1, help="Keep K tokens at each position, and what all others have together.")
@@ -87,7 +87,7 @@ def capture(
     check_sampling(temperature, None, None)
     crew = crew_of(workers, ray)
     if out is not None:
-        manner = Manner(new_tokens, temperature, seed, score, top_k)
+        manner = Manner(max_new_tokens, temperature, seed, score, top_k)
         made = captured(Source(target, draft, prompts, limit), manner, out, crew)
     else:
         assert show is not None  # as of the check above

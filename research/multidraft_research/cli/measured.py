@@ -72,7 +72,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-        new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
+        max_new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
         workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
         ray: Annotated[str | None, Option(help=RAY)] = None,
@@ -81,7 +81,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
     ) -> None:
         drafts = list(dict.fromkeys(draft or []))
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
-        tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
+        tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
         asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick, drafts)
         asked.check()
         do(asked, as_json)
