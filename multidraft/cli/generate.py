@@ -107,9 +107,7 @@ def generate(
         here(shards, talks, trace, jsonl, as_json, chose)
 
 
-def here(
-    shards: Shards, talks: bool, trace: Path | None, jsonl: Path | None, as_json: bool, chose: str | None
-) -> None:
+def here(shards: Shards, talks: bool, trace: Path | None, jsonl: Path | None, as_json: bool, chose: str | None) -> None:
     """Decode in this process, and report; `chose` says which models were taken where none is named."""
     job, chosen = shards.job, shards.prompts
     names = {"target": shards.target, "draft": shards.draft}

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from multidraft.errors import AdviceError
+from multidraft.zoo.pair import FOLDER
 
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
 PAIRS = (EMBEDDED, SMOLLM2)  # targets that bring a draft of their own, by the same name
@@ -41,7 +42,12 @@ def usual(target: str | None, draft: str | None) -> tuple[str, str]:
     for name in models_in(parse(draft)):
         if name in PAIRS and name != target:
             raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
-    return target, target if draft is None else draft
+    return target, shipped(target) if draft is None else draft
+
+
+def shipped(target: str) -> str:
+    """The draft that comes with a target; where there is none yet, what followed the same tokens before."""
+    return "lookup" if target == SMOLLM2 and not (FOLDER / SMOLLM2 / "draft.gguf").exists() else target
 
 
 def parse(text: str | None) -> list[list[Member]]:
