@@ -40,7 +40,7 @@ def subject(pair: Models, job: Job, prompts: list[Prompt]) -> "Subject":
     """What is measured."""
     from multidraft.autotune.subject import Subject
     from multidraft.generation.inputs import as_drafter
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
 
     draft = as_drafter(pair.draft)
     assert draft is not None  # a command always has one

@@ -23,7 +23,7 @@ from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
 from multidraft.models.resized import check_sizes
 from multidraft.sampling.settings import Sampling
-from multidraft.verification.named import scheme as scheme_named
+from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]

@@ -9,6 +9,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -23,7 +24,6 @@ from multidraft.cli.main import app
 from multidraft.verification.laws import LAWS, Iid
 from multidraft.verification.registry import SCHEMES
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
-from multidraft.verification.solvers.global_resolution_rule import GlobalResolution
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
