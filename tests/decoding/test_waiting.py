@@ -27,14 +27,6 @@ FORESEEN = [
 ]
 
 
-@pytest.mark.parametrize(("tree", "scheme", "walk"), FORESEEN)
-def test_a_step_waits_once(tree: str, scheme: str, walk: str) -> None:
-    with Device() as device:
-        there = steps(STEPS, tree, scheme, walk, device)
-    assert there == steps(STEPS, tree, scheme, walk)
-    assert sum(device.waits.values()) == STEPS * ONCE, device.waits
-
-
 def test_slots_that_coincide_are_asked_for() -> None:
     """The same tokens come; how often the host waits is not settled there."""
     with Device() as device:

@@ -52,10 +52,12 @@ class BinnedLorenz:
         law: Law,
     ) -> Outcome:
         """The Lorenz rule, of i.i.d. or of anchored drafts; tokens are sorted where there are no more than bins."""
-        if target.shape[-1] <= self.bins:
-            return (anchored_lorenz if isinstance(law, Anchored) else lorenz)(target, draft, drafted, law)
-        rule = in_three_stages if isinstance(law, Anchored) else by_schedule
-        return rule(target, draft, drafted, law, partial(binned_schedule, self.bins))
+        few, schedule_of = target.shape[-1] <= self.bins, partial(binned_schedule, self.bins)
+        if isinstance(law, Anchored):
+            if few:
+                return anchored_lorenz(target, draft, drafted, law)
+            return in_three_stages(target, draft, drafted, law, schedule_of)
+        return lorenz(target, draft, drafted, law) if few else by_schedule(target, draft, drafted, law, schedule_of)
 
     def least(self, optimum: Float[Tensor, "*batch"], drafts: int) -> Float[Tensor, "*batch"]:
         """What it accepts at least of i.i.d. drafts."""

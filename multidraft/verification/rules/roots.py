@@ -61,7 +61,7 @@ def newton(
     there stays above the root.
     """
     above = (1 - c / a).clamp_(min=0).log_().div_(n).exp_()  # several times faster than a general power
-    return descend(above, n, c + m - a, m, a).neg_().add_(1)
+    return descend(above, n, c + m - a, m, a, STEPS).neg_().add_(1)
 
 
 def descend(
@@ -70,7 +70,7 @@ def descend(
     d: Float[Tensor, "*rows"],
     m: Float[Tensor, "*rows"],
     a: float,
-    steps: int = STEPS,
+    steps: int,
 ) -> Float[Tensor, "*rows"]:
     """Newton's method for a x^n - m x + d from above; once little is left to do in many rows, that goes on alone.
 
