@@ -94,6 +94,8 @@ def check_model(model: Any, name: str) -> None:
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
             "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
         )
+    if isinstance(model, PreTrainedModel) and model.training:
+        raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
     device = home(model) if isinstance(model, PreTrainedModel) else model.device
     if device.type == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
