@@ -20,7 +20,7 @@ from multidraft.models.base import LanguageModel, check_sizes
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
-from multidraft.verification.named import scheme as scheme_named
+from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
@@ -93,6 +93,8 @@ def check_model(model: Any, name: str) -> None:
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
             "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
         )
+    if isinstance(model, PreTrainedModel) and model.training:
+        raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
     device = home(model) if isinstance(model, PreTrainedModel) else model.device
     if device.type == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")

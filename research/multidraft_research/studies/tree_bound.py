@@ -8,7 +8,7 @@ from jaxtyping import Float
 from multidraft.auditing.enumeration import Conditional, Forest
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import solver
-from multidraft.verification.solvers.linear_program import EXACT
+from multidraft_research.solvers.linear_program import EXACT
 
 Tokens = tuple[int, ...]
 Realised = frozenset[Tokens]  # the drafted prefixes below the root: with each one all that lead to it
