@@ -53,7 +53,7 @@ class LanguageModel(Protocol):
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Any:
         """Append new tokens to each row's pending ones, and return their next-token logits.
 
-        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the token
+        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
         right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
         logits are (rows, most new tokens, columns), and those beyond a row's own tokens mean nothing. With "last" they
         are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The

@@ -108,7 +108,7 @@ class Mixture(Together):
 class Copying(Together):
     """A mixture of look-up and another drafter, weighed by how likely the match is right.
 
-        q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, as in Mixture
+        q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, cut as well
 
     The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
     texts whose latest token was guessed right: known before anything is drawn.

@@ -15,7 +15,7 @@ from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
 from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.support import check_supported
+from multidraft.models.compat import check_supported
 from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel
@@ -36,9 +36,9 @@ def reader(model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bo
 class CausalLM:
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
-    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`; prompts
-    are read as ever, and then the batch moves into buffers that stay. Logits come in the model's dtype, as inference
-    tensors: do not change them in place.
+    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
+    prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
+    inference tensors: do not change them in place.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False):
@@ -72,7 +72,8 @@ class CausalLM:
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
-        scores = self.read(*inputs.to(self.device, non_blocking=True), scored == "all")
+        inputs = inputs.to(self.device, non_blocking=True)
+        scores = self.read(inputs[0], inputs[1], scored == "all")
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]

@@ -297,6 +297,8 @@ class TreeCache:
     def keep(self, chosen: list[list[int]]) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
         check_rows(len(chosen), len(self.lengths))
+        if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
+            return self._settle()
         for path, own in zip(chosen, self.pending, strict=True):
             check_path(path, own.parents)
         paths = [[own.slots[token] for token in path] for path, own in zip(chosen, self.pending, strict=True)]

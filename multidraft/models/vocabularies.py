@@ -1,6 +1,6 @@
 """A draft model's vocabulary beside the target's: padded to another size, or a part of it."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -15,12 +15,12 @@ MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenize
 class Vocabulary:
     """How a model's own tokens, of which there are `size`, stand for the target's.
 
-    Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next to
-    never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands for
+    Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next
+    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands for
     all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
     """
 
-    def __init__(self, size: int, target_ids: Sequence[int] | None = None):
+    def __init__(self, size: int, target_ids: Any = None):
         self.columns, self.places, self.other = size, None, 0
         self.ids: Int[Tensor, " columns"] | None = None
         self.size = size  # that the target's tokens go up to, as far as this model knows
@@ -37,7 +37,7 @@ class Vocabulary:
         return [token if token < self.columns else self.other for token in tokens]
 
 
-def check_ids(target_ids: Sequence[int], size: int) -> None:
+def check_ids(target_ids: Any, size: int) -> None:
     """Raise unless a model of this size has a token for each id, all distinct, and one for all others."""
     is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
     if not is_list or not len(target_ids) == len(set(target_ids)) == size - 1 > 0:
@@ -53,7 +53,7 @@ def are_close(size: int, other: int) -> bool:
 
 
 def check_sizes(target: int, draft: int, is_reduced: bool = False) -> None:
-    """Raise unless the draft's tokens can be the target's, as far as sizes tell: that the tokenizers agree, they cannot.
+    """Raise unless the draft's tokens can be the target's; that the tokenizers agree, sizes cannot tell.
 
     The vocabularies may differ as paddings do; a reduced one goes up to any token that the target has.
     """

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import jaxtyping
 import pytest
 import torch
-from reading import PROMPTS, TOLERANCE, Session, drawn, error, forest, life
+from reading import PROMPTS, TOLERANCE, Session, drawn, life
 from tiny import CASES, VOCABULARY, WINDOWED, tiny_model
 from torch import Tensor
 from torch._dynamo.utils import counters

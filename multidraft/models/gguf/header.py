@@ -35,7 +35,7 @@ class Settings(ctypes.Structure):
 
 
 def check(path: Path) -> Header:
-    """The header of a model's file; raises unless it is whole, with all its parts, and there is memory for its weights."""
+    """The header of a file; raises unless it is whole, with all its parts, and there is memory for its weights."""
     headers = [checked(part) for part in parts(path)]
     needed = sum(header.tensors for header in headers)
     free = available(torch.device("cpu"))

@@ -74,10 +74,10 @@ class GGUF:
             check_rows(len(tokens), len(self.rows))
             for row, new in zip(self.rows, parents, strict=True):
                 check_parents(new, len(row.parents))
-            known = [self.weights.tokens.own(row) for row in tokens]
-            each = zip(self.rows, known, parents, strict=True)
-            said = self.scores([row.grow(*new, self.weights.context) for row, *new in each], scored)
-            return torch.from_numpy(said)[..., : self.weights.tokens.columns]
+            own, end = self.weights.tokens, self.weights.context
+            each = zip(self.rows, tokens, parents, strict=True)
+            said = self.scores([row.grow(own.own(new), above, end) for row, new, above in each], scored)
+            return torch.from_numpy(said)[..., : own.columns]
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
         """What llama.cpp says, and zero where nothing is read."""

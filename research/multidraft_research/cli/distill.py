@@ -31,7 +31,7 @@ def distill(
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Teach a draft model the target's distributions on a capture, and say what it gains. Run it again to resume."""
-    from multidraft.models.versions import save_tokenizer
+    from multidraft.models.compat import save_tokenizer
     from multidraft_research.captures.folder import Capture
     from multidraft_research.training.distilling import Lesson, distil
 
