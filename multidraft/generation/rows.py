@@ -30,7 +30,7 @@ from multidraft.generation.inputs import (
 )
 from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
-from multidraft.models import versions
+from multidraft.models import compat
 from multidraft.models.huggingface import Model, answers_prompts, home
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import samplings_from
@@ -111,7 +111,7 @@ def row_processors(
             own = copy.copy(config)
             own.max_length = len(prompt) + budget
             mine = [*for_row(extra, row), *options.processors(len(prompt))]
-            built = versions.logits_processors(own, prompt, vocabulary, mine, device)
+            built = compat.logits_processors(own, prompt, vocabulary, mine, device)
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])

@@ -1,4 +1,4 @@
-"""Layers of several shapes keep their keys and values in shared blocks, whatever is done to them, at few operations."""
+"""Layers of several shapes share blocks of memory, at few operations; an interruption of a pass loses nothing."""
 
 import sys
 from collections import Counter
@@ -8,12 +8,12 @@ from types import FrameType
 
 import pytest
 import torch
+from reading import chain
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multidraft.models import blocks, cache
-from multidraft.models.blocks import Block, Contents
-from multidraft.models.kv_cache import TreeCache
+from multidraft.models import kv_cache
+from multidraft.models.kv_cache import Block, Contents, TreeCache
 
 Shape = tuple[int, int] | None  # the dimensions of a layer's keys and values; None if it shares another layer's
 ALIKE: list[Shape] = [(4, 4)] * 11
@@ -29,42 +29,38 @@ class Fake:
     shapes: list[Shape]
     rows: list[list[int]]
     cache: TreeCache = field(init=False)
-    pending: Tensor = field(init=False)
+    pending: list[list[int]] = field(init=False)
 
     def __post_init__(self):
         self.cache = TreeCache(len(self.shapes), 4)
-        self.pending = torch.empty(len(self.rows), 0, dtype=torch.int64)
+        self.pending = [[] for _ in self.rows]
 
     def write(self, tokens: list[list[int]]) -> None:
-        """A forward pass."""
-        new = torch.tensor(tokens)
-        self.cache.append(new)
+        """A forward pass over branches that follow the kept tokens, and chains after them."""
+        self.cache.begin(len(tokens))
+        above = [chain(len(own) + len(new))[len(own) :] for own, new in zip(self.pending, tokens, strict=True)]
+        self.cache.append(above, False)
+        width = max(map(len, tokens))
+        new = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
         for number, (layer, shape) in enumerate(zip(self.cache.layers, self.shapes, strict=True)):
             if shape is not None:
                 keys, values = (content(new, number).expand(-1, 3, -1, dim) for dim in shape)
                 layer.update(keys, -values)
-        self.pending = torch.cat([self.pending, new], 1)
+        self.pending = [own + more for own, more in zip(self.pending, tokens, strict=True)]
 
-    def keep(self, chosen: list[list[int]]) -> None:
-        self.cache.keep(torch.tensor(chosen))
-        for row, slots, pending in zip(self.rows, chosen, self.pending.tolist(), strict=True):
-            row += [pending[slot] for slot in slots if slot >= 0]
-        self.pending = self.pending[:, :0]
+    def keep(self, counts: list[int]) -> None:
+        self.cache.keep([list(range(count)) for count in counts])
+        self.rows = [row + own[:n] for row, own, n in zip(self.rows, self.pending, counts, strict=True)]
+        self.pending = [[] for _ in self.rows]
 
     def select(self, rows: list[int]) -> None:
-        self.cache.select(torch.tensor(rows))
-        self.rows, self.pending = [self.rows[row] for row in rows], self.pending[rows]
+        self.cache.select(rows)
+        self.rows, self.pending = [self.rows[row] for row in rows], [self.pending[row] for row in rows]
 
-    def join(self, other: "Fake") -> None:
-        pieces = [(fake.cache, list(range(len(fake.rows)))) for fake in (self, other)]
-        storage = blocks.Storage(len(self.cache.layers), max(cache.capacity for cache, _ in pieces))
-        self.cache = TreeCache.gathered(pieces, storage)
-        self.rows, self.pending = self.rows + other.rows, torch.cat([self.pending, other.pending])
-
-    def part(self, row: int, length: int) -> "Fake":
-        part = Fake(self.shapes, [self.rows[row][:length]])
-        part.cache.take(self.cache, row, length)
-        return part
+    def join(self, other: "Fake", rows: list[int], length: int = 99) -> None:
+        texts = [other.rows[row][:length] for row in rows]
+        self.cache.add(other.cache, rows, [len(text) for text in texts])
+        self.rows, self.pending = self.rows + texts, self.pending + [[] for _ in rows]
 
     def holds(self) -> bool:
         """Whether every layer holds the rows."""
@@ -82,19 +78,12 @@ def content(tokens: Tensor, number: int) -> Tensor:
     return (tokens + 1000 * number).float()[:, None, :, None]
 
 
-def fresh(shapes: list[Shape]) -> Fake:
-    """Two rows of which nothing has been read."""
-    fake = Fake(shapes, [[], []])
-    fake.cache.append(fake.pending)
-    return fake
-
-
 def written(shapes: list[Shape], rows: int = 3) -> Fake:
-    """Each row keeps a chain of three tokens, and has read two branches of two."""
+    """Rows of different lengths, which have read four tokens more."""
     fake = Fake(shapes, [[] for _ in range(rows)])
-    fake.write([[10 * row + token for token in range(1, 4)] for row in range(rows)])
-    fake.keep([[0, 1, 2]] * rows)
-    fake.write([[10 * row + token for token in range(4, 8)] for row in range(rows)])
+    fake.write([[10 * row + token for token in range(1, 5 - row % 2)] for row in range(rows)])
+    fake.keep([4 - row % 2 for row in range(rows)])
+    fake.write([[10 * row + token for token in range(5, 9)] for row in range(rows)])
     return fake
 
 
@@ -122,11 +111,8 @@ def test_layers_of_the_same_shape_share_memory(shapes: list[Shape], shared: list
     assert memory(fake) == shared
     assert [layer.buffers == () for layer in fake.cache.layers] == [shape is None for shape in shapes]
     assert fake.cache.is_filled == (None not in shapes)
-
-
-def test_no_more_memory_is_taken_than_layers_are_left():
-    fake = written(ALIKE)
-    assert [len(block.contents.layers) for block in fake.cache.storage.blocks] == [8, 3]
+    if shapes is ALIKE:  # no more memory is taken than layers are left
+        assert [len(block.contents.layers) for block in fake.cache.storage.blocks] == [8, 3]
 
 
 class Operations(TorchDispatchMode):
@@ -145,54 +131,61 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape], rows: int):
     fake = written(shapes, rows)
+    fake.cache.pending = [
+        kv_cache.Pending(chain(2), [0, 1], [2, 3], [4, 12]) for _ in range(rows)
+    ]  # as if the last two tokens were the tree
+    fake.pending = [own[2:] for own in fake.pending]
     with Operations() as operations:
-        fake.keep([[2, 3]] * rows)
+        fake.keep([2] * rows)
     assert fake.holds()
     moving = {name: count for name, count in operations.count.items() if "index" in name or "copy" in name}
-    names = ("index_select", "copy_")
-    assert moving == dict.fromkeys(names, 2 * rows)  # two blocks, or one of two tensors: in all kinds there are two
+    assert moving == dict.fromkeys(("index_select", "copy_"), 2 * rows)  # of all kinds there are two tensors
 
 
 @pytest.mark.parametrize("shapes", KINDS)
 def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape]):
     fake = written(shapes)
-    fake.keep([[2, 3], [0, -1], [-1, -1]])
+    fake.keep([4, 1, 0])
     assert fake.holds()
-    fake.write([[60, 61], [62, 63], [64, 65]])
+    fake.write([[60, 61], [62], [64, 65]])
     fake.select([2, 0])  # in the middle of a tree
-    fake.write([[66], [67]])
-    fake.keep([[2, 1], [1, 2]])
+    fake.write([[66], [67, 68]])
+    fake.keep([3, 2])
     assert fake.holds()
-    assert fake.part(0, 5).holds()
-    assert memory(fake.part(1, 2)) == memory(written(shapes))
-    late = fresh(shapes)
-    for other in (fresh(shapes), fake, fresh(shapes)):  # nothing has been written in the first, nor in the last
-        late.join(other)
-    late.write([[70 + row + 10 * token for token in range(12)] for row in range(8)])
-    late.keep([[11], [-1], [0], [1], [2], [10], [-1], [5]])
+    part = Fake(shapes, [])
+    part.join(fake, [0], 5)
+    assert part.holds()
+    assert memory(part) == memory(written(shapes))
+    late = Fake(shapes, [])
+    late.join(fake, [0, 1])
+    late.join(part, [0, 0])
+    late.join(fake, [])
+    late.write([[70 + row + 10 * token for token in range(12)] for row in range(4)])
+    late.keep([12, 0, 1, 2])
     assert late.holds()
-    assert [len(row) for row in late.rows] == [1, 0, 1, 1, 6, 8, 0, 1]
     assert memory(late) == memory(written(shapes))
+    late.select([3, 3, 1, 0, 2])
+    assert late.holds()
 
 
-@pytest.mark.parametrize("wrong", ["move", "select"])
+@pytest.mark.parametrize("wrong", ["move", "move_rows"])
 def test_the_check_catches_blocks_left_as_they_were(wrong: str, monkeypatch):
     fake = written(TWO_KINDS)
-    fake.keep([[0, 1]] * 3)
-    fake.write([[60, 61], [62, 63], [64, 65]])
-    assert fake.holds()
     monkeypatch.setattr(Block, wrong, lambda *_: None)
-    if wrong == "move":
-        fake.keep([[1]] * 3)
-    else:
-        fake.select([2, 1])
+    fake.keep([0, 1, 0])
+    assert fake.holds() == (wrong == "move_rows")
+    fake.select([2, 1])
     assert not fake.holds()
 
 
-def test_rows_that_leave_take_their_memory_along():
-    fake = written(ALIKE)
+def test_memory_goes_when_three_quarters_of_the_rows_have_left():
+    fake = written(ALIKE, 4)
+    fake.keep([4, 4, 4, 4])
     before = [tensor.untyped_storage() for block in fake.cache.storage.blocks for tensor in block.contents.tensors]
+    fake.select([0, 3])
+    assert [block.rows for block in fake.cache.storage.blocks] == [4, 4]
     fake.select([1])
+    assert fake.holds()
     views = [view for layer in fake.cache.layers for view in (layer.keys, layer.values, *layer.buffers)]
     held = {view.untyped_storage().data_ptr() for view in views if view is not None}
     assert len(held) == len(before)
@@ -203,13 +196,13 @@ def test_rows_that_leave_take_their_memory_along():
 
 
 class Interruption:
-    """Raises KeyboardInterrupt before the n-th instruction of `blocks.py` and `cache.py`."""
+    """Raises KeyboardInterrupt before the n-th instruction of `kv_cache.py`."""
 
     def __init__(self, after: int):
         self.left = after
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> "Interruption | None":
-        if frame.f_code.co_filename not in (blocks.__file__, cache.__file__):
+        if frame.f_code.co_filename != kv_cache.__file__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -237,25 +230,30 @@ def lost(fake: Fake, after: int, width: int) -> bool | None:
         return None
     except KeyboardInterrupt:
         pass
-    fake.pending = fake.pending[:, :0]
-    fake.cache.keep(torch.full((len(fake.rows), 0), -1))
+    fake.pending = [[] for _ in fake.rows]
+    fake.cache.keep([[]] * len(fake.cache.lengths))
     if not fake.holds():
         return True
     try:
         fake.write(new)
-        fake.keep([[width - 1]] * len(fake.rows))
+        fake.keep([width] * len(fake.rows))
         fake.write([[201, 202, 203]] * len(fake.rows))
     except RuntimeError:
         return True
-    fake.keep([[2, 1]] * len(fake.rows))
+    fake.keep([2, 3])
     return not fake.holds()
+
+
+def fresh(shapes: list[Shape]) -> Fake:
+    """Two rows of which nothing has been read."""
+    return Fake(shapes, [[], []])
 
 
 def full(shapes: list[Shape]) -> Fake:
     """The next token but one makes blocks grow."""
     fake = fresh(shapes)
     fake.write([[1, 2, 3], [4, 5, 6]])
-    fake.keep([[0, 1, 2]] * 2)
+    fake.keep([3, 3])
     return fake
 
 
@@ -270,6 +268,7 @@ def outcomes(make: Callable[[list[Shape]], Fake], shapes: list[Shape], width: in
 SMALL: list[list[Shape]] = [[(4, 4), (4, 4)], [(6, 2), (6, 2)]]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("shapes", SMALL)
 @pytest.mark.parametrize(("make", "width"), [(fresh, 7), (full, 1)])  # more than there is room for, or less
 def test_an_interruption_before_any_instruction_of_a_pass_loses_nothing(make, width: int, shapes: list[Shape]):
@@ -278,13 +277,14 @@ def test_an_interruption_before_any_instruction_of_a_pass_loses_nothing(make, wi
     assert not any(found)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_comparison_catches_memory_replaced_in_two_steps(monkeypatch):
     hold = Block._hold
 
-    def torn(self: Block, *tensors: Tensor) -> None:
+    def torn(self: Block, tensors: list[Tensor]) -> None:
         if hasattr(self, "contents"):
-            self.contents = Contents(tensors, self.contents.layers, self.contents.capacity)
-        hold(self, *tensors)
+            self.contents = Contents(tensors, self.contents.layers)
+        hold(self, tensors)
 
     monkeypatch.setattr(Block, "_hold", torn)
     assert any(outcomes(full, SMALL[0], 1))
