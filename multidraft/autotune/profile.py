@@ -30,15 +30,16 @@ class Growth:
         self.tokens[grows] = self.tokens[grows] * math.exp(-1 / memory) + tokens
         self.seconds[grows] = self.seconds[grows] * math.exp(-1 / memory) + seconds
 
-    def gain(self, doubt: float) -> float:
-        """The speed of trees that grow over that of fixed ones; so many seconds of equal speed speak against it.
+    def gain(self, plain: float, doubt: float) -> float:
+        """The speed of trees that grow over that of fixed ones, which no drafts make as fast as `plain` at least.
 
-        >>> Growth([10.0, 30.0], [1.0, 2.0]).gain(0.0)
+        So many seconds at equal speed speak against it, because a few steps say little.
+
+        >>> Growth([10.0, 30.0], [1.0, 2.0]).gain(1.0, 0.0)
         1.5
         """
-        fixed = self.tokens[0] / self.seconds[0] if self.seconds[0] else 0.0
-        spent = self.seconds[1] + doubt
-        return (self.tokens[1] + doubt * fixed) / (spent * fixed) if fixed and spent else 1.0
+        fixed = max(self.tokens[0] / self.seconds[0], plain) if self.seconds[0] else plain
+        return (self.tokens[1] + doubt * fixed) / max((self.seconds[1] + doubt) * fixed, 1e-300)
 
 
 @dataclass

@@ -17,6 +17,7 @@ FIRST = ("", "1x6")  # no drafts, and eight tokens from two passes of the draft 
 TREES = (*FIRST, "1", "1x1x1", "4x1x1", "1x1x1x1x1x1x1", "2x2x2", "4x2x2")
 BLOCK = 3  # steps with one tree in a row, of which the first counts as warm-up
 ENOUGH, NODES = 4, 400.0  # steps of every tree, and nodes that drafts were verified at, after which no more is learnt
+SMALL = 8  # nodes of trees that are timed whatever the first steps say
 SAVE = 2.0  # seconds of measuring after which a profile is kept
 
 
@@ -42,9 +43,9 @@ class Tuner:
         return min(lacking, key=lambda tree: timed[tree] // (BLOCK - 1), default=None)
 
     def may_pay(self, tree: Tree, rows: int) -> bool:
-        """Whether a tree would pay if all its levels were accepted."""
+        """Whether a tree is small, or would pay if all its levels were accepted."""
         costs = self.profile.costs(rows)
-        return costs.of_tree(tree) <= (tree.depth + 1) * costs.of_tree(NO_DRAFTS)
+        return len(tree) <= SMALL or costs.of_tree(tree) <= (tree.depth + 1) * costs.of_tree(NO_DRAFTS)
 
     def learns(self, rows: int, temperature: float | int) -> bool:
         """Whether steps still have something to say."""
