@@ -19,7 +19,7 @@ from multidraft.decoding.draft import Places, stacked
 from multidraft.decoding.record import Coin, Visit
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import Asked, Child, Ending, Verdict, drive, walker
+from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
 from multidraft.errors import AdviceError
 from multidraft.sampling.sampling import target_laws
 from multidraft.verification.distributions import pick_each
@@ -176,7 +176,7 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
 
 
 @dataclass(frozen=True)
-class Expanded:
+class Expanded(Rest):
     """What a rule leaves of a target, known on the ids of a draft law and, in the last place, on all other tokens."""
 
     draft: NodeLaw

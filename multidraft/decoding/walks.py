@@ -6,10 +6,11 @@ in a test. `coin(probability)` is its only source of randomness.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,21 +30,21 @@ class Child(NamedTuple):
     accept: float  # what it may claim
 
 
-class Rest(Protocol):
+class Rest(ABC):
     """What a rule leaves for the emitted token if it is no draft."""
 
     @property
+    @abstractmethod
     def mass(self) -> float:
-        """Its sum; computed when no child was accepted."""
-        ...
+        """Its sum, computed when it is first asked for."""
 
-    def draw(self, number: float) -> int:
-        """A token in proportion to it, by a number in [0, 1)."""
-        ...
-
+    @abstractmethod
     def law(self) -> Float[Tensor, " vocabulary"]:
-        """Unnormalised, token by token."""
-        ...
+        """The weight of every token, unnormalised."""
+
+    @abstractmethod
+    def draw(self, number: float) -> int:
+        """A token in proportion to its weight, by a number in [0, 1)."""
 
 
 @dataclass(frozen=True)

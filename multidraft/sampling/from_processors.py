@@ -37,6 +37,15 @@ def sampling_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> Samplin
     return Sampling(one.temperature, one.top_k, one.top_p, processors_or_none(before), processors_or_none(after))
 
 
+def samplings_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> list[Sampling]:
+    """The sampling of each prompt that its list of processors amounts to; prompts that share a list share theirs.
+
+    Temperature, top-k and top-p are taken out, because we have faster code for them.
+    """
+    made = {id(listed): sampling_from([listed], greedy) for listed in lists}
+    return [made[id(listed)] for listed in lists]
+
+
 def processors_or_none(lists: Sequence[Sequence[LogitsProcessor]]) -> Processors | None:
     """Nothing, where there is nothing to process; lists that came as one object stay one."""
     made = {id(listed): LogitsProcessorList(listed) for listed in lists}

@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.prefixes import Prefixes
+from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, wrong_form
+from multidraft.sampling.prefixes import Prefixes as OldPrefixes
+
+Prefix = Int[Tensor, " length"]  # the whole sequence that ends at a node
+Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
 
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
@@ -78,7 +82,7 @@ class Processors:
         self.looks_back = any(looks_back(processor) for listed in lists for processor in listed)
 
     def __call__(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: Prefixes | None
+        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: OldPrefixes | None
     ) -> Float[Tensor, "*batch vocabulary"]:
         """The processed logits of some nodes, whose sequences are needed if a processor looks at them."""
         scores = logits.reshape(-1, logits.shape[-1])
@@ -89,7 +93,26 @@ class Processors:
         drafters = len(scores) // len(prefixes)  # with several, each has logits at every node
         return self.each(scores, [prefix for prefix in prefixes for _ in range(drafters)]).view(logits.shape)
 
-    def each(self, scores: Float[Tensor, "nodes vocabulary"], prefixes: Prefixes) -> Float[Tensor, "nodes vocabulary"]:
+    def run(
+        self, logits: Float[Tensor, "lines vocabulary"], together: list[int], prefixes: Prefixes | None
+    ) -> Float[Tensor, "some vocabulary"]:
+        """Some lines, processed; they are a copy, because a processor may write into what it is given."""
+        scores: Tensor = in_full(logits[together])
+        sequences = self.sequences(prefixes, together)
+        for processor in self.lists[0]:
+            scores = answer(processor, sequences, scores)
+        return scores
+
+    def sequences(self, prefixes: Prefixes | None, lines: list[int]) -> Int[Tensor, "lines length"] | None:
+        """The sequences of some lines, all of the same length; None where no processor looks at them."""
+        if not self.looks_back:
+            return None
+        assert prefixes is not None  # settings that look back come with them
+        return torch.stack([prefix for line in lines if (prefix := prefixes[line]) is not None])
+
+    def each(
+        self, scores: Float[Tensor, "nodes vocabulary"], prefixes: OldPrefixes
+    ) -> Float[Tensor, "nodes vocabulary"]:
         """Nodes whose sequences have the same length and processors go together."""
         groups = defaultdict(list)
         for node, prefix in enumerate(prefixes):
@@ -101,6 +124,76 @@ class Processors:
             nodes, sequences, lists = zip(*group, strict=True)
             result[list(nodes)] = lists[0](torch.stack(sequences), scores[list(nodes)])
         return result
+
+
+def checked(
+    processors: Processors | None, logits: Float[Tensor, "lines vocabulary"], prefixes: Prefixes | None
+) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+    """The processed lines, and the faults of those on which a processor has failed (they stay as they are)."""
+    if processors is None:
+        return logits, {}
+    scores, faults, groups = in_full(logits).clone(), Faults(), defaultdict[int, list[int]](list)
+    for line in range(len(logits)):  # lines whose sequences have the same length go together
+        prefix = prefixes[line] if processors.looks_back and prefixes else None
+        groups[0 if prefix is None else len(prefix)].append(line)
+    for together in groups.values():
+        try:
+            scores[together] = processors.run(logits, together, prefixes)
+        except RowFault:
+            for line in together:
+                try:
+                    scores[line] = processors.run(logits, [line], prefixes)[0]
+                except RowFault as fault:
+                    faults[line] = fault
+    return scores, faults
+
+
+def answer(processor: LogitsProcessor, sequences: Any, scores: Float[Tensor, "lines vocabulary"]) -> Tensor:
+    """What a processor makes of scores; raises RowFault where that is none."""
+    source = source_of(processor)
+    try:
+        result = processor(sequences, scores)
+    except Exception as error:
+        raise RowFault(source, f"fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+    if problem := wrong_form(result, scores):
+        raise RowFault(source, problem)
+    return result.detach().to(scores.dtype)
+
+
+def source_of(processor: LogitsProcessor) -> str:
+    """A processor's name in an error message."""
+    return f"processor {type(getattr(processor, 'processor', processor)).__name__}"
+
+
+def blamed(
+    processors: Processors | None,
+    source: str,
+    logits: Float[Tensor, "lines vocabulary"],
+    prefixes: Prefixes | None,
+    bad: Iterable[int],
+) -> Faults:
+    """Of lines that have become no distribution: who has spoilt them, the `source` of the logits or a processor."""
+    return {line: blame(processors, source, logits, line, prefixes) for line in bad}
+
+
+def blame(
+    processors: Processors | None,
+    source: str,
+    logits: Float[Tensor, "lines vocabulary"],
+    line: int,
+    prefixes: Prefixes | None,
+) -> RowFault:
+    """Who has spoilt a line: the first whose scores make no distribution."""
+    scores, listed = in_full(logits[line : line + 1]), processors.lists[0] if processors else []
+    sequences = processors.sequences(prefixes, [line]) if processors else None
+    for processor in listed:
+        if problem_of(scores[0]):
+            break
+        try:
+            source, scores = source_of(processor), answer(processor, sequences, scores.clone())
+        except RowFault as fault:
+            return fault
+    return RowFault(source, problem_of(scores[0]) or "gives other scores each time")
 
 
 def looks_back(processor: LogitsProcessor) -> bool:
@@ -123,10 +216,13 @@ def check_pure(processors: Sequence[LogitsProcessor], tokens: Int[Tensor, " leng
     for processor in processors:
         if name_of(processor) or type(processor).__module__ == __name__:
             continue
-        first = processor(tokens[None], scores[:1].clone())
-        other = processor(longer[None], scores[:1].clone())
-        both = processor(torch.stack([longer, longer]), scores.clone())
-        again = processor(tokens[None], scores[:1].clone())
+        try:
+            first, other, both, again = (
+                answer(processor, sequences, scores[: len(sequences)].clone())
+                for sequences in (tokens[None], longer[None], torch.stack([longer, longer]), tokens[None])
+            )
+        except RowFault:
+            continue  # it will end the rows on which it fails
         same = torch.allclose(first, again, equal_nan=True)
         if not (same and torch.allclose(torch.cat([other, other]), both, equal_nan=True)):
             raise AdviceError(

@@ -88,6 +88,6 @@ def same_shape(names: str, *shapes: tuple[int, ...]) -> None:
 def sum_of(values):
     """The sum in float64."""
     total = 0.0
-    for value in values:
-        total += value
+    for index in range(values.size):  # which is compiled into vector instructions; `for value in values` is not
+        total += values[index]
     return total

@@ -1,0 +1,96 @@
+"""The gate: scores of models and processors become probabilities here, or end their own row with an error."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.verification.loops import paired
+
+
+class RowFault(AdviceError):
+    """One row cannot go on: a model or a processor gave it scores that make no distribution. Other rows go on.
+
+    `source` names who ("the target model", "processor MinPLogitsWarper"), `problem` what; `row` is the row of the batch
+    and `position` the index, in the whole sequence, of the token that was to be drawn.
+    """
+
+    def __init__(self, source: str, problem: str, row: int | None = None, position: int | None = None):
+        super().__init__(source, problem, row, position)  # what pickle calls it with
+        self.source, self.problem, self.row, self.position = source, problem, row, position
+
+    def at(self, row: int, position: int) -> "RowFault":
+        """The fault with its place."""
+        return RowFault(self.source, self.problem, row, position)
+
+    def __str__(self) -> str:
+        place = "" if self.row is None else f"row {self.row}, position {self.position}: "
+        advice = "mend it, or change its settings" if self.source.startswith("processor") else "check its weights"
+        return f"{place}{self.source} {self.problem}; {advice}"
+
+
+Faults = dict[int, RowFault]  # by line
+
+
+def problem_of(line: Float[Tensor, " vocabulary"]) -> str | None:
+    """What keeps a line of scores from being a distribution's logits; None if nothing does.
+
+    >>> problem_of(torch.tensor([0.0, float("nan")]))
+    'gives token 1 the score nan'
+    """
+    largest = float(line.amax()) if len(line) else -math.inf
+    if math.isfinite(largest):
+        return None
+    if largest == -math.inf:
+        return "leaves no token with a finite score"
+    return f"gives token {int(line.argmax())} the score {largest}"
+
+
+def wrong_form(scores: object, like: Float[Tensor, "lines vocabulary"]) -> str | None:
+    """What is wrong about the type, shape, precision or device of scores that should be like others."""
+    if not isinstance(scores, Tensor):
+        return f"returns {type(scores).__name__} instead of a tensor of scores"
+    if scores.shape != like.shape:
+        return f"returns scores of shape {tuple(scores.shape)} instead of {tuple(like.shape)}"
+    if scores.layout != torch.strided or scores.device != like.device:
+        return f"returns {scores.layout} scores on {scores.device} instead of dense ones on {like.device}"
+    if not scores.dtype.is_floating_point:
+        return f"returns scores of type {scores.dtype} instead of {like.dtype}"
+    return None
+
+
+def in_full(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """The scores in float32, or in float64 where they are."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def softmax(
+    scores: Float[Tensor, "lines vocabulary"], temperature: float | int = 1.0
+) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:
+    """Every line's softmax at a temperature above 0, and which lines have none (theirs is undefined).
+
+    A line has one where no score is NaN or plus infinity and one is finite, which its largest score tells alone. Sums
+    are float64, so that a line sums to one within 1e-6 whatever its length and form.
+
+    >>> softmax(torch.tensor([[0.0, 0.0], [0.0, torch.inf]]))[1]
+    [1]
+    """
+    return soft_lines(in_full(scores), float(temperature)) if scores.numel() else (in_full(scores), [])
+
+
+@paired("multidraft.sampling.loops", lambda scores, _: scores.dtype == torch.float32)
+def soft_lines(
+    scores: Float[Tensor, "lines vocabulary"], temperature: float
+) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:
+    """As `softmax`."""
+    largest = scores.amax(-1, keepdim=True)
+    weights = ((scores - largest) / temperature).exp_()
+    weights /= weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
+    return weights, not_finite(largest)
+
+
+def not_finite(largest: Float[Tensor, "lines 1"]) -> list[int]:
+    """The lines whose largest score is not finite."""
+    return [line for line, (value,) in enumerate(largest.tolist()) if not math.isfinite(value)]

@@ -1,0 +1,256 @@
+"""The gate: every line sums to one, and what makes no distribution is the fault of its own line, by name."""
+
+import itertools
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TopPLogitsWarper,
+)
+
+from multidraft.sampling import gate
+from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.from_logits import distribution, largest
+from multidraft.sampling.gate import RowFault
+from multidraft.sampling.processors import Processors
+from multidraft.sampling.sampling import target_laws
+from multidraft.sampling.settings import Sampling
+
+SIZE, EXACT = 40, 1e-12
+NAN, INF = float("nan"), float("inf")
+ONE_ULP = 1e-6  # of a law in float32, whatever its size
+
+
+def real_like(size: int) -> Tensor:
+    """Shapes that real vocabularies have: flat, peaked, a long tail, nearly all forbidden."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(size, generator=generator)
+    peak = torch.cat([torch.full((1,), 16.0), torch.zeros(size - 1)])
+    few = torch.where(torch.arange(size) < 3, noise, -INF)
+    return torch.stack([torch.zeros(size), peak, 4 * noise, noise - torch.arange(1, size + 1).log(), few])
+
+
+@pytest.mark.parametrize("size", [32_000, 49_152, 151_936, 262_144])
+@pytest.mark.parametrize("temperature", [0.001, 0.7, 1.3, 100.0])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled):
+    """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
+    logits = real_like(size)
+    soft = gate.soft_lines if compiled else gate.soft_lines.__wrapped__
+    laws, bad = soft(logits, temperature)
+    assert bad == []
+    assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
+    assert torch.allclose(laws, (logits.double() / temperature).softmax(-1).float(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [dict(top_k=50), dict(top_p=0.95), dict(temperature=0.7, top_k=50, top_p=0.5)])
+def test_truncated_laws_sum_to_one(settings):
+    laws = distribution(real_like(49_152), **settings)
+    assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
+
+
+def test_top_p_breaks_ties_as_a_stable_sort_does(monkeypatch):
+    """Half precision has many. Transformers keeps what torch.sort puts last, which is undefined among equals."""
+    monkeypatch.setattr(torch, "sort", partial(torch.sort, stable=True))
+    generator = torch.Generator().manual_seed(1)
+    logits = (2 * torch.randn(200, 300, generator=generator)).bfloat16().double()
+    for top_p in (0.1, 0.3, 0.7, 0.9):
+        expected = TopPLogitsWarper(top_p)(None, logits).softmax(-1)
+        assert torch.allclose(distribution(logits, top_p=top_p), expected, atol=EXACT)
+
+
+@pytest.mark.parametrize("count", [1, 3, 256])
+def test_the_largest_are_found_as_by_sorting(count):
+    generator = torch.Generator().manual_seed(2)
+    some = torch.randn(4, 30_000, generator=generator)
+    for scores in (some, some.bfloat16().float(), torch.zeros(1, 999), -torch.arange(5000.0)[None], some.sort().values):
+        value, token = scores.sort(dim=-1, descending=True, stable=True)
+        tokens, best = largest(scores, count)
+        assert torch.equal(torch.from_numpy(best), value[:, :count])
+        assert torch.equal(torch.from_numpy(tokens), token[:, :count])
+    tokens, best = largest(torch.tensor([[-INF, 2.0, -INF], [0.0, NAN, 1.0]]), 2)
+    assert (tokens[0, 0], best[0].tolist()) == (1, [2.0, -INF])
+    assert np.isnan(best[1, 0])
+
+
+@pytest.mark.parametrize("own", [Sampling(0.7), Sampling(1.3, top_k=5), Sampling(0.9, top_p=0.8), Sampling(1, 9, 0.5)])
+def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(own):
+    logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    laws, _ = draft_laws(logits, [own] * 3, drafts=2, vocabulary=SIZE)
+    for (tokens, probabilities), dense in zip(laws, target_laws(logits, [own] * 3)[0], strict=True):
+        assert torch.allclose(torch.zeros(SIZE).double().scatter(0, tokens, probabilities), dense, atol=EXACT)
+
+
+def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
+    logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    ((tokens, probabilities), _), _ = draft_laws(logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE, support=5)
+    whole = (2 * logits[0]).softmax(-1)
+    assert tokens.tolist() == whole.topk(5).indices.tolist()
+    assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
+
+
+@pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
+def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
+    """Columns without a token, and those beyond the target's, are never drafted."""
+    if own == "processed":
+        own = Sampling(before=Processors([LogitsProcessorList([SuppressTokensLogitsProcessor([7])])]))
+    ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
+    first, second = draft_laws(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
+    assert set(first[0].tolist()) == ({9} if own.before else {9, 7})
+    assert second[0][0] == 8
+    ((tokens, _),), _ = draft_laws(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
+    assert set(tokens.tolist()) <= {0, 1, 2}
+
+
+# What makes no distribution
+
+LOGITS = {
+    "nan": lambda line: line.index_fill_(0, torch.tensor([7]), NAN),
+    "all nan": lambda line: line.fill_(NAN),
+    "plus infinity": lambda line: line.index_fill_(0, torch.tensor([0]), INF),
+    "both infinities": lambda line: line.fill_(-INF).index_fill_(0, torch.tensor([3]), INF),
+    "nothing left": lambda line: line.fill_(-INF),
+}
+ANSWERS = {
+    "nothing": lambda scores: None,
+    "a list": lambda scores: scores.tolist(),
+    "another width": lambda scores: scores[:, :5],
+    "another height": lambda scores: scores.repeat(2, 1),
+    "no batch": lambda scores: scores[0],
+    "whole numbers": lambda scores: scores.long(),
+    "truth values": lambda scores: scores > 0,
+    "complex": lambda scores: scores.to(torch.complex64),
+    "sparse": lambda scores: scores.to_sparse(),
+    "meta": lambda scores: scores.to("meta"),
+    "one nan": lambda scores: scores.index_fill(1, torch.tensor([2]), NAN),
+    "infinite": lambda scores: scores + INF,
+    "overflow": lambda scores: scores * 1e38 * 1e38,
+    "all forbidden": lambda scores: scores - INF,
+    "an exception": lambda scores: 1 // 0,
+    "an exception after writing": lambda scores: scores.fill_(NAN).view(3, 5, 7),
+}
+FINE = {"double": lambda scores: scores.double(), "half": lambda scores: scores.half()}
+PREFIXES = [torch.tensor([row, 5, 6]) for row in range(3)]
+SETTINGS = {
+    "alone": {},
+    "greedy": dict(temperature=0),
+    "cold": dict(temperature=0.001),
+    "truncated": dict(temperature=0.7, top_k=9, top_p=0.9),
+}
+
+
+class OnlyAt(LogitsProcessor):
+    """Gives a wrong answer where the sequence begins with a certain row's number."""
+
+    def __init__(self, row: int, answer):
+        self.row, self.answer = row, answer
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        mine = input_ids[:, :1] == self.row
+        if not mine.any():
+            return scores
+        answer = self.answer(scores.clone())
+        same = isinstance(answer, Tensor) and answer.shape == scores.shape and answer.is_floating_point()
+        return torch.where(mine, answer, scores.to(answer)) if same and answer.layout == torch.strided else answer
+
+
+def logits(size: int = SIZE) -> Tensor:
+    return torch.randn(3, size, generator=torch.Generator().manual_seed(5))
+
+
+def listed(*processors: LogitsProcessor) -> Processors:
+    return Processors([LogitsProcessorList(processors)])
+
+
+def compare(scores: Tensor, settings: list[Sampling], row: int) -> RowFault:
+    """The fault of one row, after its neighbours' laws have been compared with what they have alone."""
+    laws, faults = target_laws(scores, settings, PREFIXES)
+    assert list(faults) == [row]
+    for other in {0, 1, 2} - {row}:
+        alone, none = target_laws(scores[other : other + 1], [settings[other]], [PREFIXES[other]])
+        assert none == {}
+        assert torch.equal(laws[other], alone[0])
+    assert laws[row].sum() == pytest.approx(1)  # so that a batch can be computed on
+    return faults[row].at(row, 3)
+
+
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("own", SETTINGS)
+@pytest.mark.parametrize("kind", LOGITS)
+def test_a_model_s_scores_end_their_own_row(kind, own, row):
+    scores, own = logits(), Sampling(**SETTINGS[own])
+    LOGITS[kind](scores[row])
+    fault = compare(scores, [own] * 3, row)
+    assert fault.source == "the target model"
+    assert f"row {row}, position 3: the target model " in str(fault)
+    laws, faults = draft_laws(scores, [own] * 3, drafts=2, vocabulary=SIZE)
+    assert [(line, fault.source) for line, fault in faults.items()] == [(row, "the draft model")]
+    assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):
+    """Whether all rows have the processor in common, or that row alone; other processors run beside it."""
+    wrong = listed(RepetitionPenaltyLogitsProcessor(1.2), OnlyAt(row, ANSWERS[kind]), MinPLogitsWarper(0.01))
+    own = Sampling(**{place: wrong})
+    scores = logits()
+    settings = [own if shared or other == row else Sampling(0.7) for other in range(3)]
+    fault = compare(scores, settings, row)
+    assert fault.source == "processor OnlyAt"
+    assert torch.equal(scores, logits())  # nobody has written into the model's own
+    laws, faults = draft_laws(scores, settings, PREFIXES, drafts=2, vocabulary=SIZE)
+    assert faults == {}  # any draft law is exact: there the processor is passed over
+    assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_other_precisions_are_taken(kind):
+    laws, faults = target_laws(logits(), [Sampling(before=listed(OnlyAt(1, FINE[kind])))] * 3, PREFIXES)
+    assert faults == {}
+    assert torch.allclose(laws, target_laws(logits(), [Sampling()] * 3)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 5e-324, 1e-45, 1e-39])
+def test_penalties_that_overflow_are_named(penalty):
+    own = Sampling(before=listed(RepetitionPenaltyLogitsProcessor(penalty)))
+    for row in range(3):
+        settings = [own if other == row else Sampling() for other in range(3)]
+        assert compare(logits() + 9, settings, row).source == "processor RepetitionPenaltyLogitsProcessor"
+
+
+def test_a_gate_without_its_check_is_caught(monkeypatch):
+    """The biased twin: greedily, all tokens forbidden would give token 0 without a word."""
+    monkeypatch.setattr("multidraft.sampling.from_logits.not_finite", lambda _: [])
+    scores = logits()
+    LOGITS["nothing left"](scores[1])
+    with pytest.raises(AssertionError):
+        compare(scores, [Sampling(0)] * 3, 1)
+
+
+def test_faults_travel_between_processes():
+    fault = pickle.loads(pickle.dumps(RowFault("the draft model", "gives nan", 1, 9)))
+    assert (fault.source, fault.row, fault.position) == ("the draft model", 1, 9)
+    assert str(fault) == "row 1, position 9: the draft model gives nan; check its weights"
+
+
+def test_random_settings_and_scores_leave_no_trace_on_neighbours():
+    """Two wrong rows of three, of every pair of kinds."""
+    for one, other in itertools.product(LOGITS, LOGITS):
+        scores = logits()
+        LOGITS[one](scores[0])
+        LOGITS[other](scores[2])
+        laws, faults = target_laws(scores, [Sampling(0.7)] * 3)
+        assert sorted(faults) == [0, 2]
+        assert torch.equal(laws[1], target_laws(scores[1:2], [Sampling(0.7)])[0][0])
