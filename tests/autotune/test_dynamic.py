@@ -3,7 +3,7 @@
 import pytest
 import torch
 from decoded import WANTED, always, records
-from plans import costs, rates
+from plans import costs, profile, rates
 
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
@@ -17,7 +17,6 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
 from multidraft.models.table import TableModel, random_table
-from plans import profile
 
 EXACT, BIASED = 1e-12, 1e-4
 CHEAP = costs(10.0, 0.2, 0.3)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from decoded import WANTED, always
-from plans import made_up, profile, seen, rates
+from plans import made_up, profile, rates, seen
 
 import multidraft as md
 from multidraft.autotune import store
