@@ -21,15 +21,11 @@ class Growing(DynamicTree):
         super().__init__(MOST, nodes + 1)
         self.depth, self.rates = depth, DEFAULT
         self.node = self.read = self.level = 0.0  # prices in tokens: of a draft, of a node and of a pass that is read
-        self.below = [0.0] * (depth + 1)  # by depth, what is expected below an accepted node
 
     def price(self, rates: Rates, costs: Costs, rows: int, rho: float) -> None:
         """Go by these from now on; a second is worth `rho` tokens."""
         self.rates, self.node, self.read = rates, rho * costs.one_more(0) / rows, rho * costs.reading() / rows
         self.level = rho * (costs.level(1) - costs.reading())
-        for depth in reversed(range(self.depth)):
-            gain = rates.accepted(1, depth) * (1 + self.below[depth + 1]) - self.node - self.read - self.level / rows
-            self.below[depth] = max(gain, 0.0)
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """The nodes of a level at which one draft is expected to pay; none where they do not pay for the pass."""
@@ -48,7 +44,7 @@ class Growing(DynamicTree):
         """What the last of so many drafts at a node gives beyond its price."""
         depth, sure = tree.depths[node], sureness(tree, node)
         more = self.rates.accepted(drafts, depth, sure) - self.rates.accepted(drafts - 1, depth, sure)
-        return reach * more * (1 + self.below[depth + 1]) - self.node
+        return reach * more - self.node
 
     def reach(self, tree: TokenTree, node: int) -> float:
         """How likely the accepted path comes through a node, as far as the confidence of those above it tells."""

@@ -8,7 +8,7 @@ from plans import costs, profile, rates
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.autotune.acceptance import CLASSES, Rates
-from multidraft.autotune.controller import Auto
+from multidraft.autotune.controller import Auto, Limits
 from multidraft.autotune.costs import Costs
 from multidraft.autotune.dynamic import Growing
 from multidraft.autotune.profile import Growth, Profile
@@ -47,7 +47,7 @@ class LooksAtItself(Growing):
                 tree.depths.pop()
                 tree.levels[1].pop()
                 del tree.children[0][dropped]
-                tree.tuples[0] = [drafted[0], -1]
+                tree.tuples[0][-1] = tree.places[0][-1] = -1
         return super().reads(trees, depth)
 
 
@@ -67,9 +67,10 @@ def test_trees_that_grow_have_the_target_law(name: str, walk: str) -> None:
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_policy_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None:
+    """Two drafts at the root, and none below, where the mutant looks."""
     shape = LooksAtItself(2, 2)
     shape.price(rates(0.6), costs(10.0, 0.0, 0.0), 1, 0.1)
-    assert error("anchored:lorenz", walk, shape) > BIASED
+    assert error("iid:lorenz", walk, shape) > BIASED
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -77,13 +78,7 @@ def test_a_policy_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None
 def test_auto_has_the_target_law(walk: str, grows: bool) -> None:
     made: Profile = profile(by_rows={1: costs(10.0, 2.0, 0.5)}, found=rates(0.7))
     made.growth = {1.0: Growth([1.0, 9e9], [10.0, 9e9])} if grows else {}
-    assert error("anchored:lorenz", walk, Auto(made, 1.0, md_limits())) <= EXACT
-
-
-def md_limits():
-    from multidraft.autotune.controller import Limits
-
-    return Limits(nodes=3, depth=2)
+    assert error("anchored:lorenz", walk, Auto(made, 1.0, Limits(3, 2))) <= EXACT
 
 
 def test_confidence_decides_how_much_is_drafted() -> None:
