@@ -14,10 +14,10 @@ from torch import Tensor
 from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.endings import all_endings
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import DecodeConfig, State, select
+from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import commit, score
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.verify import Decision, Scored
+from multidraft.decoding.verify import Decision
 from multidraft.decoding.walks import Ending
 from multidraft.models.base import LanguageModel
 from multidraft.sampling.settings import Sampling

@@ -23,7 +23,7 @@ from multidraft.io import files
 
 if TYPE_CHECKING:
     from multidraft.io.journal import Journal
-    from multidraft.tracing.file import TraceFile
+    from multidraft.decoding.trace_file import TraceFile
 
 SHARDS = "With several, --jsonl names a folder of shards."
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
@@ -132,7 +132,7 @@ def converse(pair: Models, job: Job) -> None:
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     """A trace with what there is to say of the whole run."""
     from multidraft.machine.identity import hardware, versions
-    from multidraft.tracing.file import TraceFile
+    from multidraft.decoding.trace_file import TraceFile
 
     settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
     return TraceFile(path, pair.tokenizer, settings)

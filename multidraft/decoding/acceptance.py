@@ -4,7 +4,8 @@ from collections import defaultdict
 
 from multidraft.decoding.draft import stacked
 from multidraft.decoding.record import Measured, acceptance_of
-from multidraft.decoding.verify import Decision, Scored, compressed
+from multidraft.decoding.state import Scored
+from multidraft.decoding.verify import Decision, compressed
 from multidraft.verification.optimal import optimum
 from multidraft.verification.scheme import Scheme
 

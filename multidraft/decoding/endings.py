@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from functools import partial
 
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.verify import Scored, judge
+from multidraft.decoding.state import DecodeConfig, Scored
+from multidraft.decoding.verify import judge
 from multidraft.decoding.walks import Ending, Verdict, Walker, deferred, drive, walker
 from multidraft.verification.scheme import Scheme
 

@@ -3,8 +3,7 @@
 import torch
 
 from multidraft.decoding.record import Logprob
-from multidraft.decoding.state import prefixes_of
-from multidraft.decoding.verify import Scored
+from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.sampling.sampling import log_laws
 
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from multidraft.decoding.policy import Outlook
+from multidraft.decoding.state import Scored
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.walks import Verdict
+from multidraft.decoding.walks import Ending, Verdict
 from multidraft.errors import AdviceError
 
 PARTS = ("draft", "target", "rule", "cache", "measure")
@@ -59,10 +60,10 @@ class Measured(NamedTuple):
 class StepRecord:
     """One step, row by row in the order of the state's rows."""
 
-    trees: list[TokenTree]
+    scores: Scored  # the target's logits and distributions at the nodes of the trees
     names: list[str]  # what the policy calls the trees' shapes
     events: list[list[Visit | Coin]]  # of the rows' walks, in order
-    paths: list[list[int]]  # the accepted nodes below the root
+    endings: list[Ending]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
     numbers: list[float]  # which the one more token was drawn with
     scored: list[bool]  # whether the target has read the row's tree; the pass over its prompt said all there is to say
@@ -70,7 +71,16 @@ class StepRecord:
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
     expected: Outlook | None = None  # by the policy, if it predicts anything
-    faults: dict[int, AdviceError] = field(default_factory=dict)  # rows that cannot go on: drop them
+
+    @property
+    def trees(self) -> list[TokenTree]:
+        """The rows' trees."""
+        return self.scores.trees
+
+    @property
+    def faults(self) -> dict[int, AdviceError]:
+        """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
+        return self.scores.faults
 
     @property
     def target_pass(self) -> bool:

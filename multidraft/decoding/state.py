@@ -14,6 +14,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
+from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
@@ -117,3 +118,31 @@ def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int,
     paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
     pairs = zip((rows[row].prefix for row, _ in places), paths, strict=True)
     return [prefix if prefix is None else torch.cat([prefix, prefix.new_tensor(path)]) for prefix, path in pairs]
+
+
+class Scored:
+    """Every row's tree with the target's logits at its nodes, and its distributions where they have been asked for."""
+
+    def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
+        self.rows, self.trees, self.logits = rows, trees, logits
+        self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
+        self.faults: dict[int, AdviceError] = {}
+
+    def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
+        """The target's logits at nodes."""
+        said = [self.rows[row].said for row, _ in places]
+        if self.logits is not None and all(line is None for line in said):
+            rows, nodes = zip(*places, strict=True)
+            return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
+        return torch.stack([self.logits[place] if line is None else line for place, line in zip(places, said, strict=True)])
+
+    def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
+        """The distributions that the output must have at nodes; rows with none are noted as faults."""
+        if new := [place for place in places if place not in self.known]:
+            settings = [self.rows[row].sampling for row, _ in new]
+            laws, faults = target_laws(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
+            self.known |= zip(new, laws, strict=True)
+            for line, fault in faults.items():
+                row, node = new[line]
+                self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
+        return [self.known[place] for place in places]

@@ -11,9 +11,9 @@ from multidraft.decoding.acceptance import measured
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.logprobs import look_up
 from multidraft.decoding.record import PARTS, Emitted, StepRecord
-from multidraft.decoding.state import DecodeConfig, Row, State
+from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import Decision, Scored, verify
+from multidraft.decoding.verify import Decision, verify
 
 
 def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
@@ -37,10 +37,10 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
     with clock.part("cache"):
         following = commit(state, scored, decision)
     record = StepRecord(
-        trees=scored.trees,
+        scores=scored,
         names=[config.policy.name(tree) for tree in scored.trees],
         events=decision.events,
-        paths=[ending.path for ending in decision.endings],
+        endings=decision.endings,
         emitted=emitted,
         numbers=decision.numbers,
         scored=[row.said is None for row in state.rows],
@@ -48,7 +48,6 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         seconds=clock.seconds,
         measured=acceptance,
         expected=getattr(config.policy, "expected", None),
-        faults=scored.faults,
     )
     config.policy.observe(record)
     return following, record

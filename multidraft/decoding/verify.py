@@ -15,13 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.draft import Places, stacked
+from multidraft.decoding.draft import stacked
 from multidraft.decoding.record import Coin, Visit
-from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
+from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
-from multidraft.errors import AdviceError
-from multidraft.sampling.sampling import target_laws
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.rules.coupling import residual
@@ -40,7 +38,7 @@ class Decision(NamedTuple):
     events: list[list[Visit | Coin]]
 
 
-def verify(state: State, config: DecodeConfig, scored: "Scored") -> Decision:
+def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
     """Walk every row's tree with the scheme's rule, and draw the one more token where the walk ends."""
     numbers = [row.random.number() for row in state.rows]
     events: list[list[Visit | Coin]] = [[] for _ in state.rows]
@@ -69,34 +67,6 @@ def thrower(row: Row, events: list[Visit | Coin]) -> Callable[[float], bool]:
         return number < probability
 
     return coin
-
-
-class Scored:
-    """Every row's tree with the target's logits at its nodes, and its distributions where they have been asked for."""
-
-    def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
-        self.rows, self.trees, self.logits = rows, trees, logits
-        self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
-        self.faults: dict[int, AdviceError] = {}
-
-    def lines(self, places: Places) -> Float[Tensor, "places vocabulary"]:
-        """The target's logits at nodes."""
-        said = [self.rows[row].said for row, _ in places]
-        if self.logits is not None and all(line is None for line in said):
-            rows, nodes = zip(*places, strict=True)
-            return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
-        return torch.stack([self.logits[place] if line is None else line for place, line in zip(places, said, strict=True)])
-
-    def targets(self, places: Places) -> list[Float[Tensor, " vocabulary"]]:
-        """The distributions that the output must have at nodes; rows with none are noted as faults."""
-        if new := [place for place in places if place not in self.known]:
-            settings = [self.rows[row].sampling for row, _ in new]
-            laws, faults = target_laws(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
-            self.known |= zip(new, laws, strict=True)
-            for line, fault in faults.items():
-                row, node = new[line]
-                self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
-        return [self.known[place] for place in places]
 
 
 def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.record import Logprob
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import vocabulary_of
@@ -53,7 +53,7 @@ def generate_sequences(
         )
     generation_config.check(config)
     generation_config.check_tokens(config, vocabulary_of(model))
-    if options.plan.logprobs is not None and not config.return_dict_in_generate:
+    if options.config.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -69,8 +69,8 @@ def generate_sequences(
     check_known(listed)
     rows = range(len(prompts))
     lists = [for_row(listed, row) for row in rows] if any(map(is_bound, listed)) else [for_row(listed, 0)] * len(rows)
-    measured = options.plan.measure and bool(config.return_dict_in_generate)
-    options = replace(options, plan=replace(options.plan, measure=measured))
+    measured = options.config.measure if config.return_dict_in_generate else 0
+    options = replace(options, config=replace(options.config, measure=measured))
     new, info = run(model, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
     sequences: Any = joined(input_ids, new, pad)
     if not config.return_dict_in_generate:

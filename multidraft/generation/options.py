@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from multidraft.autotune.auto import Limits
-from multidraft.decoding.state import Plan
+from multidraft.autotune.controller import BUDGET, Limits
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.streams import Stream, Streamer
+from multidraft.decoding.trace import Tell
 from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_flag, check_integer, check_number, shown
+from multidraft.errors.checks import check_integer, check_number, shown
 from multidraft.sampling.from_logits import check_sampling
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
@@ -21,10 +22,12 @@ from multidraft.sampling.settings import Sampling
 
 @dataclass(frozen=True)
 class Options:
-    """A plan that lacks only its sampling, and the rest."""
+    """The configuration of the loop, and the rest."""
 
-    plan: Plan
-    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the plan's
+    config: DecodeConfig
+    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the configuration's
+    tune_budget: float | int = BUDGET  # seconds that may be spent on timing trees
+    trace: Tell | None = None
     plan_file: Path | None = None  # where what they are chosen by was measured; None: what is kept, or is measured now
     draft_temperature: float | int | None = None
     draft_top_k: int | None = None
@@ -36,13 +39,11 @@ class Options:
     stop_tokenizer: Any = None
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
-    synchronise: bool = False
-
     def __post_init__(self) -> None:
         check_penalties(self.presence_penalty, self.frequency_penalty, self.logit_bias)
         check_stop(self.stop, self.stop_tokenizer)
-        check_flag(self.synchronise, "synchronise")
-        if self.synchronise and not torch.cuda.is_available():
+        check_number(self.tune_budget, "tune_budget", 0)
+        if self.config.synchronise and not torch.cuda.is_available():
             raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
         if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
             raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
@@ -60,13 +61,14 @@ class Options:
             result.append(CountPenalty(self.presence_penalty, self.frequency_penalty, prompt_length))
         return result
 
-    def plan_with(self, sampling: Sampling) -> Plan:
-        """The whole plan; the draft model samples as the target does but for its own settings."""
+    def for_drafts(self, sampling: list[Sampling]) -> list[Sampling]:
+        """The settings of every row, of which the draft model has its own where they are given."""
         own = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        if given:
-            sampling = replace(sampling, for_draft=replace(sampling, **given))
-        return replace(self.plan, sampling=sampling)
+        if not given:
+            return sampling
+        made = {each: replace(each, for_draft=replace(each, **given)) for each in sampling}
+        return [made[each] for each in sampling]
 
 
 def check_penalties(presence: Any, frequency: Any, bias: Any) -> None:

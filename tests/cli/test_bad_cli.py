@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from multidraft.cli.main import app
-from multidraft.tracing.file import checksum
+from multidraft.decoding.trace_file import checksum
 
 Call = list[str]
 HALF = "\udcff"  # what Python makes of a byte that is not UTF-8

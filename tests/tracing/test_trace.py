@@ -18,9 +18,9 @@ import multidraft as md
 from multidraft.cli.main import app
 from multidraft.decoding.walks import WALKS, deferred
 from multidraft.models.table import TableModel, random_table
-from multidraft.tracing import recording
-from multidraft.tracing.file import checksum, read
-from multidraft.tracing.replaying import check
+from multidraft.decoding import trace as recording
+from multidraft.decoding.trace_file import checksum, read
+from multidraft.decoding.replay import check
 
 SIZE = 5
 PROMPTS = [[0, 1], [2], [3, 3, 3]]
@@ -278,7 +278,7 @@ def test_wrong_files_meet_with_advice(file, tmp_path):
 ENDLESS = """
 import sys, torch, multidraft as md
 from multidraft.models.table import TableModel, random_table
-from multidraft.tracing.file import TraceFile
+from multidraft.decoding.trace_file import TraceFile
 from multidraft.zoo import load_pair
 from pathlib import Path
 trace = TraceFile(Path(sys.argv[1]), load_pair().tokenizer, {})

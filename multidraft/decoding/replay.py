@@ -6,11 +6,12 @@ trace does not keep.
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from multidraft.decoding.walks import WALKS, Child, Verdict, Walker, drive
+from multidraft.decoding.walks import WALKS, Child, Rest, Verdict, Walker, drive
 from multidraft.errors import AdviceError
 
 Record = dict[str, Any]
@@ -76,7 +77,7 @@ class Row:
 def tokens_of(record: Record) -> list[int]:
     """The accepted tokens."""
     token = {node["node"]: node["token"] for node in record["nodes"]}
-    return [token[slot] for slot in record["path"]]
+    return [token[node] for node in record["path"]]
 
 
 def check_tree(record: Record) -> None:
@@ -97,7 +98,7 @@ def check_walk(record: Record, start: Walker) -> None:
     if told.events:
         raise Mismatch(f"the walk ends before {told.events[0]}")
     agree("path", record["path"], ending.path)
-    agree("kind of the last token", record["last"]["kind"], "bonus" if ending.weights is None else "corrected")
+    agree("kind of the last token", record["last"]["kind"], "bonus" if ending.rest is None else "corrected")
 
 
 def check_last(last: Record) -> None:
@@ -135,7 +136,20 @@ class Told:
         agree("node", event["node"], node)
         agree(f"weight at node {node}", event["weight"], weight)
         children = tuple(Child(*claim) for claim in event["claims"])
-        return {0: Verdict(children, lambda: torch.empty(0), lambda: event["rest"])}
+        return {0: Verdict(children, Left(event["rest"]))}
+
+
+@dataclass(frozen=True)
+class Left(Rest):
+    """What a rule left, of which a record has the sum alone."""
+
+    mass: float
+
+    def law(self) -> Tensor:
+        raise Mismatch("a record does not hold whole laws")
+
+    def draw(self, number: float) -> int:
+        raise Mismatch("a record does not hold whole laws")
 
 
 def agree(what: str, recorded: object, found: object) -> None:
