@@ -72,7 +72,9 @@ class Auto:
     timing trees it reads no clock, so that a seed repeats a run.
     """
 
-    def __init__(self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float = 0.0):
+    def __init__(
+        self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float | int = 0.0
+    ):
         self.limits, self.temperature, self.profile = limits or Limits(), round(float(temperature), 1), profile
         self.most_drafts, self.most_nodes = MOST_DRAFTS, self.limits.nodes + 1
         self.counts_drawn = range(1, MOST_DRAFTS + 1)
@@ -232,7 +234,7 @@ def auto(
     temperature: float | int,
     limits: Limits | None = None,
     file: Path | None = None,
-    budget: float = BUDGET,
+    budget: float | int = BUDGET,
 ) -> Auto:
     """The policy of `tree="auto"`; with a profile's file given nothing is measured."""
     return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget)

@@ -22,7 +22,7 @@ class Growing(DynamicTree):
         self.depth, self.rates = depth, DEFAULT
         self.node = self.read = self.level = 0.0  # prices in tokens: of a draft, of a node and of a pass that is read
 
-    def price(self, rates: Rates, costs: Costs, rows: int, rho: float) -> None:
+    def price(self, rates: Rates, costs: Costs, rows: int, rho: float | int) -> None:
         """Go by these from now on; a second is worth `rho` tokens."""
         self.rates, self.node, self.read = rates, rho * costs.one_more(0) / rows, rho * costs.reading() / rows
         self.level = rho * (costs.level(1) - costs.reading())
@@ -40,7 +40,7 @@ class Growing(DynamicTree):
         gains = {node: self.gain(tree, node, 1, self.reach(tree, node)) - self.read for node in nodes}
         return {node: gain for node, gain in gains.items() if gain > 0}
 
-    def gain(self, tree: TokenTree, node: int, drafts: int, reach: float) -> float:
+    def gain(self, tree: TokenTree, node: int, drafts: int, reach: float | int) -> float:
         """What the last of so many drafts at a node gives beyond its price."""
         depth, sure = tree.depths[node], sureness(tree, node)
         more = self.rates.accepted(drafts, depth, sure) - self.rates.accepted(drafts - 1, depth, sure)

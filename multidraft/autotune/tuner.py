@@ -24,7 +24,7 @@ SAVE = 2.0  # seconds of measuring after which a profile is kept
 class Tuner:
     """Fills a profile within a budget of seconds, for the numbers of rows that come."""
 
-    def __init__(self, profile: Profile, budget: float, nodes: int, depth: int):
+    def __init__(self, profile: Profile, budget: float | int, nodes: int, depth: int):
         self.profile, self.budget, self.unsaved = profile, budget, 0.0
         trees = map(tree_named, TREES)
         self.trees = [tree for tree in trees if len(tree) - 1 <= nodes and tree.depth <= depth]
@@ -51,7 +51,7 @@ class Tuner:
         """Whether steps still have something to say."""
         if self.profile.spent >= self.budget and self.profile.known:
             return False
-        return self.profile.at(temperature).weight.sum() < NODES or self.wanted(rows) is not None
+        return bool(self.profile.at(temperature).weight.sum() < NODES) or self.wanted(rows) is not None
 
     def record(self, tree: Tree | None, rows: int, record: "StepRecord", measuring: bool) -> None:
         """Learn the seconds of a step with a fixed tree that followed its like; those of others say nothing."""
@@ -72,7 +72,7 @@ class Tuner:
 
 
 @lru_cache(maxsize=8)
-def announced(file: object, budget: float) -> None:
+def announced(file: object, budget: float | int) -> None:
     """Say what is done, for how long, where it is kept, and how to do without."""
     NOTES.warning(
         "timing trees for this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from Python "
@@ -82,6 +82,6 @@ def announced(file: object, budget: float) -> None:
     )
 
 
-def announce(profile: Profile, budget: float) -> None:
+def announce(profile: Profile, budget: float | int) -> None:
     """The line, once for every profile."""
     announced(place(profile.identity), budget)

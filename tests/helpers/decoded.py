@@ -47,4 +47,4 @@ def drafted(found: list[StepRecord]) -> int:
 
 def accepted(found: list[StepRecord]) -> int:
     """How many drafted tokens were accepted."""
-    return sum(len(path) for record in found for path in record.paths)
+    return sum(emitted.kinds.count("accepted") for record in found for emitted in record.emitted)
