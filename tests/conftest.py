@@ -53,6 +53,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.verification.named import scheme
     from multidraft.zoo import load_pair
 
+    os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     store.fresh = made_up
     pair = load_pair()

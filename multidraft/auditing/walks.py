@@ -51,7 +51,9 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     drafter: LanguageModel = TableModel(draft, vocabulary)
     if scheme.law.several:
         drafter = Several([drafter, TableModel(other, vocabulary)])
-    step = step_law(TableModel(target, vocabulary), drafter, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
+    step = step_law(
+        TableModel(target, vocabulary), drafter, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk)
+    )
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target((*PROMPT, *tokens))

@@ -58,7 +58,10 @@ def read_level(
     for row, node in places:
         lines.append(len(nodes[row]))
         nodes[row].append(node)
-    new = [reading(row, tree, nodes.get(number, [])) for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))]
+    new = [
+        reading(row, tree, nodes.get(number, []))
+        for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
+    ]
     answer = state.draft.forward([own[0] for own in new], [own[1] for own in new], "all" if depth else "last")
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
@@ -68,7 +71,9 @@ def read_level(
         said = at(logits, rows, lines)
         ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
         laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
-        faults |= {rows[line]: fault.at(rows[line], state.rows[rows[line]].position + 1) for line, fault in wrong.items()}
+        faults |= {
+            rows[line]: fault.at(rows[line], state.rows[rows[line]].position + 1) for line, fault in wrong.items()
+        }
         parts.append((said, isinstance(answer, Scores), laws))
     for line, (row, node) in enumerate(places):
         trees[row].laws[node] = node_law([own[2][line] for own in parts], parts[0][0][line], parts[0][1])

@@ -34,7 +34,9 @@ def loop(
         info.add(record)
         if told is not None:
             told(record, running)
-        going = [index for index, row in enumerate(running) if goes_on(index, row, done[row], record, stopping, stream, info)]
+        going = [
+            index for index, row in enumerate(running) if goes_on(index, row, done[row], record, stopping, stream, info)
+        ]
     return done
 
 

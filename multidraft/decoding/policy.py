@@ -87,7 +87,9 @@ class StaticTree:
         shape = self.shape
         for node in tree.level(depth):
             if node in tree.counts:
-                below = (shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot]))
+                below = (
+                    shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot])
+                )
                 for token, slot in zip(tree.drawn(node), below, strict=False):
                     tree.slots.setdefault(tree.children[node][token], []).append(slot)
 

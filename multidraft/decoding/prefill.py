@@ -69,7 +69,9 @@ def read(model: LanguageModel, texts: list[list[int]], score: bool) -> list[Floa
     """Keep these texts piece by piece, which end together; the logits after each."""
     longest = max(map(len, texts))
     for ahead in reversed(range(0, max(longest, 1), CHUNK)):  # once at least, which settles the number of rows
-        pieces = [text[max(len(text) - ahead - CHUNK, 0) : len(text) - ahead] if len(text) > ahead else [] for text in texts]
+        pieces = [
+            text[max(len(text) - ahead - CHUNK, 0) : len(text) - ahead] if len(text) > ahead else [] for text in texts
+        ]
         parents = [list(range(-1, len(piece) - 1)) for piece in pieces]
         logits = model.forward(pieces, parents, "last" if score and not ahead else "none")
         model.keep([list(range(len(piece))) for piece in pieces])
@@ -93,9 +95,8 @@ def at_roots(
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
     rows = [
-        Row(own, random, prompt[-1], len(prompt) - 1) for own, random, prompt in zip(
-            sampling, for_rows(generator, len(prompts)), prompts, strict=True
-        )
+        Row(own, random, prompt[-1], len(prompt) - 1)
+        for own, random, prompt in zip(sampling, for_rows(generator, len(prompts)), prompts, strict=True)
     ]
     for number, row in enumerate(rows):
         row.unread = list(unread[number]) if unread else []

@@ -11,7 +11,7 @@ import torch
 
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Coin, StepRecord, Visit
-from multidraft.decoding.state import DecodeConfig, Row
+from multidraft.decoding.state import DecodeConfig
 from multidraft.sampling.settings import Sampling
 
 Tell = Callable[[dict[str, Any]], None]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
-from multidraft.models.compiled import prepare
-from multidraft.models.huggingface import Model
+from multidraft.models.huggingface import Model, prepare
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick
 from multidraft.verification.rules.coupling import residual

@@ -14,7 +14,6 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
-MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 
 
 class Scores(NamedTuple):
@@ -54,7 +53,7 @@ class LanguageModel(Protocol):
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Any:
         """Append new tokens to each row's pending ones, and return their next-token logits.
 
-        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the token
+        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
         right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
         logits are (rows, most new tokens, columns), and those beyond a row's own tokens mean nothing. With "last" they
         are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The
@@ -131,17 +130,3 @@ def check_path(path: Sequence[int], parents: Sequence[int]) -> None:
                 "keep tokens of which each follows the one before it"
             )
         before = index
-
-
-def are_close(size: int, other: int) -> bool:
-    """Whether two vocabularies differ at most as paddings do."""
-    return abs(size - other) <= min(MOST, SHARE * max(size, other))
-
-
-def check_sizes(target: int, draft: int) -> None:
-    """Raise unless two vocabularies differ at most as paddings do; that the tokenizers agree, sizes cannot tell."""
-    if not are_close(target, draft):
-        raise AdviceError(
-            f"the target has {target} tokens and the draft {draft}; the two need one tokenizer, "
-            "so choose a draft model of the target's family"
-        )

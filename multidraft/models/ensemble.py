@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Scored, Scores, are_close, by_drafter
+from multidraft.models.base import LanguageModel, Scored, Scores, by_drafter
 from multidraft.models.huggingface import readable
 from multidraft.models.ngram import Lookup
+from multidraft.models.vocabularies import are_close
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
@@ -23,10 +24,10 @@ class Together:
 
     def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
         self.drafters = [readable(drafter) for drafter in drafters]
-        sizes = [drafter.vocabulary for drafter in self.drafters]
-        if not sizes or not are_close(min(sizes), max(sizes)):
+        sizes = [drafter.vocabulary for drafter in self.drafters if getattr(drafter, "ids", None) is None]
+        if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
-        self.vocabulary = max(sizes)
+        self.vocabulary = max(drafter.vocabulary for drafter in self.drafters)
         self.context: int | None = min((d.context for d in self.drafters if d.context is not None), default=None)
 
     def _of(self, drafters: list[LanguageModel]) -> Any:
@@ -107,7 +108,7 @@ class Mixture(Together):
 class Copying(Together):
     """A mixture of look-up and another drafter, weighed by how likely the match is right.
 
-        q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, as in Mixture
+        q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, cut as well
 
     The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
     texts whose latest token was guessed right: known before anything is drawn.

@@ -1,7 +1,9 @@
 """Any decoder-only Hugging Face model whose cache can be rolled back, as a target or as a drafter."""
 
 import inspect
+import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
@@ -10,11 +12,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
+from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.support import check_supported
+from multidraft.models.compat import check_supported
+from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel
+BEGIN = 1024  # slots of the buffers that prompts are read into before they move
+VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
 
 
 def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
@@ -24,69 +30,90 @@ def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
 
 def reader(model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bool = False) -> LanguageModel:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
-    return CausalLM(model, capacity) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
+    return CausalLM(model, capacity, compiled) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
 
 
 class CausalLM:
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
-    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Logits come in the model's
-    dtype, as inference tensors: do not change them in place.
+    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
+    prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
+    inference tensors: do not change them in place.
     """
 
-    def __init__(self, model: PreTrainedModel, capacity: int = 256):
+    def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False):
         check_supported(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.device = home(model)
-        self.vocabulary: int = config.vocab_size
+        self.tokens = vocabulary_of(model)
+        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = context(config)
         self.windows = windows(config)
-        self.cache = TreeCache(config.num_hidden_layers, capacity)
+        self.capacity, self.steps = capacity, steps_of(model) if compiled else None
+        self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if compiled else capacity)
         parameters = inspect.signature(model.forward).parameters
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
     def fresh(self, capacity: int) -> "CausalLM":
-        return CausalLM(self.model, capacity)
+        return CausalLM(self.model, capacity, self.steps is not None)
 
     @torch.inference_mode()
     def forward(
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new vocabulary"]:
+    ) -> Float[Tensor, "rows new columns"]:
         self.cache.begin(len(tokens))
         width = max(map(len, tokens), default=0)
         if not width:
-            return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.model.dtype, device=self.device)
+            return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
+        if self.steps is not None and scored == "all" and not self.cache.width:
+            self.settle()
         positions = self.cache.append(parents, scored == "last")
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
-        scores = self.read(*inputs.to(self.device, non_blocking=True), {} if scored == "all" else self.last_logits)
+        inputs = inputs.to(self.device, non_blocking=True)
+        scores = self.read(inputs[0], inputs[1], scored == "all")
+        if self.ids is not None:
+            scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
     def filled_up(self, tokens: list[list[int]], width: int, at_end: bool) -> Int[Tensor, "rows new"]:
-        """Tokens in rows of this width; one that the model cannot read (padding of a larger vocabulary) becomes 0."""
-        known = [[token if token < self.vocabulary else 0 for token in row] for row in tokens]
+        """The model's own tokens in rows of this width."""
+        known = [self.tokens.own(row) for row in tokens]
         fills = [[0] * (width - len(row)) for row in tokens]
         pairs = zip(fills, known, strict=True) if at_end else zip(known, fills, strict=True)
         return torch.tensor([first + second for first, second in pairs])
 
     def read(
-        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], settings: dict[str, int]
+        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], everything: bool
     ) -> Float[Tensor, "rows scored vocabulary"]:
         """The model's forward pass over tokens that the cache has made room for.
 
-        Here is where a draft head may ask for the hidden states of some layers, with a setting.
+        Here is where a draft head may ask for the hidden states of some layers.
         """
         masks = self.cache.masks(self.windows, self.model.dtype, self.device)
+        if self.steps is not None and everything:
+            logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
+            if logits is not None:
+                return logits
         return self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),  # one where all layers are alike
             past_key_values=self.cache.cache,
             use_cache=True,
-            **settings,
+            **({} if everything else self.last_logits),
         ).logits
+
+    def settle(self) -> None:
+        """Move into buffers that stay, if there is memory for them."""
+        try:
+            assert self.steps is not None
+            self.cache = self.steps.settled(self.cache, self.capacity)
+        except (AdviceError, torch.OutOfMemoryError) as error:
+            self.steps = None
+            warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
@@ -110,6 +137,26 @@ class CausalLM:
         part = self.fresh(capacity)
         part.cache.add(self.cache, [row], [length])
         return part
+
+
+def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
+    """Its tokens; `target_ids` in the settings of a draft model say that they are a part of the target's."""
+    if model not in VOCABULARIES:
+        config = model.config.get_text_config(decoder=True)
+        VOCABULARIES[model] = Vocabulary(config.vocab_size, getattr(model.config, "target_ids", None))
+    return VOCABULARIES[model]
+
+
+@torch.inference_mode()
+def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
+    """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
+    reader = CausalLM(model, lengths[1], compiled=True)
+    reader.forward([[0]] * rows, [[-1]] * rows, "none")
+    reader.keep([[0]] * rows)
+    reader.settle()
+    if reader.steps is not None and isinstance(reader.cache.storage, Room):
+        sizes = sizes_of(reader.cache.storage, rows, new, lengths[0])
+        reader.steps.prepare(model, reader.cache, sizes, reader.windows)
 
 
 def answers_prompts(model: Model) -> bool:

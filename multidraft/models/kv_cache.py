@@ -129,10 +129,14 @@ class Storage:
         moved = [(row, place) for place, row in enumerate(rows) if row != place]
         for block in self.blocks if moved else ():
             block.move_rows([row for row, _ in moved], [place for _, place in moved], end)
-        if len(rows) and FEW * len(rows) <= self.rows:
-            self.rows = len(rows)
-            for block in self.blocks:
-                block.resize(self.rows, block.capacity)
+        if rows and FEW * len(rows) <= self.rows:
+            self.shrink(len(rows))
+
+    def shrink(self, rows: int) -> None:
+        """Give the memory of all but the first rows back."""
+        self.rows = rows
+        for block in self.blocks:
+            block.resize(rows, block.capacity)
 
 
 class BufferLayer(DynamicLayer):
@@ -224,6 +228,11 @@ class TreeCache:
         """Whether every layer has buffers of its own, as after a first forward pass."""
         return all(layer.block for layer in self.layers)
 
+    def advance(self, new: int) -> None:
+        """Note that a forward pass has written so many tokens by itself."""
+        for layer in self.layers:
+            layer.end += new
+
     def begin(self, rows: int) -> None:
         """Settle the number of rows, if there are none."""
         if not self.lengths:
@@ -288,6 +297,8 @@ class TreeCache:
     def keep(self, chosen: list[list[int]]) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
         check_rows(len(chosen), len(self.lengths))
+        if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
+            return self._settle()
         for path, own in zip(chosen, self.pending, strict=True):
             check_path(path, own.parents)
         paths = [[own.slots[token] for token in path] for path, own in zip(chosen, self.pending, strict=True)]

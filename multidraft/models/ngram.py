@@ -168,7 +168,7 @@ class NGram(Reader):
 
     (Witten and Bell, 1991). Below the empty run nothing is known: tokens that were never seen have no probability, and
     what is left is normalised. Each run brings its 64 most frequent followers. At equal length the row's own text
-    refines the corpus. Before anything was seen it guesses the latest token again. Raises AdviceError for an order below 1.
+    refines the corpus. Before anything was seen it guesses the latest token. Raises AdviceError for an order below 1.
 
     >>> model = NGram(vocabulary=4, order=2)
     >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")

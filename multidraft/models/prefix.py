@@ -77,7 +77,7 @@ class PrefixModel(ABC):
     def select(self, rows: list[int]) -> None:
         if self.kept:
             self.kept = [self.kept[row] for row in rows]
-            self.paths, self.parents = ([list(each[row]) for row in rows] for each in (self.paths, self.parents))
+            self.paths, self.parents = [[*self.paths[row]] for row in rows], [[*self.parents[row]] for row in rows]
 
     def join(self, other: Any) -> None:
         check_nothing_pending(*map(len, (*self.parents, *other.parents)))

@@ -124,7 +124,7 @@ class Session:
 def error(got: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the largest logit."""
     assert got.shape == expected.shape
-    return float((got - expected).abs().max() / expected.abs().max())
+    return float((got - expected).detach().abs().max() / expected.detach().abs().max())
 
 
 def life(begin: Callable[[tuple[int, ...]], Session]) -> float:

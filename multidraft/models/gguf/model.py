@@ -43,7 +43,7 @@ class GGUF:
 
     def _hold(self, weights: Weights, memory: Memory, capacity: int = 0) -> None:
         self.weights, self.memory, self.capacity = weights, memory, capacity
-        self.vocabulary = weights.vocabulary
+        self.vocabulary, self.ids = weights.tokens.size, weights.tokens.ids
         self.context: int | None = weights.context
         self.rows: list[Row] = []  # none before the first forward
 
@@ -65,7 +65,7 @@ class GGUF:
 
     def forward(
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new vocabulary"]:
+    ) -> Float[Tensor, "rows new columns"]:
         """As for any model; tokens beyond the context are not read, and have logits of zero."""
         with self.memory.lock:
             if not self.rows:
@@ -74,9 +74,10 @@ class GGUF:
             check_rows(len(tokens), len(self.rows))
             for row, new in zip(self.rows, parents, strict=True):
                 check_parents(new, len(row.parents))
-            known = [[token if token < self.vocabulary else 0 for token in row] for row in tokens]
-            each = zip(self.rows, known, parents, strict=True)
-            return torch.from_numpy(self.scores([row.grow(*new, self.weights.context) for row, *new in each], scored))
+            own, end = self.weights.tokens, self.weights.context
+            each = zip(self.rows, tokens, parents, strict=True)
+            said = self.scores([row.grow(own.own(new), above, end) for row, new, above in each], scored)
+            return torch.from_numpy(said)[..., : own.columns]
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
         """What llama.cpp says, and zero where nothing is read."""
@@ -86,12 +87,12 @@ class GGUF:
         read = (
             self.memory.read([token for *_, token in slots], wanted)
             if slots
-            else np.empty((0, self.vocabulary), np.float32)
+            else np.empty((0, self.weights.vocabulary), np.float32)
         )
         width = max((len(row) - first for row, first in zip(rows, firsts, strict=True)), default=0)
         if len(read) == len(rows) * width:
-            return read.reshape(len(rows), width, self.vocabulary)
-        scores = np.zeros((len(rows), width, self.vocabulary), np.float32)
+            return read.reshape(len(rows), width, self.weights.vocabulary)
+        scores = np.zeros((len(rows), width, self.weights.vocabulary), np.float32)
         places = [(index, slot - firsts[index]) for index, slot, _ in slots if slot >= firsts[index]]
         scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = read
         return scores

@@ -7,7 +7,6 @@ k k k k   a  b  c          1: k k k k a b c
 
 from weakref import finalize
 
-from multidraft.models.base import check_path
 from multidraft.models.gguf.batch import Token
 from multidraft.models.gguf.memory import Memory
 
