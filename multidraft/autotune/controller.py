@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 NOTES = logging.getLogger("multidraft")
-BUDGET = 10.0  # seconds of steps in which trees are timed
 AGAIN = 8  # steps after which the choice is made anew; as many make a probe
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
 MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
@@ -234,7 +233,7 @@ def auto(
     temperature: float | int,
     limits: Limits | None = None,
     file: Path | None = None,
-    budget: float | int = BUDGET,
+    budget: float | int = 0.0,
 ) -> Auto:
     """The policy of `tree="auto"`; with a profile's file given nothing is measured."""
     return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget)

@@ -38,8 +38,12 @@ def adopt(subject: Subject, text: str) -> None:
 
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the profile of a certain identity."""
-    folder = user_cache_path("multidraft", appauthor=False) / "plans"
-    return folder / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+    return cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+
+
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    return user_cache_path("multidraft", appauthor=False)
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:

@@ -128,3 +128,8 @@ def compare(
                 line.add(tokens, seconds)
             tick()
     return [line for line, _ in lines]
+
+
+def work(profile: Profile, temperatures: Sequence[float | int], count: int) -> int:
+    """How often `compare` ticks."""
+    return sum(len(lines_of(profile, temperature)) for temperature in temperatures) * max(count // RUN, 1)
