@@ -19,7 +19,7 @@ from multidraft.sampling.settings import Sampling
 
 PROMPT, RUN = 160, 24  # tokens of a prompt that are read at most, and steps after one text
 SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
-FOREVER = 1e9  # seconds of measuring, which something else ends
+FOREVER = float("inf")  # seconds of measuring, which something else ends
 
 Tick = Callable[[float], object]  # is told how many seconds have passed
 
@@ -34,12 +34,13 @@ def measure(
     tick: Tick,
 ) -> None:
     """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
-    begun, turn, cases = time.monotonic(), 0, [(t, count) for count in rows for t in temperatures]
-    while cases and time.monotonic() < begun + seconds:
+    end, turn, cases = time.monotonic() + seconds, 0, [(t, count) for count in rows for t in temperatures]
+    while cases and time.monotonic() < end:
         temperature, count = cases[turn % len(cases)]
         before, policy = time.monotonic(), Auto(profile, temperature, Limits(), FOREVER)
         for _ in steps(subject, policy, temperature, texts(subject, count, turn), turn):
-            pass
+            if time.monotonic() > end and profile.known:
+                break
         policy.finish(advise=False)
         tick(time.monotonic() - before)
         if policy.tuner and not policy.tuner.learns(count, temperature):

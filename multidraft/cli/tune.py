@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
 BUDGET = 60.0  # seconds
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
+BAR = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
 SIZES = (1, 2, 4, 8, 16, 32)
 COUNTS = (1, 2, 3, 4, 8)
 
@@ -114,8 +115,8 @@ def measured(
     assert pair.draft is not None  # `tune` has checked
     subject = Subject(pair.target, pair.draft, md.scheme(scheme), walk, prompts)
     profile = profile_for(subject)
-    with tqdm(total=round(budget), desc="measuring", unit="s", leave=False) as bar:
-        measure(subject, profile, budget, temperatures, rows, bar.update)
+    with tqdm(total=budget, desc="measuring", bar_format=BAR, leave=False) as bar:
+        measure(subject, profile, budget, temperatures, rows, lambda spent: bar.update(min(spent, budget - bar.n)))
     save(profile)
     if not profile.known:
         raise AdviceError("nothing has been measured; give a larger --budget")
