@@ -9,6 +9,7 @@ import torch
 from multidraft.autotune.controller import Auto, Limits
 from multidraft.autotune.identity import Subject
 from multidraft.autotune.profile import Profile
+from multidraft.autotune.store import profile_for, save
 from multidraft.autotune.tree_search import best_tree, common, speed
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.prefill import start
@@ -31,7 +32,7 @@ def measure(
     seconds: float | int,
     temperatures: Sequence[float | int],
     rows: Sequence[int],
-    tick: Tick,
+    tick: Tick = lambda seconds: None,
 ) -> None:
     """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
     end, turn, cases = time.monotonic() + seconds, 0, [(t, count) for count in rows for t in temperatures]
@@ -46,6 +47,20 @@ def measure(
         if policy.tuner and not policy.tuner.learns(count, temperature):
             cases.remove((temperature, count))
         turn += 1
+
+
+def measured(
+    subject: Subject,
+    seconds: float | int,
+    temperatures: Sequence[float | int] = (0.0, 0.7, 1.0),
+    rows: Sequence[int] = (1,),
+    tick: Tick = lambda seconds: None,
+) -> Profile:
+    """The profile of a pair, filled for so many seconds more, or until it lacks nothing, and kept."""
+    profile = profile_for(subject)
+    measure(subject, profile, seconds, temperatures, rows, tick)
+    save(profile)
+    return profile
 
 
 def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:
