@@ -380,7 +380,7 @@ def test_length_limits():
 
 
 def test_several_sequences_for_a_prompt():
-    rows, _ = md.generate(*models(), [PROMPT], num_return_sequences=3, max_new_tokens=20)
+    rows, _ = md.generate(*models(), [PROMPT], num_return_sequences=3, max_new_tokens=20, tree="2x1")
     assert len({tuple(row.tolist()) for row in rows}) == 3
 
 
