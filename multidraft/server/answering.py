@@ -53,7 +53,7 @@ class Answering:
         for index, job in enumerate(jobs):
             job.hear = partial(self.hear, index)
         service.engine.submit(jobs)
-        service.answers.add(self)
+        service.queues.add(self.events)
 
     def hear(self, index: int, event: Event) -> None:
         """One more event, in the event loop's thread."""
@@ -84,7 +84,7 @@ class Answering:
 
     def cancel(self) -> None:
         """Nobody listens any more."""
-        self.service.answers.discard(self)
+        self.service.queues.discard(self.events)
         for choice in self.choices:
             choice.job.cancelled = True
 

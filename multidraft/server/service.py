@@ -18,15 +18,13 @@ from multidraft.sampling.generation_config import ends_of
 from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled
 from multidraft.server.engine import Engine
 from multidraft.server.faults import ClosedError
-from multidraft.server.job import Failed, Job, Told, hear_all
+from multidraft.server.job import Event, Failed, Job, Told, hear_all
 from multidraft.server.limits import Limits
 from multidraft.server.metrics import Metrics
 from multidraft.server.settings import check, sampling_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from multidraft.server.answering import Answering
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # where a tokenizer has no template
 WORKERS = 2  # threads for what would keep the event loop from others: validation, templates, tokenizing
@@ -50,7 +48,7 @@ class Service:
     ):
         self.engine, self.tokenizer = engine, tokenizer
         self.names, self.limits, self.api_key = names, limits or Limits(), api_key
-        self.answers: WeakSet[Answering] = WeakSet()  # under way
+        self.queues: WeakSet[asyncio.Queue[tuple[int, Event]]] = WeakSet()  # of events, of answers under way
         self.workers = ThreadPoolExecutor(WORKERS, "requests")
         self.loop: asyncio.AbstractEventLoop | None = None  # in which the app runs
 
@@ -75,8 +73,8 @@ class Service:
 
     def end(self) -> None:
         """Let all answers that are under way end with an error that says so."""
-        for answering in list(self.answers):
-            answering.events.put_nowait((0, Failed(ClosedError())))
+        for events in list(self.queues):
+            events.put_nowait((0, Failed(ClosedError())))
 
     def close(self) -> None:
         """Take no more; the engine's thread ends."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_health_is_answered_before_the_models_are_there():
             assert "loaded" in response.json()["error"]["message"]
         there.set()
         while server.app is None:
-            pass
+            time.sleep(0.01)
         assert client.get("/health").status_code == 200
 
 
@@ -198,14 +199,14 @@ def test_streams_end_with_an_event_when_the_server_is_stopped():
     body = GOOD | {"max_tokens": 50_000}
     with serving(lambda: build(toy(tokens_in_cache=200_000, rows=2, drain=1)), drain=1) as (client, server):
         while server.app is None:
-            pass
+            time.sleep(0.01)
         asking = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=body).status_code))
         with client.stream("POST", "/v1/completions", json=body | {"stream": True, "n": 3}) as response:
             received = response.iter_lines()
             next(received)
             asking.start()
-            while not server.app.state.service.engine.waiting:
-                pass
+            while len(server.app.state.service.engine.waiting) < 2:
+                time.sleep(0.01)
             server.should_exit = True
             lines += [line for line in received if line]
         asking.join(PATIENCE)
