@@ -62,6 +62,8 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_key_length(head)
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
+    if ids := getattr(config, "target_ids", None):  # of a draft model that has a part of the target's tokens
+        writer.add_array("multidraft.target_ids", list(ids))
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, config: Any, tokenizer: Any, pre: str) -> None:

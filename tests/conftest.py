@@ -47,17 +47,14 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test measures costs: plans are made up, also for processes, and kept in a folder of their own."""
     from plans import made_up  # not before the hook that checks hints
 
-    from multidraft.autotune import keeping
-    from multidraft.autotune.subject import Subject
+    from multidraft.autotune import store
+    from multidraft.autotune.identity import Subject
     from multidraft.generation.defaults import SCHEME
-    from multidraft.verification.registry import scheme
+    from multidraft.verification.named import scheme
     from multidraft.zoo import load_pair
 
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    keeping.make = made_up
+    store.fresh = made_up
     pair = load_pair()
-    subject = Subject(pair.target, pair.draft, [], scheme(SCHEME), "deferred")
-    file = keeping.place(subject.identity)
-    file.parent.mkdir(parents=True)
-    file.write_text(made_up(subject).as_json())
+    store.save(made_up(Subject(pair.target, pair.draft, scheme(SCHEME)).identity))

@@ -9,24 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.batch import select
-from multidraft.decoding.draft import bare_root, read_level
-from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.endings import all_endings
-from multidraft.decoding.last_tokens import last_weights
-from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Decision, Emitted, Plan, State, plan_at
-from multidraft.decoding.step import emit, keep, score
+from multidraft.decoding.state import DecodeConfig, Scored, State, select
+from multidraft.decoding.step import commit, score
+from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.decoding.verify import Decision
 from multidraft.decoding.walks import Ending
-from multidraft.models import LanguageModel
-from multidraft.sampling.settings import settings_of_rows
-from multidraft.verification.scheme import Scheme
+from multidraft.models.base import LanguageModel
+from multidraft.sampling.settings import Sampling
+from multidraft.verification import law as drafting
 
+PLAIN = Sampling()
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -44,16 +41,9 @@ class Forest:
     """Every tree that a step can draw, one a row: where it came from, its probability given that, and its scores."""
 
     state: State
-    tree: ScoredTree
-    origin: Int[Tensor, " trees"]
-    probability: Float[Tensor, " trees"]
-
-    def scored(self, rows: list[int]) -> ScoredTree:
-        """What the walks need to know about these trees, which may repeat."""
-        index = torch.tensor(rows)
-        sampling = settings_of_rows([self.state.sampling[row] for row in rows])
-        lines = [self.tree.rows[row] for row in rows]
-        return ScoredTree(sampling, self.tree.drafts.select(index), lines, self.tree.logits[index])
+    scored: Scored
+    origin: list[int]
+    probability: list[float]
 
 
 @dataclass(frozen=True)
@@ -62,25 +52,32 @@ class Branch:
 
     origin: int
     probability: float
-    emitted: Emitted
+    emitted: tuple[int, ...]
     tree: int  # its row in the forest
     ending: Ending
 
 
-def step_law(target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan) -> StepLaw:
+def step_law(
+    target: LanguageModel, draft: LanguageModel, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
+) -> StepLaw:
     """The exact law of one step after a prompt, for models that have not read anything yet."""
-    _, branches = all_branches(first_state(target, draft, prompt, plan), plan)
+    _, branches = all_branches(first_state(target, draft, prompt, config, sampling), config)
     law: Law = {}
     for branch in branches:
-        add(law, tuple(branch.emitted.tokens), branch.probability)
+        add(law, branch.emitted, branch.probability)
     return StepLaw(law, sum(branch.probability * len(branch.ending.path) for branch in branches))
 
 
 def first_state(
-    target: LanguageModel, draft: LanguageModel, prompt: list[int], plan: Plan, whole: bool = False
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompt: list[int],
+    config: DecodeConfig,
+    sampling: Sampling = PLAIN,
+    whole: bool = False,
 ) -> State:
     """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
-    return start([prompt], target, draft, plan, len(prompt), torch.Generator(), Info(), whole=whole)
+    return start([prompt], target, draft, config, [sampling], len(prompt), torch.Generator(), whole=whole)
 
 
 def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
@@ -109,93 +106,80 @@ def largest_difference(law: Law, other: Law) -> float:
     return max(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in law | other)
 
 
-def all_branches(state: State, plan: Plan) -> tuple[Forest, list[Branch]]:
+def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branch]]:
     """All ways in which the next step can go from every row of the state."""
-    forest = all_trees(state, plan)
-    origin, probability = forest.origin.tolist(), forest.probability.tolist()
+    forest = all_trees(state, config)
     branches = []
-    for tree, chance, ending in all_endings(forest.tree, plan):
-        for token, share in last_tokens(forest.tree, tree, ending):
-            emitted = emit(plan, forest.tree, tree, ending, token)
-            branches.append(Branch(origin[tree], probability[tree] * chance * share, emitted, tree, ending))
+    for tree, chance, ending in all_endings(forest.scored, config):
+        for token, share in last_tokens(forest.scored, tree, ending):
+            emitted = (*(forest.scored.trees[tree].tokens[node] for node in ending.path), token)
+            share *= forest.probability[tree] * chance
+            branches.append(Branch(forest.origin[tree], share, emitted, tree, ending))
     return forest, branches
 
 
-def law_of_steps(state: State, plan: Plan, steps: int) -> Law:
+def law_of_steps(state: State, config: DecodeConfig, steps: int) -> Law:
     """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
     emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for _ in range(steps):
-        forest, branches = all_branches(state, plan)
-        emitted = [
-            (emitted[b.origin][0] + tuple(b.emitted.tokens), emitted[b.origin][1] * b.probability) for b in branches
-        ]
-        state = follow(forest, plan, branches)
+        forest, branches = all_branches(state, config)
+        emitted = [(emitted[b.origin][0] + b.emitted, emitted[b.origin][1] * b.probability) for b in branches]
+        state = follow(forest, branches)
     law: Law = {}
     for tokens, probability in emitted:
         add(law, tokens, probability)
     return law
 
 
-def follow(forest: Forest, plan: Plan, branches: list[Branch]) -> State:
+def follow(forest: Forest, branches: list[Branch]) -> State:
     """The state after each of the branches, one a row, so that the next step can be enumerated too."""
     rows = [branch.tree for branch in branches]
-    decision = Decision([branch.ending for branch in branches], [branch.emitted.tokens[-1] for branch in branches], {})
-    return keep(select(forest.state, rows), forest.scored(rows), decision)
+    state, scored = select(forest.state, rows), forest.scored
+    logits = None if scored.logits is None else scored.logits[rows]
+    decision = Decision([branch.ending for branch in branches], [branch.emitted[-1] for branch in branches], [], [])
+    return commit(state, Scored(state.rows, [scored.trees[row] for row in rows], logits), decision)
 
 
-def all_trees(state: State, plan: Plan) -> Forest:
-    """As `grow` and `score`, but every tuple takes its turn instead of being drawn."""
-    plan = plan_at(state, plan)
-    drafts, depth = bare_root(state, plan), 0
-    origin, probability = torch.arange(len(state.roots)), torch.ones(len(state.roots), dtype=torch.float64)
-    while read_level(state, plan, drafts, depth):
-        rows, drawn, weight = all_draws(plan.scheme, drafts, depth)
-        state, drafts = select(state, rows.tolist()), drafts.select(rows)
-        for some, drawing in drafts.draws_at(depth):
-            drafted = torch.stack([drawn[slot][some] for slot in drawing.slots], 1)
-            drafts.fill(plan.scheme.law, some, drawing, drafted)
-        origin, probability, depth = origin[rows], probability[rows] * weight, depth + 1
-    return Forest(state, score(state, drafts), origin, probability)
+def all_trees(state: State, config: DecodeConfig) -> Forest:
+    """As `draft_tree` and `score`, but every tuple takes its turn instead of being drawn."""
+    law, policy, depth = config.scheme.law, config.policy, 0
+    trees = [TokenTree([row.root], law.repeats) for row in state.rows]
+    origin, probability = list(range(len(trees))), [1.0] * len(trees)
+    drafts = all(row.said is None for row in state.rows)
+    while drafts and any(wanted := policy.reads(trees, depth)):
+        places = [(row, node) for row, nodes in enumerate(wanted) for node in nodes]
+        read_level(state, config, trees, places, depth)
+        ways = [all_draws(law, *pair) for pair in zip(trees, policy.counts(trees, depth), strict=True)]
+        rows = [row for row, own in enumerate(ways) for _ in own]
+        trees = [tree for own in ways for tree, _ in own]
+        probability = [probability[row] * chance for row, own in enumerate(ways) for _, chance in own]
+        origin, state, depth = [origin[row] for row in rows], select(state, rows), depth + 1
+    return Forest(state, score(state, Drafted(trees, depth, {})), origin, probability)
 
 
-def all_draws(
-    scheme: Scheme, drafts: DraftTree, depth: int
-) -> tuple[Int[Tensor, " draws"], dict[int, Int[Tensor, "draws width"]], Float[Tensor, " draws"]]:
-    """Every combination of tuples that can be drawn at a level: its row, the tuple by slot, the probability."""
-    rows = torch.arange(len(drafts.trees))
-    probability, drawn = torch.ones(len(rows), dtype=torch.float64), dict[int, Tensor]()
-    for slot in sorted({slot for _, drawing in drafts.draws_at(depth) for slot in drawing.slots}):
-        tuples = tuples_at(scheme, drafts, slot)
-        repeats = torch.tensor([len(tuples[row][1]) for row in rows.tolist()])
-        here = torch.cat([tuples[row][0] for row in rows.tolist()])
-        weight = torch.cat([tuples[row][1] for row in rows.tolist()])
-        drawn = {other: tokens.repeat_interleave(repeats, 0) for other, tokens in drawn.items()} | {slot: here}
-        rows, probability = rows.repeat_interleave(repeats), probability.repeat_interleave(repeats) * weight
-    return rows, drawn, probability
+def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> list[tuple[TokenTree, float]]:
+    """The tree with every combination of tuples that can be drawn at nodes of a level, and their probabilities."""
+    ways = [(tree.copy(), 1.0)]
+    for node, count in sorted(counts.items()):
+        found = tuples_at(law.with_drafts(count), tree.laws[node])
+        grown = []
+        for before, chance in ways:
+            for places, weight in found:
+                grown.append((before.copy(), chance * weight))
+                grown[-1][0].add(node, count, places, [])
+        ways = grown
+    return ways
 
 
-def tuples_at(scheme: Scheme, drafts: DraftTree, slot: int) -> list[tuple[Tensor, Tensor]]:
-    """For each row the tuples that can be drawn at a slot, with probabilities; the empty one where none is drawn."""
-    width = drafts.drafted.shape[-1]
-    known: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
-    result = []
-    for row, token in enumerate(drafts.tokens[:, slot].tolist()):
-        count = drafts.trees[row].drafts[slot] if token >= 0 else 0
-        if not count:
-            result.append((torch.full((1, width), -1), torch.ones(1, dtype=torch.float64)))
-            continue
-        distribution = drafts.distribution(row, slot)
-        key = count, distribution.numpy().tobytes()
-        if key not in known:
-            tuples, weight = scheme.with_drafts(count).law.tuples(distribution)
-            known[key] = torch.nn.functional.pad(tuples, (0, width - tuples.shape[1]), value=-1), weight
-        result.append(known[key])
-    return result
+def tuples_at(law: drafting.Law, node: NodeLaw) -> list[tuple[list[int], float]]:
+    """Every tuple that can be drawn from a node's law, as places in its ids, with its probability."""
+    drafted, weight = law.tuples(stacked([node], law.drafts)[0])
+    return list(zip(drafted.tolist(), weight.tolist(), strict=True))
 
 
-def last_tokens(tree: ScoredTree, row: int, ending: Ending) -> list[tuple[int, float]]:
+def last_tokens(scored: Scored, row: int, ending: Ending) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
-    weights = last_weights(tree, row, ending).double()
+    weights = (scored.targets([(row, ending.leaf)])[0] if ending.rest is None else ending.rest.law()).double()
     total = float(weights.sum())
     if total <= 0:
         return [(-1, 1.0)]

@@ -78,17 +78,17 @@ def rounding_up(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     return accept, (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * normalise(left.clamp(min=0))
 
 
-def impatient(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+def impatient(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """The deferred walk, but a child is entered with what it may claim and not with its share of what is left."""
-    if not has_drafts(slot):
+    if not has_drafts(node):
         return Ending() if coin(weight) else None
-    verdict, left = (yield slot, weight), 1.0
+    verdict, left = (yield node, weight), 1.0
     for child, accept in verdict.children:
         if ending := (yield from impatient(child, accept, has_drafts, coin)):
             ending.path.insert(0, child)
             return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return Ending(rest=verdict.rest) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 @dataclass(frozen=True)

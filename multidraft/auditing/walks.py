@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import check_fits
-from multidraft.models import LanguageModel
+from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.verification.scheme import Scheme
@@ -51,7 +51,9 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     drafter: LanguageModel = TableModel(draft, vocabulary)
     if scheme.law.several:
         drafter = Several([drafter, TableModel(other, vocabulary)])
-    step = step_law(TableModel(target, vocabulary), drafter, list(PROMPT), Plan(scheme, shape, walk))
+    step = step_law(
+        TableModel(target, vocabulary), drafter, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk)
+    )
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target((*PROMPT, *tokens))
@@ -79,7 +81,7 @@ def vocabulary_for(tree: str) -> int:
 def fits(scheme: Scheme, tree: str) -> bool:
     """Whether the decoder would let the scheme draw this tree."""
     try:
-        check_fits(scheme, Tree.parse(tree))
+        DecodeConfig(scheme, StaticTree(Tree.parse(tree)))
     except AdviceError:
         return False
     return True

@@ -1,32 +1,51 @@
-"""Which pair and which machine a plan is of."""
+"""What is measured: a pair of models with a scheme and a walk, on a machine, and some prompts to begin with."""
 
 import json
+from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from multidraft.decoding.walks import Walker
 from multidraft.machine.identity import cpu, versions
-from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
 from multidraft.verification.scheme import Scheme
 
+PAIR = ("target", "draft", "scheme", "walk")  # of an identity, beside the machine
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
 LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
 
 
-def identity(target: Model, draft: Model, scheme: Scheme, walk: str) -> dict[str, Any]:
-    """What must be the same for a plan to hold."""
-    machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
-    return {"target": model(target), "draft": model(draft), "scheme": scheme.name, "walk": walk} | machine
+@dataclass(frozen=True)
+class Subject:
+    """A pair, decoded with a scheme and a walk; prompts only to measure with."""
+
+    target: Model
+    draft: Model
+    scheme: Scheme
+    walk: str | Walker = "deferred"
+    prompts: list[list[int]] = field(default_factory=list)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for a profile to hold: the pair, and the machine."""
+        pair = {"target": model(self.target), "draft": model(self.draft), "scheme": self.scheme.name}
+        machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
+        return pair | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
 
 
-def model(one: Model) -> dict[str, str]:
+def model(one: Any) -> dict[str, Any]:
     """A model: its kind, a digest of its configuration and of some weights, its dtype and device."""
+    one = getattr(one, "model", one)  # of one that is wrapped to be read
     if not isinstance(one, PreTrainedModel):
-        own = one.identity if isinstance(one, GGUF) else {"digest": digest(str(one.vocabulary))}
-        return {"kind": type(one).__name__, "device": str(one.device)} | own
+        members = [model(member) for member in getattr(one, "drafters", ())]
+        own = getattr(one, "identity", None) or {"digest": digest(str([one.vocabulary, getattr(one, "longest", None)]))}
+        return (
+            {"kind": type(one).__name__, "device": str(one.device)} | own | ({"drafters": members} if members else {})
+        )
     fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
     text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
     device = home(one)

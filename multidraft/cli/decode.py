@@ -13,7 +13,7 @@ from multidraft.generation.detokenize import IncrementalDetokenizer
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.state import Emitted
-    from multidraft.tracing.file import TraceFile
+    from multidraft.decoding.trace_file import TraceFile
     from multidraft.zoo import Pair
 
 SEEDS_APART = 1_000_003

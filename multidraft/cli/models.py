@@ -74,7 +74,7 @@ def load_models(
 ) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
     """A target, draft models and their tokenizer."""
     from multidraft.generation.inputs import vocabulary_of
-    from multidraft.models import resized
+    from multidraft.models.vocabularies import check_sizes
 
     loader.check()
     silence()
@@ -88,7 +88,7 @@ def load_models(
     check_loaded([target, *drafts], models, tokenizer)
     sizes = [vocabulary_of(model) for model in models]
     for size in sizes[1:]:
-        resized.check_sizes(sizes[0], size)
+        check_sizes(sizes[0], size)
     return models[0], models[1:], tokenizer
 
 
@@ -110,7 +110,7 @@ def placed(name: str, role: str, loader: Loader) -> str:
 
 def dequantised(name: str) -> str:
     """The folder of a GGUF file's model as Hugging Face's engine reads it, made once and kept in the user's cache."""
-    from multidraft.autotune.keeping import cache
+    from multidraft.autotune.store import cache
     from multidraft.models.gguf.to_hugging_face import folder_of
 
     return str(folder_of(existing(name), cache()))

@@ -9,8 +9,8 @@ import typer
 from typer import Argument, Option
 
 from multidraft.cli import terminal
+from multidraft.decoding.trace_file import Reading, read
 from multidraft.errors import AdviceError
-from multidraft.tracing.file import Reading, read
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -57,7 +57,7 @@ def extent(trace: Reading) -> str:
 
 def report_check(trace: Reading, as_json: bool) -> None:
     """All that is wrong with a trace; exit code 1 if anything is."""
-    from multidraft.tracing.replaying import check
+    from multidraft.decoding.replay import check
 
     problems = [f"line {line}: changed after it was written" for line in trace.damaged]
     problems += [f"line {line}: out of its place" for line in trace.misplaced]

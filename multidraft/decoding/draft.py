@@ -1,126 +1,148 @@
-"""Drafting: the tree grows level by level, each level in one forward pass of the draft model.
+"""Drafting: every row's tree grows level by level, each level in one forward pass of the draft model.
 
 What the draft model has not read yet is a chain above the tree: the root, and above it the tokens before, of steps that
 ended on a leaf which only the target had read, or that drafted nothing.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from multidraft.decoding.branches import level, takes_numbers, taking_numbers
-from multidraft.decoding.drafted_tree import DraftTree, Slots, same
-from multidraft.decoding.rows import Row
-from multidraft.decoding.state import Plan, State, padded
-from multidraft.machine.device import placed
-from multidraft.sampling.settings import settings_of_rows
-from multidraft.verification.levels import numbers_of
-from multidraft.verification.loops import paired
+from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
+from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.errors import AdviceError
+from multidraft.models.base import Answer, Scores
+from multidraft.sampling.drafting import draft_laws
+from multidraft.verification.law import Law
+
+SUPPORT = 256  # tokens that a draft law has at most, unless `draft_top_k` says otherwise
+Places = list[tuple[int, int]]  # rows with nodes
+Counts = dict[int, dict[int, int]]  # by row and node
 
 
-@paired("multidraft.decoding.draft_loops", takes_numbers)
-def grow(state: State, plan: Plan) -> DraftTree:
-    """Draft the tree: let the shape decide on each level, then draw there."""
-    drafts, depth, law, device = bare_root(state, plan), 0, plan.scheme.law, state.root.device
-    while read_level(state, plan, drafts, depth):
-        for rows, drawing in drafts.draws_at(depth):
-            numbers = numbers_of(law, drawing.counts)
-            uniform = [random.uniform(1, numbers) for random in state.random[rows]]
-            drafts.draw(law, rows, drawing, placed(torch.cat(uniform) if len(uniform) > 1 else uniform[0], device))
+class Drafted(NamedTuple):
+    """The rows' trees, of rows that draft nothing their roots alone."""
+
+    trees: list[TokenTree]
+    passes: int  # of the draft model
+    faults: dict[int, AdviceError]  # rows whose draft model said what makes no distribution
+
+
+def draft_tree(state: State, config: DecodeConfig) -> Drafted:
+    """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
+    trees, policy = [TokenTree([row.root], config.scheme.law.repeats) for row in state.rows], config.policy
+    rows = [number for number, row in enumerate(state.rows) if row.said is None]
+    if state.draft is None or not rows:
+        return Drafted(trees, 0, {})
+    growing, depth, faults = [trees[row] for row in rows], 0, dict[int, AdviceError]()
+    policy.begin(len(rows))
+    while any(wanted := policy.reads(growing, depth)):
+        places = [(row, node) for row, nodes in zip(rows, wanted, strict=True) for node in nodes]
+        faults |= read_level(state, config, trees, places, depth)
+        counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
+        draw_level(state.rows, config.scheme.law, trees, {row: own for row, own in counts.items() if row not in faults})
         depth += 1
-    return drafts
+    return Drafted(trees, depth, faults)
 
 
-def bare_root(state: State, plan: Plan) -> DraftTree:
-    """The tree before anything is drawn."""
-    most = plan.shape.most_drafts
-    law = plan.scheme.with_drafts(most).law if most else plan.scheme.law
-    return DraftTree.at_root(state.root, plan.shape.seed(len(state.root)), law, state.prefixes)
+def read_level(
+    state: State, config: DecodeConfig, trees: list[TokenTree], places: Places, depth: int
+) -> dict[int, AdviceError]:
+    """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
+    assert state.draft is not None
+    nodes, lines = defaultdict[int, list[int]](list), list[int]()
+    for row, node in places:
+        lines.append(len(nodes[row]))
+        nodes[row].append(node)
+    new = [
+        reading(row, tree, nodes.get(number, []))
+        for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
+    ]
+    answer = state.draft.forward([own[0] for own in new], [own[1] for own in new], "all" if depth else "last")
+    rows = [row for row, _ in places]
+    settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
+    more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
+    parts, faults = [], dict[int, AdviceError]()
+    for logits, ids in by_drafter(state.draft, answer):
+        said = at(logits, rows, lines)
+        ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
+        laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
+        faults |= {
+            rows[line]: fault.at(rows[line], state.rows[rows[line]].position + 1) for line, fault in wrong.items()
+        }
+        parts.append((said, isinstance(answer, Scores), laws))
+    for line, (row, node) in enumerate(places):
+        trees[row].laws[node] = node_law([own[2][line] for own in parts], parts[0][0][line], parts[0][1])
+    return faults
 
 
-def read_level(state: State, plan: Plan, drafts: DraftTree, depth: int) -> bool:
-    """Let the draft model read what may be drawn at on a level, and the shape decide; False where growth has ended."""
-    slots = plan.shape.reads(drafts, depth)
-    if not any(slots):
-        return False
-    slots = filled_up(slots)
-    logits = forward(state, drafts, slots, depth)
-    places = [(row, max(slot, 0)) for row, group in enumerate(slots) for slot in group]
-    distributions = settings_of_rows(state.sampling).draft(logits, plan.shape.most_drafts, drafts.prefixes(places))
-    drafts.learn(slots, distributions, logits)
-    drafts.extend(plan.shape.extended(drafts, depth))
-    for rows, drawing in drafts.draws_at(depth):
-        for count in set(drawing.counts):
-            drafts.temper(rows, drawing.with_count(count), plan.shape.temper(count))
-    return True
+def reading(row: Row, tree: TokenTree, nodes: list[int]) -> tuple[list[int], list[int]]:
+    """The tokens of nodes, and the places that they follow among the draft model's pending ones."""
+    if nodes == [0]:
+        tree.read[0] = len(row.unread)
+        return [*row.unread, row.root], list(range(-1, len(row.unread)))
+    parents = [tree.read[tree.parents[node]] for node in nodes]
+    first = 1 + max(tree.read.values(), default=-1)
+    tree.read |= {node: place for place, node in enumerate(nodes, first)}
+    return [tree.tokens[node] for node in nodes], parents
 
 
-def forward(state: State, drafts: DraftTree, slots: Slots, depth: int) -> Float[Tensor, "batch group ..."]:
-    """The draft model's logits at slots of a level; on the first one it also reads the chain above the tree."""
-    assert state.draft is not None  # a tree that draws comes with a draft model
-    if (draft := taking_numbers(state.draft, drafts)) is not None:
-        new = level(drafts.trees[0], drafts.tokens[0].tolist(), drafts.read[0], slots[0], state)
-        drafts.read = joined(drafts.read, slots)
-        return torch.from_numpy(draft.read(new, True if depth else "last"))[None]
-    tokens, visible = drafts.take(drafts.tokens, slots).clamp(min=0), sight(drafts, slots)
-    position = (state.position + depth)[:, None].expand(-1, tokens.shape[1])
-    if not any(state.unread):
-        return state.draft.forward(tokens, position, visible)
-    chain = placed(padded(state.unread, left=True), tokens.device)
-    known, length = chain >= 0, chain.shape[1]
-    visible = torch.cat([known[:, None].expand(-1, tokens.shape[1], -1), visible], -1)
-    if depth > 0:
-        return state.draft.forward(tokens, position, visible)
-    above = torch.ones(length, length + tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
-    own = torch.eye(*above.shape, dtype=torch.bool, device=tokens.device)
-    known = torch.nn.functional.pad(known, (0, tokens.shape[1]))
-    visible = torch.cat([above & known[:, None] | own, visible], 1)
-    before = state.position[:, None] - torch.arange(length, 0, -1, device=tokens.device)
-    tokens, position = torch.cat([chain, tokens], 1).clamp(min=0), torch.cat([before.clamp(min=0), position], 1)
-    return state.draft.forward(tokens, position, visible)[:, length:]
+def by_drafter(model: Any, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
+    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
+    if isinstance(answer, tuple) and not isinstance(answer, Scores):
+        pairs = zip(model.drafters, answer, strict=True)
+        return [each for drafter, own in pairs for each in by_drafter(drafter, own)]
+    return [(answer.logits, answer.ids) if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))]
 
 
-def sight(drafts: DraftTree, slots: Slots) -> Bool[Tensor, "batch group read"]:
-    """Which of all slots that have been read the new ones see; they count as read from now on."""
-    drafts.read = joined(drafts.read, slots)
-    visible = drafts.take(drafts.sees, slots)
-    if same(drafts.read):
-        return drafts.take(visible.transpose(1, 2), drafts.read).transpose(1, 2)
-    index = torch.tensor(drafts.read, device=visible.device)
-    visible = visible.gather(-1, index.clamp(min=0)[:, None].expand(-1, visible.shape[1], -1))
-    own = torch.eye(visible.shape[1], dtype=torch.bool, device=visible.device)  # an empty place sees itself alone
-    visible &= (index >= 0)[:, None]
-    visible[..., -len(own) :] |= own
-    return visible
+def at(
+    values: Shaped[Tensor, "rows new columns"], rows: list[int], lines: list[int]
+) -> Shaped[Tensor, "lines columns"]:
+    """The lines that stand in these places of these rows; a view where that is all of them."""
+    if len(rows) == values.shape[0] * values.shape[1]:
+        return values.flatten(0, 1)
+    return values[rows, lines]
 
 
-def joined(first: Slots, second: Slots) -> Slots:
-    """Two lists for each row, one after the other; shared where both are."""
-    if same(first) and same(second):
-        return [first[0] + second[0]] * len(first)
-    return [one + other for one, other in zip(first, second, strict=True)]
+def node_law(laws: Sequence[tuple[Tensor, Tensor]], logits: Float[Tensor, " columns"], partial: bool) -> NodeLaw:
+    """One drafter's law as it is; of several, a line each over all their tokens."""
+    if len(laws) == 1:
+        return NodeLaw(*laws[0], logits, partial)
+    ids = torch.cat([own for own, _ in laws]).unique()
+    lines = torch.zeros(len(laws), len(ids), dtype=torch.float64)
+    for line, (own, probabilities) in zip(lines, laws, strict=True):
+        line[torch.searchsorted(ids, own)] = probabilities
+    return NodeLaw(ids, lines, logits, partial)
 
 
-def filled_up(slots: Slots) -> Slots:
-    """All as long as the longest, with -1."""
-    if same(slots):
-        return slots
-    longest = max(map(len, slots))
-    return [group + [-1] * (longest - len(group)) for group in slots]
+def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:
+    """Draw as many tokens as are wanted at every node, fresh from its law, and note what came."""
+    groups = defaultdict[int, Places](list)
+    for row, own in counts.items():
+        for node, count in own.items():
+            groups[count].append((row, node))
+    drawn: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+    for count, places in sorted(groups.items()):  # a row takes its numbers in an order of its own
+        own_law = law.with_drafts(count)
+        numbers = [rows[row].random.take(own_law.numbers) for row, _ in places]
+        draft = stacked([trees[row].laws[node] for row, node in places], count)
+        tuples = own_law.draw(draft, torch.tensor(numbers, dtype=torch.float64)).tolist()
+        drawn |= zip(places, zip(tuples, numbers, strict=True), strict=True)
+    for row, own in counts.items():
+        for node in sorted(own):
+            trees[row].add(node, own[node], *drawn[row, node])
 
 
-def kept_of(state: State, drafts: DraftTree, rows: list[Row], paths: Slots) -> tuple[Slots, Slots]:
-    """By row, the pending places that the draft model keeps, and the tokens that it has not read.
-
-    `paths` lead from the root to the last accepted slots. The chain above the tree comes first, and is kept.
-    """
-    length, kept, unread = max(map(len, state.unread)), [], []
-    for row, known, read, path in zip(rows, state.unread, drafts.read, paths, strict=True):
-        place: dict[int, int] = {}
-        for index, slot in enumerate(read, length):
-            if slot >= 0:
-                place.setdefault(row.node[slot], index)
-        chain = list(range(length - len(known), length)) if read else []
-        kept.append(chain + [place[slot] for slot in path if slot in place])
-        unread.append(known * (not read) + [row.token[slot] for slot in path if slot not in place])
-    return kept, unread
+def stacked(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Float[Tensor, "nodes *drafts support"]:
+    """The laws over places in their ids, filled up with zeros, and `more` of them; several drafters take turns."""
+    widest = more + max(len(law.ids) for law in laws)
+    lines = [law.probabilities for law in laws]
+    if lines[0].ndim > 1:
+        lines = [line[torch.arange(drafts) % len(line)] for line in lines]
+    if any(line.shape[-1] < widest for line in lines):
+        lines = [torch.nn.functional.pad(line, (0, widest - line.shape[-1])) for line in lines]
+    return torch.stack(lines)

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from functools import partial
 
-from multidraft.decoding.foreseen import verdicts_of
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Plan
-from multidraft.decoding.verify import Verdicts
+from multidraft.decoding.state import DecodeConfig, Scored
+from multidraft.decoding.verify import judge
 from multidraft.decoding.walks import Ending, Verdict, Walker, deferred, drive, walker
+from multidraft.verification.scheme import Scheme
 
 SURE = 1e-15  # a coin this close to 0 or 1 has one side
 
@@ -35,18 +34,19 @@ class Script:
         return answer
 
 
-def all_endings(tree: ScoredTree, plan: Plan, walk: str | Walker | None = None) -> Iterator[tuple[int, float, Ending]]:
+def all_endings(
+    scored: Scored, config: DecodeConfig, walk: str | Walker | None = None
+) -> Iterator[tuple[int, float, Ending]]:
     """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
 
-    The walk is that of the plan unless another is given.
+    The walk is that of the configuration unless another is given.
     """
-    start = walker(walk or plan.walk)
-    verdicts = Remembered(verdicts_of(plan.scheme, tree, start))
-    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in tree.rows]
+    start, verdicts = walker(walk or config.walk), Remembered(config.scheme, scored)
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in scored.trees]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         pairs = zip(rows, coins, strict=True)
-        walks = [start(0, 1.0, tree.rows[row].has_drafts, coin) for row, coin in pairs]
+        walks = [start(0, 1.0, scored.trees[row].has_drafts, coin) for row, coin in pairs]
         verdicts.rows = rows
         for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
             scripts[row] += coin.others
@@ -56,8 +56,8 @@ def all_endings(tree: ScoredTree, plan: Plan, walk: str | Walker | None = None) 
 class Remembered:
     """The verdicts for walks over some of a tree's rows; none is computed twice."""
 
-    def __init__(self, verdicts: Verdicts):
-        self.verdicts = verdicts
+    def __init__(self, scheme: Scheme, scored: Scored):
+        self.scheme, self.scored = scheme, scored
         self.rows: list[int] = []  # the row that each walk is on
         self.known: dict[tuple[int, int, float], Verdict] = {}
 
@@ -66,17 +66,17 @@ class Remembered:
         keys = {walk: (self.rows[walk], *question) for walk, question in asked.items()}
         new = {row: (node, weight) for row, node, weight in keys.values() if (row, node, weight) not in self.known}
         if new:
-            self.known |= {(row, *new[row]): verdict for row, verdict in self.verdicts(new).items()}
+            self.known |= {(row, *new[row]): verdict for row, verdict in judge(self.scheme, self.scored, new).items()}
         return {walk: self.known[key] for walk, key in keys.items()}
 
 
-def expected_tokens(tree: ScoredTree, plan: Plan) -> list[float]:
+def expected_tokens(scored: Scored, config: DecodeConfig) -> list[float]:
     """By row the tokens that a step emits on the average over coins, on the tree that was drawn.
 
     The deferred walk is taken without its coin for small claims: with it, the ways to go double at every such child.
     """
-    walk = partial(deferred, smallest=0.0) if plan.walk == "deferred" else plan.walk
-    tokens = [1.0] * len(tree.rows)
-    for row, chance, ending in all_endings(tree, plan, walk):
+    walk = partial(deferred, smallest=0.0) if config.walk == "deferred" else config.walk
+    tokens = [1.0] * len(scored.trees)
+    for row, chance, ending in all_endings(scored, config, walk):
         tokens[row] += chance * len(ending.path)
     return tokens

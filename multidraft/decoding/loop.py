@@ -2,52 +2,61 @@
 
 from collections.abc import Callable
 
-from multidraft.decoding.batch import select
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.state import Emitted, Plan, State
-from multidraft.decoding.steady import Tell, follow, steady
+from multidraft.decoding.record import Emitted, StepRecord
+from multidraft.decoding.state import DecodeConfig, State, select
 from multidraft.decoding.step import step
 from multidraft.decoding.stopping import Stopping
+from multidraft.models.base import closed_up
+
+Told = Callable[[StepRecord, list[int]], None]  # a step, and which rows of the beginning it was about
 
 
 def loop(
-    state: State, plan: Plan, stopping: Stopping, stream: Callable[[int, Emitted], None], info: Info
+    state: State,
+    config: DecodeConfig,
+    stopping: Stopping,
+    stream: Callable[[int, Emitted], None],
+    info: Info,
+    told: Told | None = None,
 ) -> list[list[int]]:
-    """Step until every row has come to its end; rows that have leave the batch."""
+    """Step until every row has come to its end; rows that have leave the batch. What ended badly is in `info.faults`."""
     done: list[list[int]] = [[] for _ in stopping.budgets]
-    if plan.logprobs is not None:
+    if config.logprobs is not None:
         info.logprobs = [[] for _ in stopping.budgets]
-    running = [row for row, budget in enumerate(stopping.budgets) if budget > 0]
-    if len(running) < len(done):
-        state = select(state, running)
-    going = list(range(len(running)))
-
-    def tell(emitted: list[Emitted]) -> bool:
-        """Pass on what a step has emitted up to the rows' ends; whether another one is wanted of the same rows."""
-        going.clear()
-        for index, (row, new) in enumerate(zip(running, emitted, strict=True)):
-            new, goes_on = stopping.cut(row, done[row], new)
-            done[row] += new.tokens
-            info.tokens += len(new.tokens)
-            if plan.logprobs is not None:
-                info.logprobs[row] += new.logprobs
-            stream(row, new)
-            if goes_on:
-                going.append(index)
-        return len(going) == len(running) and not stopping.time_is_up()
-
-    while running and not stopping.time_is_up():
-        state = advance(state, plan, info, tell)
+    running = list(range(len(done)))
+    going = [row for row in running if stopping.budgets[row] > 0]
+    while going and not stopping.time_is_up():
         if len(going) < len(running):
-            running = [running[index] for index in going]
-            state = select(state, going)
+            order = closed_up(going)
+            running, state = [running[index] for index in order], select(state, order)
+        state, record = step(state, config)
+        info.add(record)
+        if told is not None:
+            told(record, running)
+        going = [
+            index for index, row in enumerate(running) if goes_on(index, row, done[row], record, stopping, stream, info)
+        ]
     return done
 
 
-def advance(state: State, plan: Plan, info: Info, tell: Tell) -> State:
-    """A step; or where no other state is needed between them, all of them that are wanted."""
-    if (target := steady(state, plan)) is not None:
-        return follow(target, state, plan, info, tell)
-    state, emitted = step(state, plan, info)
-    tell(emitted)
-    return state
+def goes_on(
+    index: int,
+    row: int,
+    done: list[int],
+    record: StepRecord,
+    stopping: Stopping,
+    stream: Callable[[int, Emitted], None],
+    info: Info,
+) -> bool:
+    """Pass on what a row has emitted up to its end, and say whether it has not come to it."""
+    if index in record.faults:
+        info.faults[row] = record.faults[index]
+        return False
+    new, more = stopping.cut(row, done, record.emitted[index])
+    done += new.tokens
+    info.tokens += len(new.tokens)
+    if info.logprobs:
+        info.logprobs[row] += new.logprobs
+    stream(row, new)
+    return more

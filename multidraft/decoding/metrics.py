@@ -3,78 +3,17 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from multidraft.decoding.record import Logprob, StepRecord
+from multidraft.errors import AdviceError
 
-from multidraft.decoding.tree import NO_DRAFTS
-from multidraft.verification.optimal import optimum
-
-if TYPE_CHECKING:
-    from multidraft.decoding.logprobs import Logprob
-    from multidraft.decoding.rows import Row
-    from multidraft.decoding.scored_tree import ScoredTree
-    from multidraft.decoding.state import Decision, Plan
-    from multidraft.verification.scheme import Scheme
-
-PARTS = ("draft", "target", "rule", "cache", "rest")
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
-
-
-@dataclass
-class Stopwatch:
-    """Seconds by part. `measuring` stops all clocks, for what only the report needs."""
-
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "measuring"), 0.0))
-    synchronise: bool = False  # wait for the GPU at every boundary, so that its time is booked where it belongs
-    clock: Callable[[], float] = time.perf_counter
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Book as "rest" what is left of a block's time after all its parts."""
-        start, before = self.now(), sum(self.seconds.values())
-        try:
-            yield
-        finally:
-            self.seconds["rest"] += self.now() - start - (sum(self.seconds.values()) - before)
-
-    def part(self, name: str) -> "Part":
-        """Book the time of a block under `name`."""
-        return Part(self, name)
-
-    def __add__(self, other: "Stopwatch") -> "Stopwatch":
-        """Seconds of both, part by part."""
-        return Stopwatch(
-            {part: self.seconds[part] + other.seconds[part] for part in self.seconds}, self.synchronise, self.clock
-        )
-
-    def move(self, seconds: float, source: str, to: str) -> None:
-        """Book seconds under another part, such as the time that a caller spent on showing the text."""
-        self.seconds[source] -= seconds
-        self.seconds[to] += seconds
-
-    def now(self) -> float:
-        """The clock, after pending work on the GPU where asked."""
-        if self.synchronise:
-            torch.cuda.synchronize()
-        return self.clock()
-
-
-class Part:
-    """A block whose time is booked; small, for there are several in every step."""
-
-    def __init__(self, watch: Stopwatch, name: str):
-        self.watch, self.name = watch, name
-
-    def __enter__(self) -> None:
-        self.start = self.watch.now()
-
-    def __exit__(self, *_: object) -> None:
-        self.watch.seconds[self.name] += self.watch.now() - self.start
+PARTS = ("draft", "target", "rule", "cache", "measure", "rest")
 
 
 @dataclass
@@ -126,77 +65,65 @@ class Info:
     shapes: Counter[str] = field(default_factory=Counter)  # trees by how many row passes had them
     predicted_tokens: float = 0.0  # by the plan, over all row passes that it has predicted
     predicted_seconds: float = 0.0
-    logprobs: "list[list[Logprob]]" = field(default_factory=list)  # of every row's tokens, if asked for
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    logprobs: list[list[Logprob]] = field(default_factory=list)  # of every row's tokens, if asked for
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))  # wall-clock, by part
+    faults: dict[int, AdviceError] = field(default_factory=dict)  # by row, of those that could not go on
 
-    def add_step(self, plan: "Plan", tree: "ScoredTree", decision: "Decision") -> None:
-        """Every row's tree and where its walk ended, and where the plan says so the acceptance to expect."""
-        self.target_passes += 1
-        self.acceptance += sum(decision.acceptance.values())
-        self.levels += len(tree.drafts.levels)
-        self.shapes.update(row.tree.name for row in tree.rows)
-        if outlook := plan.shape.outlook():
-            self.predicted_tokens += outlook.tokens
-            self.predicted_seconds += outlook.seconds
-        for row, ending in zip(tree.rows, decision.endings, strict=True):
-            self.add_row(row, ending.path)
-            self.bonus += ending.weights is None
-            self.corrected += ending.weights is not None
-        if plan.measure:
-            self.measured += len(tree.rows)
-            roots = {row: line.count(0) for row, line in enumerate(tree.rows) if line.has_drafts(0)}
-            for count in set(roots.values()):
-                rows = [row for row in roots if roots[row] == count]
-                self.measure(plan.scheme.with_drafts(count), tree, rows, decision)
+    def add(self, record: StepRecord) -> None:
+        """One more step."""
+        self.target_passes += record.target_pass
+        self.levels += record.draft_passes
+        for part, seconds in record.seconds.items():
+            self.seconds[part] += seconds
+        if record.expected is not None:
+            self.predicted_tokens += record.expected.tokens
+            self.predicted_seconds += record.expected.seconds
+        for row, scored in enumerate(record.scored):
+            if scored and row not in record.faults:
+                self.add_row(record, row)
+        for own in record.measured.values():
+            self.measured += 1
+            self.expected_acceptance += own.expected
+            self.optimal_acceptance += own.optimal
+            if not own.exact:
+                self.gaps.add(own.optimal - own.expected)
 
-    def add_plain(self, plan: "Plan", rows: int) -> None:
-        """The same of rows whose trees are their roots alone."""
-        self.target_passes += 1
-        self.row_passes += rows
-        self.bonus += rows
-        self.shapes[NO_DRAFTS.name] += rows
-        if outlook := plan.shape.outlook():
-            self.predicted_tokens += outlook.tokens
-            self.predicted_seconds += outlook.seconds
-        if plan.measure:
-            self.measured += rows
-
-    def add_row(self, row: "Row", path: list[int]) -> None:
+    def add_row(self, record: StepRecord, row: int) -> None:
         """One row's tree, and the accepted path in it."""
+        tree, path = record.trees[row], record.endings[row].path
         self.row_passes += 1
+        self.shapes[record.names[row]] += 1
         self.accepted += len(path)
-        self.nodes += len(row.slots) - 1
-        if row.children:
-            self.count_path(row, path)
-
-    def count_path(self, row: "Row", path: list[int]) -> None:
-        """Add one row's accepted path by its length, and by the ranks of its tokens."""
-        self.drafts += 1
-        tally(self.lengths, len(path), max(row.tree.depths))
-        for node, slot in zip((0, *path), path, strict=False):
-            tally(self.ranks, row.rank(node, slot), max(row.tree.drafts) - 1)
-
-    def measure(self, scheme: "Scheme", tree: "ScoredTree", rows: list[int], decision: "Decision") -> None:
-        """Add the acceptance to expect at the roots of some rows, and the best that any rule could reach there."""
-        roots = (0,) * len(rows)
-        target, draft = tree.target(rows, roots), tree.draft(rows, roots)
-        best, expected = optimum(target, draft, scheme.law).double(), scheme.expected_acceptance(target, draft)
-        self.optimal_acceptance += float(best.sum())
-        if expected is not None:
-            self.expected_acceptance += float(expected.double().minimum(best).sum())  # above it only by rounding
-            return
-        drawn = [decision.acceptance.get(row, 0.0) for row in rows]
-        self.expected_acceptance += sum(drawn)
-        for one, most in zip(drawn, best.tolist(), strict=True):
-            self.gaps.add(most - one)
+        self.nodes += len(tree) - 1
+        self.bonus += record.emitted[row].kinds[-1] == "bonus"
+        self.corrected += record.emitted[row].kinds[-1] == "corrected"
+        self.acceptance += record.acceptance(row)
+        if len(tree) > 1:
+            self.drafts += 1
+            tally(self.lengths, len(path), tree.depths[-1])
+            most = max(len(tree.drawn(node)) for node in tree.children)
+            for node in path:
+                tally(self.ranks, tree.rank(node), most - 1)
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
         both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
         sums: dict[str, Any] = {
-            name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1] for name, pair in both.items()
+            name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1]
+            for name, pair in both.items()
+            if not isinstance(pair[0], dict) or isinstance(pair[0], Counter)
         }
-        return Info(**sums)
+        seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
+        return Info(**sums, seconds=seconds, faults=self.faults | other.faults)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Book as "rest" what is left of a block's time after all parts of its steps."""
+        start, before = time.perf_counter(), self.total_seconds
+        try:
+            yield
+        finally:
+            self.seconds["rest"] += time.perf_counter() - start - (self.total_seconds - before)
 
     @property
     def block_efficiency(self) -> float:
@@ -253,8 +180,8 @@ class Info:
 
     @property
     def total_seconds(self) -> float:
-        """Wall-clock time, less what only the report needed."""
-        return sum(self.watch.seconds[part] for part in PARTS)
+        """Wall-clock time, all of it."""
+        return sum(self.seconds.values())
 
     @property
     def tokens_per_second(self) -> float:
@@ -282,7 +209,7 @@ class Info:
                 predicted_seconds=self.predicted_seconds or None,
                 accepted_at_rank=self.ranks,
                 rank_acceptance_rates=self.rank_rates,
-                seconds={part: self.watch.seconds[part] for part in PARTS} | {"total": self.total_seconds},
+                seconds=self.seconds | {"total": self.total_seconds},
             )
             | self.as_vllm()
         )

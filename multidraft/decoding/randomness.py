@@ -3,8 +3,6 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.errors import AdviceError
 
@@ -12,25 +10,24 @@ BLOCK = 64
 
 
 class Randomness:
-    """Numbers in [0, 1) from one generator; single ones come from blocks, which costs far less than one by one."""
+    """Numbers in [0, 1) with 53 random bits from one generator, taken in blocks: one by one they cost far more."""
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
         self.block: list[float] = []
 
-    def uniform(self, *shape: int) -> Float[Tensor, "..."]:
-        """A tensor of numbers, on the generator's device."""
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+    def take(self, count: int) -> list[float]:
+        """So many numbers."""
+        if len(self.block) < count:
+            size = max(BLOCK, count)
+            more = torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+            self.block = more.tolist() + self.block
+        taken, self.block = self.block[len(self.block) - count :], self.block[: len(self.block) - count]
+        return taken
 
     def number(self) -> float:
         """One number."""
-        if not self.block:
-            self.block = self.uniform(BLOCK).tolist()
-        return self.block.pop()
-
-    def coin(self, probability: float) -> bool:
-        """True with the given probability."""
-        return self.number() < probability
+        return self.take(1)[0]
 
 
 def for_rows(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[Randomness]:

@@ -1,142 +1,152 @@
-"""What stays the same over a generation, what the next step needs, and what a step emits."""
+"""What stays the same over a generation, and what the next step needs of every row."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.logprobs import Logprob
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.randomness import Randomness
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.shapes import Shape, shape_of
-from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.decoding.walks import Ending, Walker
+from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
-from multidraft.machine.device import placed
-from multidraft.models import LanguageModel
-from multidraft.sampling.prefixes import Prefixes
+from multidraft.models.base import LanguageModel
+from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
-
-@runtime_checkable
-class Tracer(Protocol):
-    """Is told what happens and why; decodes as without it."""
-
-    seconds: float  # of its own, which are not counted
-    looks: bool  # whether it wants to see the trees of steps that draft nothing
-
-    def begin(self, state: "State", plan: "Plan", prompts: list[list[int]]) -> "State":
-        """The prompts have been read; decoding goes on from the state that it returns."""
-        ...
-
-    def decide(self, state: "State", plan: "Plan", tree: ScoredTree) -> "Decision":
-        """Where the walk of every row ends, and its one more token."""
-        ...
-
-    def end(self, tokens: list[list[int]]) -> None:
-        """These are the tokens that are returned."""
-        ...
+MEASURED = 16  # every how many steps a run compares its acceptance with the optimum, unless somebody says otherwise
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What stays the same over a generation."""
+class DecodeConfig:
+    """What stays the same over a generation. Raises AdviceError where the scheme cannot draw what the policy wants."""
 
     scheme: Scheme
-    tree: Tree | Shape
+    policy: TreePolicy
     walk: str | Walker = "deferred"
-    sampling: Sampling = field(default_factory=Sampling)  # of rows that start without settings of their own
-    measure: bool = True  # report the optimal acceptance rate; its time is not counted
+    measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
-    trace: Tracer | None = None
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
+    synchronise: bool = (
+        False  # wait for the GPU after every part of a step, so that its time is booked where it belongs
+    )
 
-    @cached_property
-    def shape(self) -> Shape:
-        """The tree as a shape."""
-        return shape_of(self.tree)
+    def __post_init__(self) -> None:
+        for count in self.policy.counts_drawn:
+            self.scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
+
+
+@dataclass
+class Row:
+    """One running sequence."""
+
+    sampling: Sampling
+    random: Randomness
+    root: int  # its last token, which is in neither cache
+    position: int  # of the root
+    unread: list[int] = field(default_factory=list)  # the tokens before the root that the draft model has not read
+    prefix: Int[Tensor, " length"] | None = None  # all tokens up to the root, if a processor looks at them
+    said: Float[Tensor, " vocabulary"] | None = None  # the target's logits at the root, if it has read that already
 
 
 @dataclass
 class State:
-    """What the next step needs: the models with their caches, and for every running row its last token."""
+    """Both models with their caches, and the rows in them."""
 
     target: LanguageModel
     draft: LanguageModel | None
-    random: list[Randomness]
-    roots: list[int]  # by row its last token, which is in neither cache
-    positions: list[int]  # of the roots in their sequences
-    unread: list[list[int]]  # the tokens before it that the draft model has not read, if there are any
-    sampling: list[Sampling]  # of every row, which it keeps from its start
-    prefixes: Prefixes | None = None  # all tokens up to the root, if a processor looks at them
-    said: Float[Tensor, "batch 1 vocabulary"] | None = None  # by the target at the root, where it has read it already
+    rows: list[Row]
+    steps: int = 0  # that have been taken
     used: bool = False  # the models have moved on from it
 
-    @cached_property
-    def root(self) -> Int[Tensor, " batch"]:
-        """The roots where the target expects them."""
-        return placed(self.roots, self.target.device)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Take the state over; a failure leaves both caches as they were, and the state ready for another try."""
+        self.take_over()
+        try:
+            yield
+        except BaseException:
+            for model in self.models:
+                model.keep([[] for _ in self.rows])
+            self.used = False
+            raise
 
-    @cached_property
-    def position(self) -> Int[Tensor, " batch"]:
-        """Their positions, there as well."""
-        return placed(self.positions, self.target.device)
+    def take_over(self) -> None:
+        """Mark the state as used, because its models are about to move on; raise if they already have."""
+        if self.used:
+            raise AdviceError(
+                "this state has been used, or was interrupted while its caches were written; go on from the newest "
+                "one, or start again from the tokens so far"
+            )
+        self.used = True
 
-
-@dataclass(frozen=True)
-class Decision:
-    """How a step ends in every row."""
-
-    endings: list[Ending]
-    last: list[int]  # the one more token
-    acceptance: dict[int, float]  # what the rule accepts of the tuple at the root, by row; nothing where none was drawn
-    numbers: Sequence[float] = ()  # what the one more token was drawn with, by row
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """One row's new tokens and how each came to be: "accepted", "corrected" or "bonus"."""
-
-    tokens: list[int]
-    kinds: list[str]
-    logprobs: list[Logprob] = field(default_factory=list)  # if asked for
-
-    def first(self, count: int) -> "Emitted":
-        """The first tokens."""
-        return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
+    @property
+    def models(self) -> list[LanguageModel]:
+        """The target, and the draft model if there is one."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
 
 
-def plan_at(state: State, plan: Plan) -> Plan:
-    """The plan of a state's next step: what the target has said with the prompt needs no drafts, and no other pass."""
-    return plan if state.said is None else replace(plan, tree=NO_DRAFTS)
+def join(state: State, other: State) -> State:
+    """The rows of `state`, then those of `other`; neither can be used any more.
+
+    Both must have been started with the same models. A row keeps its settings, and its tokens depend on its own random
+    numbers alone: they are those that it would have without the others.
+    """
+    if (state.draft is None) != (other.draft is None):
+        raise AdviceError("one of the states has a draft model and the other has none; start both with the same models")
+    state.take_over()
+    other.take_over()
+    for model, others in zip(state.models, other.models, strict=True):
+        model.join(others)
+    return State(state.target, state.draft, state.rows + other.rows, state.steps)
 
 
-def take_over(state: State) -> None:
-    """Mark a state as used, because its models are about to move on; raise if they already have."""
-    if state.used:
-        raise AdviceError(
-            "this state has been used, or was interrupted while its caches were written; go on from the newest one, "
-            "or start again from the tokens so far"
+def select(state: State, going: list[int]) -> State:
+    """The state of the rows that go on, in this order; the one before cannot be used any more."""
+    state.take_over()
+    for model in state.models if going else ():
+        model.select(going)
+    return State(state.target, state.draft, [state.rows[row] for row in going], state.steps)
+
+
+def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int, int]]) -> list[Tensor | None] | None:
+    """The whole sequences that end at nodes, of rows whose processors look at them; None if there is no such row."""
+    if all(row.prefix is None for row in rows):
+        return None
+    paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
+    pairs = zip((rows[row].prefix for row, _ in places), paths, strict=True)
+    return [prefix if prefix is None else torch.cat([prefix, prefix.new_tensor(path)]) for prefix, path in pairs]
+
+
+class Scored:
+    """Every row's tree with the target's logits at its nodes, and its distributions where they have been asked for."""
+
+    def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
+        self.rows, self.trees, self.logits = rows, trees, logits
+        self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
+        self.faults: dict[int, AdviceError] = {}
+
+    def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
+        """The target's logits at nodes."""
+        said = [self.rows[row].said for row, _ in places]
+        if self.logits is not None and all(line is None for line in said):
+            rows, nodes = zip(*places, strict=True)
+            return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
+        return torch.stack(
+            [self.logits[place] if line is None else line for place, line in zip(places, said, strict=True)]
         )
-    state.used = True
 
-
-def release(state: State) -> None:
-    """Undo an interrupted step of which nothing has been kept: what is pending is dropped."""
-    for model in (state.target, state.draft):
-        if model is not None:
-            model.keep(torch.full((len(state.roots), 0), -1))
-    state.used = False
-
-
-def padded(lists: list[list[int]], left: bool = False) -> Int[Tensor, "rows longest"]:
-    """A tensor of rows, filled up with -1 at the end, or on the left."""
-    longest = max(map(len, lists))
-    fill = [[-1] * (longest - len(row)) for row in lists]
-    pairs = zip(fill, lists, strict=True) if left else zip(lists, fill, strict=True)
-    return torch.tensor([first + second for first, second in pairs], dtype=torch.int64)
+    def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
+        """The distributions that the output must have at nodes; rows with none are noted as faults."""
+        if new := [place for place in places if place not in self.known]:
+            settings = [self.rows[row].sampling for row, _ in new]
+            laws, faults = target_laws(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
+            self.known |= zip(new, laws, strict=True)
+            for line, fault in faults.items():
+                row, node = new[line]
+                self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
+        return [self.known[place] for place in places]

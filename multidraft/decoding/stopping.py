@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
-from multidraft.decoding.state import Emitted
+from multidraft.decoding.record import Emitted
 from multidraft.errors import AdviceError
 
 CPU = torch.device("cpu")

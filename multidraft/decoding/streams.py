@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from multidraft.decoding.state import Emitted
+from multidraft.decoding.record import Emitted
 from multidraft.errors import AdviceError
 
 Stream = Callable[[int, Emitted], None]

@@ -1,17 +1,16 @@
-"""The shape of one step's drafts: which node draws how many tokens, fixed before anything is drawn."""
+"""Trees of drafts: the shape that is asked for, and one row's tree as it was drawn."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.places import Drawing
 
 Path = tuple[int, ...]
 MOST_NODES = 4096
@@ -22,35 +21,33 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeShape:
     """Slots in breadth-first order, children of a slot next to each other; slot 0 is the root, the last known token.
 
-    `parents[i]` is the slot above slot i (-1 for the root and for slots that are not used), `drafts[i]` the number of
-    tokens drawn at it, which is the number of its children. Slots are places for tokens: one that stays empty, or
-    repeats a sibling, costs nothing in the target's pass.
+    `parents[i]` is the slot above slot i (-1 for the root), `drafts[i]` the number of tokens drawn at it, which is the
+    number of its children. Slots are places for tokens: one that stays empty, or repeats a sibling, costs nothing.
     """
 
     parents: tuple[int, ...]
     drafts: tuple[int, ...]
 
     @classmethod
-    def levels(cls, counts: Sequence[int]) -> "Tree":
+    def levels(cls, counts: Sequence[int]) -> "TreeShape":
         """A k-config: `counts[d]` drafts at every node of depth d. All ones make a chain."""
         if not counts or min(counts) < 1:
             raise AdviceError(
                 f"tree {'x'.join(map(str, counts)) or 'of no levels'} has a level without drafts; {FORMS}"
             )
-        paths: list[Path] = [()]
-        level: list[Path] = [()]
+        drafts, width = list[int](), 1
         for count in counts:
-            if len(paths) + len(level) * count > MOST_NODES:  # before they are made
+            drafts += [count] * width
+            width *= count
+            if len(drafts) + width > MOST_NODES:  # before they are made
                 raise too_large()
-            level = [(*path, rank) for path in level for rank in range(count)]
-            paths += level
-        return cls.paths(paths[1:])
+        return cls.from_drafts(drafts + [0] * width)
 
     @classmethod
-    def paths(cls, paths: Sequence[Sequence[int]]) -> "Tree":
+    def paths(cls, paths: Sequence[Sequence[int]]) -> "TreeShape":
         """A list of paths as in EAGLE: every node by the ranks of the children leading to it, parents added."""
         if max(map(len, paths), default=0) > MOST_NODES or len(paths) > MOST_NODES:
             raise too_large()
@@ -69,10 +66,10 @@ class Tree:
         return cls(tuple(index[path[:-1]] if path else -1 for path in ordered), tuple(drafts))
 
     @classmethod
-    def parse(cls, text: str) -> "Tree":
-        """The tree that a string describes.
+    def parse(cls, text: str) -> "TreeShape":
+        """The shape that a string describes.
 
-        >>> Tree.parse("2x1").parents
+        >>> TreeShape.parse("2x1").parents
         (-1, 0, 0, 1, 2)
         """
         text = text.strip().lower()
@@ -91,10 +88,10 @@ class Tree:
         return cls.paths(listed)
 
     @classmethod
-    def from_drafts(cls, drafts: Sequence[int]) -> "Tree":
-        """The tree whose slots, in their order, draw so many tokens each.
+    def from_drafts(cls, drafts: Sequence[int]) -> "TreeShape":
+        """The shape whose slots, in their order, draw so many tokens each.
 
-        >>> Tree.from_drafts([2, 1, 0, 0]).parents
+        >>> TreeShape.from_drafts([2, 1, 0, 0]).parents
         (-1, 0, 0, 1)
         """
         parents = [-1, *(slot for slot, count in enumerate(drafts) for _ in range(count))]
@@ -102,40 +99,18 @@ class Tree:
             raise AdviceError(f"drafts {list(drafts)} make no tree; give one number for every slot")
         return cls(tuple(parents), tuple(drafts))
 
+    def __len__(self) -> int:
+        return len(self.parents)
+
     @cached_property
     def name(self) -> str:
         """A k-config where it is one, else the drafts of every level's slots: `3/2,1,0/1,0,0` has three levels."""
-        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
+        levels: list[list[int]] = [[] for _ in range(self.depth + 1)]
         for depth, count in zip(self.depths, self.drafts, strict=True):
             levels[depth].append(count)
         if all(len(set(level)) == 1 for level in levels):
             return "x".join(str(level[0]) for level in levels[:-1])
         return "/".join(",".join(map(str, level)) for level in levels[:-1])
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-    def with_level(self, counts: dict[int, int], width: int) -> "Tree":
-        """The tree with drafts at some of its lowest slots, and `width` more slots; those not needed are no children.
-
-        The same growth gives the very same tree, of which most is known then.
-        """
-        return grown(self, tuple(sorted(item for item in counts.items() if item[1])), width)
-
-    @cached_property
-    def reads(self) -> tuple[int, ...]:
-        """How many slots draw on each level."""
-        return tuple(len(drawing.slots) for drawing in self.draws)
-
-    @cached_property
-    def groups(self) -> int:
-        """How many numbers of drafts slots have, summed over the levels."""
-        return sum(len(set(drawing.counts)) for drawing in self.draws)
-
-    @cached_property
-    def forks(self) -> int:
-        """On how many levels a slot draws several tokens, whose verdicts take a rule and not a coupling."""
-        return sum(max(drawing.counts) > 1 for drawing in self.draws)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -145,43 +120,10 @@ class Tree:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return tuple(depths)
 
-    @cached_property
-    def depth_of_slots(self) -> Int[Tensor, " slots"]:
-        """The depths as a tensor."""
-        return torch.tensor(self.depths)
-
-    @cached_property
-    def sees(self) -> Bool[Tensor, "slots slots"]:
-        """Whether a slot sees another: itself and what is above it."""
-        sees = torch.eye(len(self), dtype=torch.bool)
-        for slot, parent in enumerate(self.parents):
-            if parent >= 0:
-                sees[slot] |= sees[parent]
-        return sees
-
-    def path(self, slot: int) -> list[int]:
-        """The slots that lead to one below the root, itself included; none lead to the root."""
-        path: list[int] = []
-        while slot:
-            path.insert(0, slot)
-            slot = self.parents[slot]
-        return path
-
-    def slots_at(self, depth: int) -> range:
-        """The slots at a depth."""
-        if not 0 < depth <= len(self.draws):
-            return range(int(depth == 0))
-        above = self.draws[depth - 1]
-        return range(above.first[0], above.first[-1] + above.counts[-1])
-
-    def children(self, slots: Sequence[int]) -> list[int]:
-        """The slots of all children of `slots`."""
-        return [self.first_child[slot] + rank for slot in slots for rank in range(self.drafts[slot])]
-
-    @cached_property
-    def branches(self) -> bool:
-        """Whether a node that draws has siblings."""
-        return any(self.drafts[self.parents[slot]] > 1 for slot in range(1, len(self)) if self.drafts[slot])
+    @property
+    def depth(self) -> int:
+        """How many levels of drafts there are."""
+        return self.depths[-1]
 
     @cached_property
     def first_child(self) -> dict[int, int]:
@@ -191,38 +133,121 @@ class Tree:
             first.setdefault(parent, slot)
         return first
 
+
+Tree = TreeShape  # its public name
+NO_DRAFTS = TreeShape((-1,), (0,))
+
+
+@dataclass
+class NodeLaw:
+    """What the drafts at a node were really drawn from: all other tokens have probability 0.
+
+    Several drafters (the law `distinct`) have a line each, over the same ids.
+    """
+
+    ids: Int[Tensor, " support"]  # distinct; of equally likely ones the lower stands first
+    probabilities: Float[Tensor, "*drafters support"]  # float64; each line sums to one
+    logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
+    partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+
     @cached_property
-    def draws(self) -> tuple[Drawing, ...]:
-        """For every depth at which something is drawn where it is."""
-        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
-        for slot, count in enumerate(self.drafts):
-            if count:
-                levels[self.depths[slot]].append(slot)
-        return tuple(self.drawing(slots) for slots in levels if slots)
+    def confidence(self) -> float:
+        """The largest probability at temperature 1, whatever drafts are drawn at; 1 where nothing is known of it."""
+        if self.logits is None:
+            return 1.0
+        most = float(self.logits.max())
+        return math.exp(most) if self.partial else 1 / float((self.logits - most).exp().sum())
 
-    def drawing(self, slots: list[int]) -> Drawing:
-        """Drawing at these slots."""
-        counts, first = tuple(self.drafts[slot] for slot in slots), [self.first_child[slot] for slot in slots]
-        return Drawing(slots, counts, first)
+    def dense(self, vocabulary: int) -> Float[Tensor, "*drafters vocabulary"]:
+        """The law as probabilities of all tokens.
+
+        >>> NodeLaw(torch.tensor([2, 3]), torch.tensor([0.25, 0.75])).dense(5)
+        tensor([0.0000, 0.0000, 0.2500, 0.7500, 0.0000])
+        """
+        law = self.probabilities.new_zeros(*self.probabilities.shape[:-1], vocabulary)
+        law[..., self.ids] = self.probabilities
+        return law
 
 
-NO_DRAFTS = Tree((-1,), (0,))
+@dataclass
+class TokenTree:
+    """One row's drafted tree: node 0 is the root, and every node is a distinct token below its parent.
 
+    Nodes stand in breadth-first order, children of a node next to each other. `tuples[node]` is what was drawn there,
+    in order: -1 where a position is empty, a token twice where it was drawn twice; `numbers[node]` are the uniform
+    numbers that it was drawn with.
+    """
 
-@lru_cache(2048)
-def grown(tree: Tree, counts: tuple[tuple[int, int], ...], width: int) -> Tree:
-    """As `Tree.with_level`, of slots with their drafts; what is known of the slots above is not worked out again."""
-    parents, drafts, first, old = list(tree.parents), list(tree.drafts), dict[int, int](), len(tree)
-    for slot, count in counts:
-        first[slot] = len(parents)
-        parents += [slot] * count
-        drafts[slot] = count
-    used, size, depth = len(parents), old + width, 1 + max(tree.depths)
-    found = Tree((*parents, *[-1] * (size - used)), (*drafts, *[0] * width))
-    drawn = (Drawing(list(first), tuple(count for _, count in counts), list(first.values())),) if counts else ()
-    depths = (*tree.depths, *[depth] * (used - old), *[0] * (size - used))
-    vars(found).update(depths=depths, first_child=tree.first_child | first, draws=tree.draws + drawn)
-    return found
+    tokens: list[int]
+    repeats: bool = False  # whether two drafts at a node may be the same token by their law
+    parents: list[int] = field(default_factory=lambda: [-1])
+    depths: list[int] = field(default_factory=lambda: [0])
+    levels: list[list[int]] = field(default_factory=lambda: [[0]])  # the nodes of every depth
+    laws: dict[int, NodeLaw] = field(default_factory=dict)  # of nodes that the draft model has read
+    counts: dict[int, int] = field(default_factory=dict)  # drafts, of nodes at which something was drawn
+    tuples: dict[int, list[int]] = field(default_factory=dict)
+    numbers: dict[int, list[float]] = field(default_factory=dict)
+    places: dict[int, list[int]] = field(default_factory=dict)  # the tuples as places in the laws' ids
+    read: dict[int, int] = field(default_factory=dict)  # where nodes stand among the draft model's pending tokens
+    children: dict[int, dict[int, int]] = field(default_factory=dict)  # by node and token
+    slots: dict[int, list[int]] = field(default_factory=lambda: {0: [0]})  # where nodes stand in a static shape
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def level(self, depth: int) -> list[int]:
+        """The nodes at a depth."""
+        return self.levels[depth] if depth < len(self.levels) else []
+
+    def has_drafts(self, node: int) -> bool:
+        """Whether anything was drawn at the node; a draw that came out empty counts."""
+        return node in self.counts
+
+    def path(self, node: int) -> list[int]:
+        """The nodes that lead to one below the root, itself included; none lead to the root."""
+        path: list[int] = []
+        while node:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def add(self, node: int, drafts: int, places: list[int], numbers: list[float]) -> None:
+        """Note what was drawn at a node, after the nodes before it: its distinct tokens become nodes."""
+        ids = self.laws[node].ids.tolist()
+        drafted = [ids[place] if place >= 0 else -1 for place in places]
+        self.counts[node], self.places[node], self.tuples[node], self.numbers[node] = drafts, places, drafted, numbers
+        children = self.children[node] = dict[int, int]()
+        for token in drafted:
+            if token >= 0 and token not in children:
+                children[token] = len(self.tokens)
+                self.tokens.append(token)
+        depth = self.depths[node] + 1
+        self.parents += [node] * len(children)
+        self.depths += [depth] * len(children)
+        if children:
+            if depth == len(self.levels):
+                self.levels.append([])
+            self.levels[depth] += children.values()
+
+    def drawn(self, node: int) -> list[int]:
+        """The tokens drawn at a node in their order, duplicates kept if the law repeats tokens."""
+        tokens = [token for token in self.tuples[node] if token >= 0]
+        return tokens if self.repeats else list(dict.fromkeys(tokens))
+
+    def rank(self, child: int) -> int:
+        """Which of the drafts at its parent made a node: 0 for the one drawn first."""
+        return self.drawn(self.parents[child]).index(self.tokens[child])
+
+    def copy(self) -> "TokenTree":
+        """Another tree that has grown to the same, and may go on by itself."""
+        held = {name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)}
+        levels, slots = [own.copy() for own in self.levels], {node: own.copy() for node, own in self.slots.items()}
+        return replace(self, **held | {"levels": levels, "slots": slots})
+
+    @property
+    def shape(self) -> TreeShape:
+        """What the tree looks like: every node with as many drafts as became nodes of their own."""
+        return TreeShape(tuple(self.parents), tuple(len(self.children.get(node, ())) for node in range(len(self))))
 
 
 def drafts_of(text: str) -> list[int]:
@@ -254,9 +279,3 @@ def is_paths(listed: object) -> bool:
         and all(isinstance(path, list) and path for path in listed)
         and all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)
     )
-
-
-def span(slots: Sequence[int]) -> slice | list[int]:
-    """An index for these slots: a slice where they stand next to each other, which views instead of copying."""
-    first, last = slots[0], slots[-1]
-    return slice(first, last + 1) if list(slots) == list(range(first, last + 1)) else list(slots)

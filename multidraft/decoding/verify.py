@@ -1,87 +1,184 @@
-"""Where rules meet trees: the verdict at any node of any row, computed when a walk asks for it."""
+"""Where rules meet trees: the verdict at any node of any row, computed when a walk asks for it.
+
+A rule treats all tokens alike that the drafts' law cannot draw: given the tuple, what it leaves of them is proportional
+to the target. So it runs on few "tokens": the support of the law, and one more of draft probability 0 that holds the
+target's mass on all others. What is left is expanded to the vocabulary only where a walk ends.
+"""
 
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.last_tokens import draw_last
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.walks import Child, Ending, Verdict
+from multidraft.decoding.draft import stacked
+from multidraft.decoding.record import Coin, Visit
+from multidraft.decoding.state import DecodeConfig, Row, Scored, State
+from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
+from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.rules.coupling import residual
 from multidraft.verification.scheme import Scheme
 
-Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
+Compressed = tuple[Float[Tensor, " places"], Float[Tensor, " places"]]  # of one node, the target and what is left of it
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
 
 
-class Verdicts:
-    """A scheme's rule over a scored tree."""
+class Decision(NamedTuple):
+    """How a step ends, row by row."""
 
-    def __init__(self, scheme: Scheme, tree: ScoredTree):
-        self.scheme, self.tree = scheme, tree
+    endings: list[Ending]
+    last: list[int]  # the one more token
+    numbers: list[float]  # which it was drawn with
+    events: list[list[Visit | Coin]]
 
-    def __call__(self, asked: Asked) -> dict[int, Verdict]:
-        """For each row the rule's verdict at a node with its target scaled by a weight.
 
-        A single draft is coupled with the target, which takes two numbers; all else goes in one batch a draft count.
-        """
-        answers, batches = dict[int, Verdict](), defaultdict[Scheme, list[int]](list)
-        for row, (node, weight) in asked.items():
-            line = self.tree.rows[row]
-            scheme, children = self.scheme.with_drafts(line.count(node)), line.children.get(node)
-            if scheme.is_coupling and children and len(line.drew[node]) == 1:
-                answers[row] = self.coupled(row, node, weight, *next(iter(children.items())))
-            else:
-                batches[scheme].append(row)
-        for scheme, rows in batches.items():
-            answers |= self.evaluate(scheme, rows, asked)
+def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
+    """Walk every row's tree with the scheme's rule, and draw the one more token where the walk ends."""
+    numbers = [row.random.number() for row in state.rows]
+    events: list[list[Visit | Coin]] = [[] for _ in state.rows]
+    start = walker(config.walk)
+    walks = [
+        start(0, 1.0, tree.has_drafts, thrower(row, own))
+        for row, tree, own in zip(state.rows, scored.trees, events, strict=True)
+    ]
+
+    def verdicts(asked: Asked) -> dict[int, Verdict]:
+        answers = judge(config.scheme, scored, asked)
+        for row, verdict in answers.items():
+            events[row].append(Visit(*asked[row], verdict))
         return answers
 
-    def last(self, endings: list[Ending], numbers: list[float]) -> list[int]:
-        """The one more token of every row, drawn with these numbers."""
-        return draw_last(self.tree, endings, numbers)
-
-    def coupled(self, row: int, node: int, weight: float, token: int, slot: int) -> Verdict:
-        """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
-        target, draft = self.tree.one(row, node), self.tree.draft([row], (node,))[0]
-        likely, drawn = weight * float(target[token]), float(draft[token])
-        accept = 1.0 if likely >= drawn else likely / drawn
-
-        @cache
-        def left() -> Tensor:
-            return residual(target, draft, weight, accept)
-
-        children = (Child(slot, accept),) if accept > NEGLIGIBLE else ()
-        return Verdict(children, left, lambda: float(left().sum()))
-
-    def evaluate(self, scheme: Scheme, rows: list[int], asked: Asked) -> dict[int, Verdict]:
-        """Verdicts at nodes that drew the same number of tokens."""
-        nodes, weights = zip(*(asked[row] for row in rows), strict=True)
-        tree = self.tree
-        target, draft, tuples = tree.target(rows, nodes), tree.draft(rows, nodes), tree.tuples(rows, nodes, scheme.law)
-        outcome = scheme.verify(scaled(target, weights), draft, tuples)
-        parts = enumerate(zip(rows, nodes, tuples.tolist(), outcome.accept.tolist(), strict=True))
-        return {
-            row: verdict(tree.rows[row].children.get(node, {}), tokens, accept, outcome, i)
-            for i, (row, node, tokens, accept) in parts
-        }
+    endings = drive(walks, verdicts)
+    return Decision(endings, draw_last(scored, endings, numbers), numbers, events)
 
 
-def verdict(children: dict[int, int], tokens: list[int], accept: list[float], outcome: Outcome, index: int) -> Verdict:
-    """The verdict at one node: duplicates added up, which `children` leads from tokens to nodes."""
-    claims: dict[int, float] = defaultdict(float)
-    for token, claim in zip(tokens, accept, strict=True):
-        claims[token] += claim
-    found = tuple(Child(children[token], claim) for token, claim in claims.items() if claim > NEGLIGIBLE)
-    return Verdict(found, lambda: outcome.residual[index], lambda: float(outcome.residual_mass[index]))
+def thrower(row: Row, events: list[Visit | Coin]) -> Callable[[float], bool]:
+    """A row's coin, which notes what it showed."""
+
+    def coin(probability: float) -> bool:
+        number = row.random.number()
+        events.append(Coin(probability, number, number < probability))
+        return number < probability
+
+    return coin
 
 
-def scaled(target: Float[Tensor, "asked vocabulary"], weights: tuple[float, ...]) -> Float[Tensor, "asked vocabulary"]:
-    """Every row times its weight."""
-    if len(weights) == 1:
-        return target if weights[0] == 1 else target * weights[0]
-    return target * torch.tensor(weights, dtype=target.dtype, device=target.device)[:, None]
+def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
+    """For each row the rule's verdict at a node with its target scaled by a weight; none for rows with a fault.
+
+    A single draft is coupled with the target, which takes two numbers; all else goes in one batch a draft count.
+    """
+    places = [(row, node) for row, (node, _) in asked.items()]
+    targets = dict(zip(asked, scored.targets(places), strict=True))
+    answers, groups = dict[int, Verdict](), defaultdict[int, list[int]](list)
+    for row, (node, weight) in asked.items():
+        tree = scored.trees[row]
+        if row in scored.faults:
+            continue
+        count = tree.counts[node]
+        if scheme.with_drafts(count).is_coupling and tree.children[node]:
+            answers[row] = coupled(tree, node, weight, targets[row])
+        else:
+            groups[count].append(row)
+    for count, rows in groups.items():
+        answers |= evaluated(scheme.with_drafts(count), scored.trees, {row: asked[row] for row in rows}, targets)
+    return {row: answers[row] for row in asked if row in answers}
+
+
+def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dict[int, Tensor]) -> dict[int, Verdict]:
+    """Verdicts at nodes that drew the same number of tokens."""
+    laws = [trees[row].laws[node] for row, (node, _) in asked.items()]
+    target = compressed([targets[row] for row in asked], laws)
+    weights = torch.tensor([[weight] for _, weight in asked.values()], dtype=torch.float64)
+    drafted = torch.tensor([trees[row].places[node] for row, (node, _) in asked.items()])
+    outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
+    answers, accepts = {}, outcome.accept.tolist()
+    for index, (row, (node, _)) in enumerate(asked.items()):
+        rest = Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
+        answers[row] = Verdict(claims(trees[row], node, accepts[index]), rest)
+    return answers
+
+
+def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Callable[[], Compressed], Callable[[], float]]:
+    """One node's residual beside the target, and its sum, computed when they are asked for."""
+    return lambda: (target[index], outcome.residual[index]), lambda: float(outcome.residual_mass[index])
+
+
+def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[Tensor, "nodes places"]:
+    """The targets on the laws' ids, filled up with zeros, and in the last place their mass on all other tokens."""
+    widest, lines = 1 + max(len(law.ids) for law in laws), []
+    for target, law in zip(targets, laws, strict=True):
+        own = target[law.ids.to(target.device)].double()
+        other = (target.sum(dtype=torch.float64) - own.sum()).clamp(min=0)
+        lines.append(torch.cat([own, own.new_zeros(widest - len(own) - 1), other[None]]))
+    return torch.stack(lines).cpu()
+
+
+def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]:
+    """What each child may claim, duplicates added up."""
+    claimed = dict.fromkeys(tree.tuples[node], 0.0)
+    for token, claim in zip(tree.tuples[node], accept, strict=True):
+        claimed[token] += claim
+    children = tree.children[node]
+    return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
+
+
+def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " vocabulary"]) -> Verdict:
+    """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
+    ((token, child),) = tree.children[node].items()
+    law, place = tree.laws[node], max(tree.places[node])
+    likely, drawn = weight * float(target[token]), float(law.probabilities[place])
+    accept = 1.0 if likely >= drawn else likely / drawn
+
+    @cache
+    def parts() -> Compressed:
+        places = compressed([target], [law])[0]
+        return places, residual(places, stacked([law], 1, more=1)[0], weight, accept)
+
+    rest = Expanded(law, target, parts, lambda: float(parts()[1].sum()))
+    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), rest)
+
+
+@dataclass(frozen=True)
+class Expanded(Rest):
+    """What a rule leaves of a target, known on the ids of a draft law and, in the last place, on all other tokens."""
+
+    draft: NodeLaw
+    target: Float[Tensor, " vocabulary"]
+    parts: Callable[[], Compressed]
+    total: Callable[[], float]
+
+    @property
+    def mass(self) -> float:
+        """Its sum."""
+        return self.total()
+
+    def law(self) -> Float[Tensor, " vocabulary"]:
+        """The weight of every token: the others have their share of the target."""
+        target, residual = self.parts()
+        share = float(residual[-1] / target[-1]) if target[-1] > 0 else 0.0
+        weights = self.target.double() * share
+        weights[self.draft.ids.to(weights.device)] = residual[: len(self.draft.ids)].double().to(weights.device)
+        return weights
+
+    def draw(self, number: float) -> int:
+        """A token in proportion to it; the likeliest where nothing but rounding is left."""
+        token = pick_each(self.law()[None], [number])[0]
+        return token if token >= 0 else int(self.target.argmax())
+
+
+def draw_last(scored: Scored, endings: list[Ending], numbers: list[float]) -> list[int]:
+    """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf."""
+    bonus = {row: ending.leaf for row, ending in enumerate(endings) if ending.rest is None and row not in scored.faults}
+    last = dict.fromkeys(range(len(endings)), -1)
+    if bonus:
+        laws = torch.stack(scored.targets(list(bonus.items())))
+        last |= zip(bonus, pick_each(laws, [numbers[row] for row in bonus]), strict=True)
+    last |= {row: ending.rest.draw(numbers[row]) for row, ending in enumerate(endings) if ending.rest is not None}
+    return list(last.values())

@@ -1,16 +1,17 @@
 """How a tree of drafts is used once every node has a rule: commit, as in the papers, or deferred, which emits more.
 
-A walk is a coroutine. It yields `(slot, weight)` to ask for the rule's verdict at a node with the target scaled to
+A walk is a coroutine. It yields `(node, weight)` to ask for the rule's verdict at a node with the target scaled to
 `weight`, and returns an `Ending`. Whoever drives it evaluates rules for many rows at once, or enumerates a whole tree
 in a test. `coin(probability)` is its only source of randomness.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,8 +26,25 @@ SMALLEST_SHARE = 0.05  # more than halves the nodes that a walk visits; tokens p
 class Child(NamedTuple):
     """A drafted token below a node, duplicates added up."""
 
-    slot: int
+    node: int
     accept: float  # what it may claim
+
+
+class Rest(ABC):
+    """What a rule leaves for the emitted token if it is no draft."""
+
+    @property
+    @abstractmethod
+    def mass(self) -> float:
+        """Its sum, computed when it is first asked for."""
+
+    @abstractmethod
+    def law(self) -> Float[Tensor, " vocabulary"]:
+        """The weight of every token, unnormalised."""
+
+    @abstractmethod
+    def draw(self, number: float) -> int:
+        """A token in proportion to its weight, by a number in [0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +52,14 @@ class Verdict:
     """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left."""
 
     children: tuple[Child, ...]  # in the order in which they were first drawn
-    residual: Callable[[], Tensor]  # (vocabulary,), unnormalised; computed when a walk ends there
-    mass: Callable[[], float]  # its sum, computed when no child was accepted
+    rest: Rest
 
     @property
     def residual_mass(self) -> float:
-        """The sum of the residual."""
-        return self.mass()
+        """The probability of a token that is no draft."""
+        return self.rest.mass
 
-    @property
+    @cached_property
     def acceptance(self) -> float:
         """The probability that the emitted token is a drafted one."""
         return math.fsum(child.accept for child in self.children)
@@ -50,33 +67,34 @@ class Verdict:
 
 @dataclass
 class Ending:
-    """Where a walk ends: the accepted slots below the root, and the weights that the one more token is drawn from.
+    """Where a walk ends: the accepted nodes below the root, and what the one more token is drawn from.
 
-    `weights` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
+    `rest` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
     """
 
     path: list[int] = field(default_factory=list)
-    weights: Callable[[], Tensor] | None = None
+    rest: Rest | None = None
 
     @property
     def leaf(self) -> int:
-        """The last accepted slot, or the root."""
+        """The last accepted node, or the root."""
         return self.path[-1] if self.path else 0
 
 
 Walk = Generator[tuple[int, float], Verdict, Ending | None]
-Verdicts = Callable[[dict[int, tuple[int, float]]], dict[int, Verdict]]  # by row: what is asked, and the answers
+Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
+Verdicts = Callable[[Asked], dict[int, Verdict]]  # a row without an answer has ended
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
 
 
 def deferred(
-    slot: int,
+    node: int,
     weight: float,
     has_drafts: Callable[[int], bool],
     coin: Coin,
     smallest: float = SMALLEST_SHARE,
 ) -> Walk:
-    """Passes through `slot` with probability `weight` exactly, deciding only after its children have had their say.
+    """Passes through `node` with probability `weight` exactly, deciding only after its children have had their say.
 
     Each child is entered with the share of the remaining probability that it may claim; what it cannot use comes back
     to the next one (docs/theory.md; on a chain, block verification of Sun et al., 2024). A share below `smallest` is
@@ -84,9 +102,9 @@ def deferred(
     it, pass `partial(deferred, smallest=0.0)` where a walk is asked for. The largest claim is tried first; an order may
     look at nothing that was drawn below.
     """
-    if not has_drafts(slot):
+    if not has_drafts(node):
         return Ending() if coin(weight) else None
-    verdict, left = (yield slot, weight), 1.0
+    verdict, left = (yield node, weight), 1.0
     for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
         if left <= UNSEEN:
             return None
@@ -98,23 +116,14 @@ def deferred(
                 ending.path.insert(0, child)
                 return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return Ending(rest=verdict.rest) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
-def shares(claims: Float[Tensor, "*batch children"]) -> Float[Tensor, "*batch children"]:
-    """The weights with which `deferred` enters children, if it does: they depend on nothing but what each may claim."""
-    ordered, order = claims.sort(dim=-1, descending=True, stable=True)
-    left = 1 - (ordered.cumsum(-1) - ordered)
-    share = (ordered / left.clamp(min=UNSEEN)).clamp(max=1)
-    entered = torch.where(share <= NEARLY_ONE, share.clamp(min=SMALLEST_SHARE), 1.0)
-    return torch.empty_like(entered).scatter_(-1, order, entered)
-
-
-def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
+def commit(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """Picks a child or the residual at every node and never looks back (SpecInfer, SpecTr, Multi-Candidate SD)."""
-    if not has_drafts(slot):
+    if not has_drafts(node):
         return Ending()
-    verdict, left = (yield slot, 1.0), 1.0
+    verdict, left = (yield node, 1.0), 1.0
     for child, accept in verdict.children:
         if left > UNSEEN and coin(accept / left):
             ending = yield from commit(child, 1.0, has_drafts, coin)
@@ -123,11 +132,10 @@ def commit(slot: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
             return ending
         left -= accept
     # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
-    return Ending(weights=verdict.residual if verdict.residual_mass > UNSEEN else None)
+    return Ending(rest=verdict.rest if verdict.residual_mass > UNSEEN else None)
 
 
 WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
-WEIGHTS: dict[Walker, Callable[[Tensor], Tensor]] = {deferred: shares, commit: torch.ones_like}  # of children, foreseen
 
 
 def walker(walk: str | Walker) -> Walker:
@@ -140,7 +148,7 @@ def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
     endings: dict[int, Ending | None] = {}
     answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
     while answers:
-        asked = {}
+        asked: Asked = {}
         for row, verdict in answers.items():
             try:
                 asked[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
@@ -148,4 +156,4 @@ def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
                 endings[row] = stop.value
         answers = dict(verdicts(asked)) if asked else {}
     # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.
-    return [endings[row] or Ending() for row in range(len(walks))]
+    return [endings.get(row) or Ending() for row in range(len(walks))]

@@ -1,7 +1,6 @@
 """The public way in: continue prompts with a pair of models, a scheme and a tree."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, overload
 
@@ -12,13 +11,14 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from transformers.modeling_outputs import ModelOutput
 
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.shapes import Shape
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.streams import Stream, Streamer
+from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import check_flag
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation.inputs import (
     Prompts,
     as_drafter,
@@ -27,7 +27,7 @@ from multidraft.generation.inputs import (
     check_model,
     check_pieces,
     limits_of,
-    make_plan,
+    make_config,
     plan_file,
     top_count,
     tree_or_fixed,
@@ -36,8 +36,6 @@ from multidraft.generation.options import Options, check_callables
 from multidraft.generation.rows import generate_rows
 from multidraft.models.ensemble import Several
 from multidraft.models.huggingface import Model
-from multidraft.sampling.settings import Sampling
-from multidraft.tracing.recording import Tell, Trace
 from multidraft.verification.scheme import Scheme
 
 
@@ -61,9 +59,10 @@ def generate(
     *,
     draft_model: Model | Sequence[Model] | None = None,
     scheme: str | Scheme = SCHEME,
-    tree: str | Tree | Shape = TREE,
+    tree: str | Tree | TreePolicy = TREE,
     walk: str | Walker = "deferred",
     plan: str | PathLike | None = None,
+    tune_budget: float | int = TUNE_BUDGET,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | int | None = None,
@@ -76,7 +75,7 @@ def generate(
     generator: torch.Generator | list[torch.Generator] | None = None,
     stream: Stream | Streamer | None = None,
     trace: Tell | None = None,
-    measure: bool = True,
+    measure: bool | int = True,
     synchronise: bool = False,
     compile: bool = False,
     generation_config: GenerationConfig | None = None,
@@ -109,8 +108,8 @@ def generate(
     With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
     `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
-    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). `measure=False` leaves the
-    optimal acceptance rate out of the report. `compile=True` compiles the steps of both models, once for a model: that
+    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). The report compares
+    acceptance with the optimum every 16 steps, every `measure` steps if that is a number, or not with `measure=False`. `compile=True` compiles the steps of both models, once for a model: that
     takes some time, is shown, and pays in long runs.
 
     Raises `AdviceError` on bad input.
@@ -120,16 +119,20 @@ def generate(
     check_pieces(target_model, draft)
     limits = limits_of(tree, scheme) if draft is not None else None
     file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
-    settled = make_plan(scheme, tree, walk, Sampling(), measure, top_count(logprobs))
-    if draft is not None:
-        check_drafters(settled.scheme, isinstance(draft, Several))
     check_flag(compile, "compile")
+    check_flag(synchronise, "synchronise")
+    more: dict[str, Any] = dict(logprobs=top_count(logprobs), compile=compile, synchronise=synchronise)
+    config = make_config(scheme, tree, walk, measure, **more)
+    if draft is not None:
+        check_drafters(config.scheme, isinstance(draft, Several))
     if compile:
         check_compiles(target_model, draft)
     check_callables(trace, logits_processor, stopping_criteria)
     options = Options(
-        replace(settled, compile=compile, trace=Trace(trace) if trace is not None else None),
+        config,
         limits=limits,
+        tune_budget=tune_budget,
+        trace=trace,
         plan_file=file,
         draft_temperature=draft_temperature,
         draft_top_k=draft_top_k,
@@ -141,7 +144,6 @@ def generate(
         stop_tokenizer=stop_tokenizer,
         generator=generator,
         stream=stream,
-        synchronise=synchronise,
     )
     listed: dict[str, Any] = dict(
         config=generation_config, processors=list(logits_processor or ()), criteria=list(stopping_criteria or ())

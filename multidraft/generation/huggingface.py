@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from multidraft.decoding.logprobs import Logprob
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.record import Logprob
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.decoding.streams import Streamer
 from multidraft.errors import AdviceError
@@ -56,7 +56,7 @@ def generate_sequences(
     generation_config.check(config)
     generation_config.check_values(config, vocabulary_of(model))
     generation_config.check_sequences(config, vocabulary_of(model))
-    if options.plan.logprobs is not None and not config.return_dict_in_generate:
+    if options.config.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
@@ -72,9 +72,9 @@ def generate_sequences(
     check_known(listed)
     rows = range(len(prompts))
     lists = [for_row(listed, row) for row in rows] if any(map(is_bound, listed)) else [for_row(listed, 0)] * len(rows)
-    measured = options.plan.measure and bool(config.return_dict_in_generate)
+    measured = options.config.measure if config.return_dict_in_generate else 0
     stream = options.stream or streamer_of_transformers()
-    options = replace(options, plan=replace(options.plan, measure=measured), stream=stream)
+    options = replace(options, config=replace(options.config, measure=measured), stream=stream)
     new, info = run(model, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
     sequences: Any = joined(input_ids, new, pad)
     if not config.return_dict_in_generate:

@@ -8,35 +8,29 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.autotune.auto import Limits
-from multidraft.autotune.steering import can_choose
-from multidraft.decoding.shapes import Fixed, Shape, shape_of
-from multidraft.decoding.state import Plan
+from multidraft.autotune.controller import Limits, can_choose
+from multidraft.decoding.policy import TreePolicy, policy_of
+from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.tree import FORMS, Tree
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_flag, is_integer, shown
+from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
-from multidraft.models import LanguageModel
+from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
+from multidraft.models import huggingface
 from multidraft.models.huggingface import Model, home
-from multidraft.models.resized import check_sizes
-from multidraft.sampling.settings import Sampling
+from multidraft.models.vocabularies import check_sizes
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 
-def make_plan(
-    scheme: str | Scheme,
-    tree: str | Tree | Shape,
-    walk: str | Walker,
-    sampling: Sampling,
-    measure: bool,
-    logprobs: int | None = None,
-) -> Plan:
+def make_config(
+    scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **more: Any
+) -> DecodeConfig:
     """Names made into objects."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
@@ -44,11 +38,18 @@ def make_plan(
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
     if not isinstance(scheme, Scheme):
         raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
-    if not isinstance(tree, Tree | Shape):
+    if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
-    check_flag(measure, "measure")
-    check_fits(scheme, tree)
-    return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
+    return DecodeConfig(scheme, policy_of(tree), walk, every(measure), **more)
+
+
+def every(measure: bool | int) -> int:
+    """Every how many steps acceptance is compared with the optimum."""
+    if isinstance(measure, bool):
+        return MEASURED if measure else 0
+    if not is_integer(measure) or measure < 0:
+        raise AdviceError(f"measure is {shown(measure)}; use True, False, or every how many steps to measure")
+    return measure
 
 
 def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
@@ -131,19 +132,6 @@ def check_compiles(*models: Model | None) -> None:
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
-def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:
-    """Raise unless the scheme's law can draw at every node that the tree can have."""
-    shape = shape_of(tree)
-    for count in shape.counts_drawn:
-        scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
-    branches = shape.tree.branches if isinstance(shape, Fixed) else shape.most_drafts > 1
-    if scheme.law.draft_probability < 1 and scheme.law.repeats and branches:
-        raise AdviceError(
-            f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
-            "use a chain, or a law without duplicates such as anchored"
-        )
-
-
 def check_drafters(scheme: Scheme, several: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
     if several and not scheme.law.several:
@@ -160,16 +148,17 @@ def lengths(
     """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
-    sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
-    check_sizes(sizes[0], sizes[-1])
+    size = vocabulary_of(target_model)
+    if draft_model is not None:
+        check_sizes(size, vocabulary_of(draft_model), is_reduced(draft_model))
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
                 f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
             )
-        if strange := [token for token in prompt if not 0 <= token < sizes[0]]:
+        if strange := [token for token in prompt if not 0 <= token < size]:
             raise AdviceError(
-                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
+                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {size - 1}; check the tokenizer"
             )
     wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
     return [min(length, context or length) for length in wanted]
@@ -177,11 +166,15 @@ def lengths(
 
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence."""
-    from multidraft.models.huggingface import context
-
-    return context(model.config) if isinstance(model, PreTrainedModel) else model.context
+    return huggingface.context(model.config) if isinstance(model, PreTrainedModel) else model.context
 
 
 def vocabulary_of(model: Model) -> int:
-    """The number of tokens that the model gives logits for."""
-    return model.config.get_text_config().vocab_size if isinstance(model, PreTrainedModel) else model.vocabulary
+    """How far the tokens go that the model knows."""
+    return huggingface.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
+
+
+def is_reduced(model: Model) -> bool:
+    """Whether a draft model knows a part of the target's tokens only."""
+    known = huggingface.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
+    return getattr(known, "ids", None) is not None

@@ -8,25 +8,29 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from multidraft.autotune.auto import Limits
-from multidraft.decoding.state import Plan
+from multidraft.autotune.controller import Limits
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.streams import Stream, Streamer
+from multidraft.decoding.trace import Tell
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import shown
+from multidraft.generation.defaults import TUNE_BUDGET
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.settings_table import check_all, check_biases
 
-CHECKED = ("draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty synchronise").split()
+CHECKED = ("draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty tune_budget").split()
 
 
 @dataclass(frozen=True)
 class Options:
-    """A plan that lacks only its sampling, and the rest."""
+    """The configuration of the loop, and the rest."""
 
-    plan: Plan
-    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the plan's
+    config: DecodeConfig
+    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the configuration's
+    tune_budget: float | int = TUNE_BUDGET  # seconds that may be spent on timing trees
+    trace: Tell | None = None
     plan_file: Path | None = None  # where what they are chosen by was measured; None: what is kept, or is measured now
     draft_temperature: float | int | None = None
     draft_top_k: int | None = None
@@ -38,13 +42,12 @@ class Options:
     stop_tokenizer: Any = None
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
-    synchronise: bool = False
 
     def __post_init__(self) -> None:
         check_all({name: getattr(self, name) for name in CHECKED})
         check_biases("logit_bias", self.logit_bias)
         check_stop(self.stop, self.stop_tokenizer)
-        if self.synchronise and not torch.cuda.is_available():
+        if self.config.synchronise and not torch.cuda.is_available():
             raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
         if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
             raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
@@ -58,13 +61,14 @@ class Options:
             result.append(CountPenalty(self.presence_penalty, self.frequency_penalty, prompt_length))
         return result
 
-    def plan_with(self, sampling: Sampling) -> Plan:
-        """The whole plan; the draft model samples as the target does but for its own settings."""
+    def for_drafts(self, sampling: list[Sampling]) -> list[Sampling]:
+        """The settings of every row, of which the draft model has its own where they are given."""
         own = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
         given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        if given:
-            sampling = replace(sampling, for_draft=replace(sampling, **given))
-        return replace(self.plan, sampling=sampling)
+        if not given:
+            return sampling
+        made = {each: replace(each, for_draft=replace(each, **given)) for each in sampling}
+        return [made[each] for each in sampling]
 
 
 def check_callables(trace: Any, processors: Any, criteria: Any) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,15 +12,16 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 
-from multidraft.autotune.making import using
-from multidraft.autotune.steering import steered
-from multidraft.autotune.subject import Subject
+from multidraft.autotune.controller import Auto, auto
+from multidraft.autotune.identity import Subject
 from multidraft.decoding.loop import loop
-from multidraft.decoding.metrics import Info, Stopwatch
+from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
 from multidraft.decoding.randomness import check_generators
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
+from multidraft.decoding.trace import Trace
 from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.generation.inputs import (
     Prompts,
@@ -27,11 +30,12 @@ from multidraft.generation.inputs import (
 )
 from multidraft.generation.options import Options
 from multidraft.generation.prompts import as_lists
-from multidraft.models import versions
+from multidraft.models import compat
 from multidraft.models.huggingface import Model, answers_prompts, home
 from multidraft.sampling import generation_config
-from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
+from multidraft.sampling.settings import Sampling
 from multidraft.sampling.settings_table import check_biases
 
 
@@ -107,7 +111,7 @@ def row_processors(
             own = copy.copy(config)
             own.max_length = len(prompt) + budget
             mine = [*for_row(extra, row), *options.processors(len(prompt))]
-            built = versions.logits_processors(own, prompt, vocabulary, mine, device)
+            built = compat.logits_processors(own, prompt, vocabulary, mine, device)
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
@@ -121,27 +125,47 @@ def run(
     rows: Rows,
     options: Options,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
-    """Decode."""
+    """Decode; a row that cannot go on raises its error once the others are done."""
     prompts, stopping, seen = rows.prompts, rows.stopping, [list(prompt) for prompt in rows.stopping.prompts]
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
-    plan, threads = options.plan_with(sampling_from(rows.processors, rows.greedy)), None
-    if draft is not None and options.limits is not None:
-        subject = Subject(target, draft, prompts, plan.scheme, plan.walk)
-        plan, threads = steered(plan, subject, options.limits, options.plan_file, stopping.budgets)
-        draft = draft if plan.shape.most_drafts else None
-    warm_up(plan.scheme, plan.shape, stopping.device)
-    if plan.compile:
-        compile_steps(plan, [target, draft], prompts, stopping.budgets)
-    info = Info(watch=Stopwatch(synchronise=options.synchronise))
+    sampling = options.for_drafts(samplings_from(rows.processors, rows.greedy))
+    config, policy = steered(target, draft, options, rows, sampling[0])
+    warm_up(config, stopping.device)
+    if config.compile:
+        compile_steps(config, [target, draft], prompts, stopping.budgets)
+    info, trace = Info(), Trace(options.trace) if options.trace is not None else None
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
-    with torch.inference_mode(), using(threads), info.watch.whole(), as_stream(options.stream, seen) as stream:
-        state = start(
-            prompts, target, draft, plan, longest, options.generator, info, seen, whole=answers_prompts(target)
-        )
-        if plan.trace is not None:
-            state = plan.trace.begin(state, plan, prompts)
-        tokens = loop(state, plan, stopping, stream, info)
-    if plan.trace is not None:
-        plan.trace.end(tokens)
-        info.watch.move(plan.trace.seconds, "rule", "measuring")
+    with torch.inference_mode(), finishing(policy), info.whole(), as_stream(options.stream, seen) as stream:
+        whole = answers_prompts(target)
+        state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole)
+        if trace is not None:
+            trace.begin(config, sampling, prompts)
+        tokens = loop(state, config, stopping, stream, info, trace and trace.add)
+    if trace is not None:
+        trace.end(tokens)
+    if info.faults:
+        raise info.faults[min(info.faults)]
     return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
+
+
+def steered(
+    target: Model, draft: Model | None, options: Options, rows: Rows, sampling: Sampling
+) -> tuple[DecodeConfig, Auto | None]:
+    """The configuration; where trees are to be chosen while decoding, with what chooses them."""
+    config = options.config
+    if draft is None or options.limits is None:
+        return config, None
+    subject = Subject(target, draft, config.scheme, config.walk)
+    policy = auto(subject, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
+    policy.foresee(len(rows.prompts), sum(map(len, rows.prompts)), sum(rows.stopping.budgets))
+    return replace(config, policy=policy), policy
+
+
+@contextmanager
+def finishing(policy: Auto | None) -> Iterator[None]:
+    """Keep what was measured, however the run ends."""
+    try:
+        yield
+    finally:
+        if policy is not None:
+            policy.finish()

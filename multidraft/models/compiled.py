@@ -1,135 +1,319 @@
-"""A reader whose steps are compiled: prompts are read as ever, then the batch moves into buffers that stay."""
+"""Steps that are compiled by `torch.compile`, and on a GPU replayed as CUDA graphs.
 
+A step is padded to buckets of rows, tokens and slots, so that what is compiled or recorded for one serves many. What is
+compiled stays with the model, and so do the rooms: memory at addresses that stay, in which batches take turns.
+"""
+
+import inspect
 import warnings
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
+from itertools import chain, product
+from threading import RLock
+from types import FunctionType
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, from_dlpack
 from tqdm import tqdm
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.models import Scored
-from multidraft.models.buckets import SLOTS, WIDEST, bucket, buckets
-from multidraft.models.compiling import steps_of
-from multidraft.models.fixed import FixedStorage, memory
-from multidraft.models.frames import Frame
-from multidraft.models.huggingface import CausalLM
+from multidraft.machine.cuda_graphs import Call, captured
+from multidraft.machine.memory import available, readable
+from multidraft.models.kv_cache import Storage, TreeCache
 
+WIDEST = 256  # tokens of a step that is compiled; a wider one is bound by arithmetic
+SLOTS = 256  # the smallest number of slots that a step sees
+SPARE = 8  # slots of a room that no step sees
+COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several
+LENDING = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
-BEGIN = 1024  # slots of the buffers that prompts are read into; they grow with what is read
+Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
+Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
-class CompiledCausalLM(CausalLM):
-    """A `CausalLM` whose steps run through `torch.compile`, and on a GPU as CUDA graphs.
+def bucket(count: int, least: int = 1) -> int:
+    """The power of two that holds so many."""
+    return max(least, 1 << max(count - 1, 0).bit_length())
 
-    Steps are padded to buckets of rows, tokens and slots. What is compiled and recorded stays with `model`, and so does
-    the memory. Where compiling fails, or memory lacks, one warning says so and all goes on without. Logits agree with
-    those of the model up to rounding.
+
+def buckets(largest: int, least: int = 1) -> list[int]:
+    """All up to the one that holds so many, the largest first."""
+    top = bucket(largest, least)
+    return [top >> shift for shift in range(top.bit_length()) if top >> shift >= least]
+
+
+class FixedLayer(DynamicLayer):
+    """One layer's whole buffers; new keys and values go to the slots given, and the first `seen` are attended to."""
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Int[Tensor, " new"], seen: int):
+        super().__init__()
+        self.keys, self.values, self.slots, self.seen, self.is_initialized = keys, values, slots, seen, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys.index_copy_(2, self.slots, key_states)
+        self.values.index_copy_(2, self.slots, value_states)
+        return self.keys[:, :, : self.seen], self.values[:, :, : self.seen]
+
+    def get_seq_length(self, *args) -> int:
+        return 0
+
+
+def step(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "rows new"],
+    positions: Int[Tensor, "rows new"],
+    kinds: tuple[str, ...],
+    masks: Sequence[Float[Tensor, "rows 1 new seen"]],
+    slots: Int[Tensor, " new"],
+    *memory: Float[Tensor, "rows heads slots _"],
+) -> Float[Tensor, "rows new vocabulary"]:
+    """A function of tensors alone: the logits; keys and values are written into the memory."""
+    pairs, seen = zip(memory[::2], memory[1::2], strict=True), masks[0].shape[3]
+    cache = Cache(layers=[FixedLayer(keys, values, slots, seen) for keys, values in pairs])
+    mask = dict(zip(kinds, masks, strict=True)) if len(masks) > 1 else masks[0]
+    output = model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+    return output.logits
+
+
+class Frame:
+    """A step's inputs in tensors that stay, padded to a size: the step is the same every time.
+
+    Its first run, which is there to compile, writes where nobody looks: behind the memory's slots that steps see.
     """
 
-    def __init__(self, model: PreTrainedModel, capacity: int = 256):
-        super().__init__(model, min(capacity, BEGIN))
-        self.steps, self.asked, self.fits = steps_of(model), capacity, True
+    def __init__(self, size: Size, kinds: Iterable[str], dtype: torch.dtype, memory: list[Tensor]):
+        rows, new, slots = size
+        device, self.hidden = memory[0].device, torch.finfo(dtype).min
+        self.memory = [buffer[:rows] for buffer in memory]
+        self.tokens, self.positions = (torch.zeros(rows, new, dtype=torch.int64, device=device) for _ in range(2))
+        self.places = torch.arange(new, device=device)
+        self.slots = memory[0].shape[2] - 1 - self.places % SPARE
+        shape = (rows, 1, new, slots)
+        self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
+        self.replay: Call | None = None
+        self.mark()
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        if logits is True and 0 < tokens.shape[1] <= WIDEST and not self.cache.pending:
-            self.settle(tokens.shape[1])
-        return super().forward(tokens, positions, visible, logits)
+    def mark(self) -> None:
+        """Say which sizes others of its kind do not share, lest they are compiled in."""
+        marks = [(self.slots, [0]), (self.tokens, [0, 1]), (self.positions, [0, 1])]
+        marks += [(mask, [0, 2, 3]) for mask in self.masks.values()] + [(buffer, [0, 2]) for buffer in self.memory]
+        for tensor, sizes in marks:
+            torch._dynamo.maybe_mark_dynamic(tensor, sizes)
 
-    @torch.inference_mode()
-    def settle(self, new: int) -> None:
-        """Move the batch into a room with slots for trees that begin with so many tokens, unless it is in one."""
-        if not (self.steps.works and self.fits and all(cache.is_filled for cache in self.lanes.caches)):
-            return
-        longest = max(cache.base for cache in self.lanes.caches)
-        if self.lanes.is_fixed and longest + 2 * bucket(new) <= self.cache.capacity:
-            return
-        capacity = bucket(max(self.asked, longest + 4 * bucket(new)), SLOTS)
-        slot = sum(buffer[0, :, 0].nbytes for layer in self.cache.layers for buffer in layer.buffers)
-        try:
-            rows, layers = bucket(len(self.lanes.order)), len(self.cache.layers)
-            self.lanes.unite(self.steps.storage(layers, rows, capacity, slot))
-        except (AdviceError, torch.OutOfMemoryError) as error:
-            self.fits = False
-            warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
+    def fill(
+        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, first: int
+    ) -> None:
+        """Write a step's inputs; its keys and values go to the slots from `first` on. Nothing sees what is padded."""
+        rows, new = tokens.shape
+        self.tokens[:rows, :new] = tokens
+        self.positions[:rows, :new] = positions
+        torch.add(self.places, first, out=self.slots)
+        for kind, mask in masks.items():
+            whole = self.masks[kind].fill_(self.hidden)
+            whole[:rows, :, :new, : mask.shape[3]] = mask
 
-    def read(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        settings: dict[str, int],
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        (rows, new), first = tokens.shape, self.cache.written
-        size = (bucket(rows), bucket(new), bucket(first + bucket(new), SLOTS))
-        if settings or new > WIDEST or not (self.steps.works and self.lanes.is_fixed and size[2] <= self.slots):
-            return super().read(tokens, positions, visible, settings)
-        try:
-            frame = self.frame(size)
-            frame.fill(tokens, positions, self.masks_of(self.cache, visible), first)
-            logits = frame.run(self.step)
-        except Exception as error:  # whatever a compiler may raise; what has been written is written again
-            self.steps.give_up(error)
-            return super().read(tokens, positions, visible, settings)
-        self.cache.advance(new)
-        return logits[:rows, :new]
+    def record(self, step: Step, pool: Any) -> None:
+        """Run for the first time: what is to be compiled is compiled, and on a GPU what is launched is captured."""
+        if self.tokens.is_cuda:
+            self.replay = captured(lambda: [self.call(step)], pool)
+        else:
+            self.call(step)
+
+    def run(self, step: Step) -> Float[Tensor, "rows tokens vocabulary"]:
+        """The logits, of padded rows and tokens too."""
+        return self.replay()[0] if self.replay else self.call(step)
+
+    def call(self, step: Step) -> Tensor:
+        """Run the step itself."""
+        return step(self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory)
+
+
+class Room(Storage):
+    """Memory for one batch at a time, with what was recorded in it; that is forgotten where the memory has to grow."""
+
+    def __init__(self, layers: int, rows: int, capacity: int):
+        super().__init__(layers, bucket(rows), bucket(capacity, SLOTS) + SPARE)
+        self.frames: dict[Size, Frame] = {}
+        self.holder: ReferenceType[TreeCache] | None = None
 
     @property
-    def slots(self) -> int:
-        """How many slots steps may see, where the batch is."""
-        return self.cache.storage.capacity
+    def is_free(self) -> bool:
+        """Whether no cache has it."""
+        return self.holder is None or self.holder() is None
 
-    def step(self, *inputs: Any) -> Tensor:
-        """The compiled step of this model."""
-        return self.steps.step(self.model, *inputs)
+    @cached_property
+    def pool(self) -> Any:
+        """The memory that recorded steps share, because they run one after another."""
+        return torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
-    def frame(self, size: Size) -> Frame:
+    def emptied(self) -> "Room":
+        """The room with nothing in it."""
+        for block in self.blocks:
+            block.taken = 0
+            for tensor in block.contents.tensors:
+                tensor.zero_()
+        return self
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        if rows > self.rows or capacity + SPARE > self.capacity:
+            self.frames.clear()
+            super().reserve(bucket(rows), bucket(capacity, SLOTS) + SPARE)
+
+    def shrink(self, rows: int) -> None:
+        """It stays as it is."""
+
+    def frame(self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: Step) -> Frame:
         """The step of such a size, ready to be filled."""
-        assert isinstance(self.cache.storage, FixedStorage)
-        frames = self.cache.storage.room.frames
-        for each in (first_of(size), size):
-            if each not in frames:
-                frame = Frame(each, self.windows, self.model.dtype, memory(self.cache.layers))
-                frame.record(self.step, self.cache.storage.room.pool)
-                frames[each] = frame
-        return frames[size]
+        rows, new, slots = size
+        self.reserve(rows, slots)
+        # What is compiled first serves all sizes of its kind: a compiler takes sizes that are equal for the same.
+        for each in ((2 if rows > 1 else 1, 4 if new > 1 else 1, SLOTS), size):
+            if each not in self.frames:
+                # No two share a storage, so that a compiler need not ask whether they overlap.
+                memory = [from_dlpack(buffer) for layer in cache.layers for buffer in layer.buffers]
+                frame = Frame(each, kinds, dtype, memory)
+                frame.record(step, self.pool)
+                self.frames[each] = frame
+        return self.frames[size]
 
 
-def first_of(size: Size) -> Size:
-    """What is compiled first, and serves all sizes of this kind: a compiler takes sizes that are equal for the same."""
-    rows, new, _ = size
-    return 2 if rows > 1 else 1, 4 if new > 1 else 1, SLOTS
+class Steps:
+    """A model's compiled step, for all sizes: it is compiled at most four times, for one or many rows and tokens.
 
+    Where compiling fails, or memory lacks, one warning says so and all goes on without. Logits agree with those of the
+    model up to rounding.
+    """
 
-@torch.inference_mode()
-def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
-    """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
-    reader = CompiledCausalLM(model, lengths[1])
-    first = torch.zeros(rows, 1, dtype=torch.int64)
-    reader.forward(first, first, torch.ones(rows, 1, 1, dtype=torch.bool), logits=False)
-    reader.keep(first)
-    reader.settle(min(new[1], WIDEST))
-    sizes = sizes_of(reader, rows, new, lengths[0]) if reader.lanes.is_fixed else []
-    for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
+    def __init__(self, model: PreTrainedModel):
+        self.device, self.dtype, self.weights = model.device, model.dtype, versions_of(model)
+        self.compiled = compiled(model)
+        self.works = True
+        self.rooms: list[Room] = []
+        if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
+            self.give_up(AdviceError("its weights are not all on one device"))
+
+    def give_up(self, error: Exception) -> None:
+        """From now on the model reads without."""
+        self.works = False
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"a model does not compile, so it runs without: {lines[0]}", stacklevel=2)
+
+    def settled(self, cache: TreeCache, capacity: int) -> TreeCache:
+        """The cache in a room for so many slots, unless it is in one, or nothing has been read that tells its layers.
+
+        Raises AdviceError, or torch.OutOfMemoryError, where memory lacks.
+        """
+        if not (self.works and cache.is_filled) or isinstance(cache.storage, Room):
+            return cache
+        with LENDING:
+            room = self.room(cache, max(capacity, cache.base))
+            moved = TreeCache(len(cache.layers), room.capacity, room)
+            room.holder = ref(moved)
+        moved.add(cache, list(range(len(cache.lengths))), cache.lengths)
+        return moved
+
+    def room(self, cache: TreeCache, capacity: int) -> Room:
+        """One that nobody has, with nothing in it; a new one takes the place of those that are too small."""
+        rows, free = len(cache.lengths), [room for room in self.rooms if room.is_free]
+        if found := [room for room in free if rows <= room.rows and capacity + SPARE <= room.capacity]:
+            return min(found, key=lambda room: room.rows * room.capacity).emptied()
+        self.rooms = [room for room in self.rooms if not room.is_free]
+        del free
+        room = Room(len(cache.layers), rows, capacity)
+        slot = sum(buffer[0, :, 0].nbytes for layer in cache.layers for buffer in layer.buffers)
+        check_fits(room.rows * room.capacity * slot, self.device)
+        self.rooms.append(room)
+        return room
+
+    def run(
+        self,
+        model: PreTrainedModel,
+        cache: TreeCache,
+        tokens: Int[Tensor, "rows new"],
+        positions: Int[Tensor, "rows new"],
+        masks: Masks,
+    ) -> Float[Tensor, "rows new vocabulary"] | None:
+        """The logits of a step that the cache has made room for; None where it is to be read without."""
+        (rows, new), room = tokens.shape, cache.storage
+        if not (self.works and isinstance(room, Room) and new <= WIDEST):
+            return None
+        first, compiled = cache.base + cache.width - new, partial(self.compiled, model)
+        size = (bucket(rows), bucket(new), bucket(first + bucket(new), SLOTS))
         try:
-            reader.frame(size)
-        except Exception as error:
-            return reader.steps.give_up(error)
+            frame = room.frame(size, cache, masks, self.dtype, compiled)
+            frame.fill(tokens, positions, masks, first)
+            logits = frame.run(compiled)
+        except Exception as error:  # whatever a compiler may raise; what has been written is written again
+            self.give_up(error)
+            return None
+        cache.advance(new)
+        return logits[:rows, :new]
+
+    def prepare(self, model: PreTrainedModel, cache: TreeCache, sizes: list[Size], kinds: Iterable[str]) -> None:
+        """Compile and record the steps of these sizes in the room of a cache."""
+        for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
+            try:
+                assert isinstance(cache.storage, Room)
+                cache.storage.frame(size, cache, kinds, self.dtype, partial(self.compiled, model))
+            except Exception as error:
+                return self.give_up(error)
 
 
-def sizes_of(reader: CompiledCausalLM, rows: int, new: tuple[int, int], shortest: int) -> list[Size]:
+STEPS: WeakKeyDictionary[PreTrainedModel, Steps] = WeakKeyDictionary()
+
+
+def steps_of(model: PreTrainedModel) -> Steps:
+    """What is kept with a model, unless its weights have changed since: they may have been compiled in."""
+    if model not in STEPS or STEPS[model].weights != versions_of(model):
+        STEPS[model] = Steps(model)
+    return STEPS[model]
+
+
+def sizes_of(room: Room, rows: int, new: tuple[int, int], shortest: int) -> list[Size]:
     """Those that may come up; on a CPU, where nothing is recorded, what is compiled for the ends serves between."""
-    slots = [size for size in buckets(reader.slots, SLOTS) if size >= shortest]
+    slots = [size for size in buckets(room.capacity - SPARE, SLOTS) if size >= shortest]
     each, tokens = buckets(rows), buckets(min(new[1], WIDEST), new[0])
-    if reader.device.type == "cpu":
+    if not room.blocks[0].contents.tensors[0].is_cuda:
         each, tokens, slots = [each[0], each[-1]], [tokens[0], tokens[-1]], slots[:1]
     return list(dict.fromkeys(product(each, tokens, slots)))
+
+
+def versions_of(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Where the weights are, and how often they have been changed in place."""
+    weights = chain(model.parameters(), model.buffers())
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+
+
+def compiled(model: PreTrainedModel) -> Step:
+    """The compiled step; it does not keep the model alive.
+
+    On a CPU the weights are compiled in, laid out as matrix products read them best, if there is room for copies.
+    """
+    if model.device.type != "cpu":
+        return torch.compile(own_copy(step))
+    torch._inductor.config.compile_threads = 1  # workers that wait would slow down everything after
+    room, size = available(model.device), sum(weight.nbytes for weight in model.parameters())
+    return torch.compile(own_copy(step), options={"freezing": room is None or COPIES * size < room})
+
+
+def own_copy(function: Callable) -> Callable:
+    """A copy for one model: a compiler keeps what it has made with the code, and looks through all of it."""
+    bare = inspect.unwrap(function)  # what checks shapes has no code of the function's own
+    return FunctionType(bare.__code__.replace(), bare.__globals__)
+
+
+def check_fits(size: int, device: torch.device) -> None:
+    """Raise unless so many bytes can be had."""
+    room = available(device)
+    if room is not None and size > room:
+        raise AdviceError(
+            f"keys and values of compiled steps need {readable(size)}, and {readable(room)} are free; "
+            "decode fewer or shorter rows at once"
+        )

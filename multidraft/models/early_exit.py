@@ -7,7 +7,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel, versions
+from multidraft.models import compat
+from multidraft.models.base import LanguageModel
 
 
 def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrainedModel:
@@ -22,7 +23,7 @@ def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrain
         raise AdviceError(
             f"the layers of a {type(model).__name__} model cannot be cut; draft by another model or ngram"
         )
-    name, body = versions.body(model)
+    name, body = compat.body(model)
     layers, config = getattr(body, "layers", None), model.config
     if not isinstance(layers, nn.ModuleList) or len(layers) != getattr(config, "num_hidden_layers", None):
         raise AdviceError(

@@ -2,91 +2,84 @@
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel, Scored
+from multidraft.models.base import LanguageModel, Scored, Scores, by_drafter
 from multidraft.models.huggingface import readable
-from multidraft.models.resized import are_close, fitted
+from multidraft.models.ngram import Lookup
+from multidraft.models.vocabularies import are_close
 
-Weigh = Callable[[Float[Tensor, "batch new drafters vocabulary"]], Float[Tensor, "batch new drafters"]]
+Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
+WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
 
 
 class Together:
     """Drafters that read the same tree. Raises AdviceError where there are none, or they differ in vocabulary."""
 
     def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
-        own = [readable(drafter) for drafter in drafters]
-        sizes = [drafter.vocabulary for drafter in own]
-        if not sizes or not are_close(min(sizes), max(sizes)):
+        self.drafters = [readable(drafter) for drafter in drafters]
+        sizes = [drafter.vocabulary for drafter in self.drafters if getattr(drafter, "ids", None) is None]
+        if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
-        self.vocabulary = max(sizes)
-        self.drafters = [fitted(drafter, self.vocabulary) for drafter in own]
+        self.vocabulary = max(drafter.vocabulary for drafter in self.drafters)
         self.context: int | None = min((d.context for d in self.drafters if d.context is not None), default=None)
+
+    def _of(self, drafters: list[LanguageModel]) -> Any:
+        """The same of other readers."""
+        return type(self)(drafters)
 
     @property
     def device(self) -> torch.device:
-        return self.drafters[0].device
+        return self.drafters[-1].device
 
-    def scores(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored,
-    ) -> Float[Tensor, "batch scored drafters vocabulary"]:
-        """The logits of all."""
-        scores = [drafter.forward(tokens, positions, visible, logits) for drafter in self.drafters]
-        dtype = reduce(torch.promote_types, [s.dtype for s in scores])
-        return torch.stack([s.to(tokens.device, dtype) for s in scores], 2)
+    def fresh(self, capacity: int) -> Any:
+        return self._of([drafter.fresh(capacity) for drafter in self.drafters])
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+    def part(self, row: int, length: int, capacity: int) -> Any:
+        return self._of([drafter.part(row, length, capacity) for drafter in self.drafters])
+
+    def keep(self, chosen: list[list[int]]) -> None:
         for drafter in self.drafters:
             drafter.keep(chosen)
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
+    def select(self, rows: list[int]) -> None:
         for drafter in self.drafters:
             drafter.select(rows)
 
-    def join(self, other: "Together") -> None:
+    def join(self, other: Any) -> None:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
 
-    def parts(self, row: int, length: int, capacity: int) -> list[LanguageModel]:
-        """The same part of a row in all."""
-        return [drafter.part(row, length, capacity) for drafter in self.drafters]
+    def said(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored) -> list[Scores]:
+        """The scores of all, on one device in one type."""
+        answers = [drafter.forward(tokens, parents, scored) for drafter in self.drafters]
+        scores = [one for pair in zip(self.drafters, answers, strict=True) for one in by_drafter(*pair)]
+        dtype = reduce(torch.promote_types, [logits.dtype for logits, _ in scores], torch.float32)
+        return [Scores(logits.to(self.device, dtype), ids.to(self.device)) for logits, ids in scores]
 
 
 class Several(Together):
-    """Drafters side by side: logits have a dimension for them, and the drafting law `distinct` draws by turns."""
-
-    def fresh(self, capacity: int) -> "Several":
-        return Several([drafter.fresh(capacity) for drafter in self.drafters])
-
-    def part(self, row: int, length: int, capacity: int) -> "Several":
-        return Several(self.parts(row, length, capacity))
+    """Drafters side by side: an answer of each, and the drafting law `distinct` draws by turns."""
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored = True,
-    ) -> Float[Tensor, "batch scored drafters vocabulary"]:
-        return self.scores(tokens, positions, visible, logits)
+        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+    ) -> tuple[Tensor | Scores, ...]:
+        return tuple(drafter.forward(tokens, parents, scored) for drafter in self.drafters)
 
 
 class Mixture(Together):
     """One drafter whose distribution is the weighted sum of its members', for every drafting law but `distinct`.
 
-        q = sum_i w_i q_i,   q_i = softmax of member i's logits
+        q = sum_i w_i q_i,   q_i = softmax of member i's logits, cut to its 256 most likely tokens
 
     `weights` are fixed and sum to one (equal ones if left out), or a function of the members' log-probabilities
-    (batch, new, drafters, vocabulary): known before anything is drawn, so that every choice is exact. The mixing comes
+    (rows, new, drafters, vocabulary): known before anything is drawn, so that every choice is exact. The mixing comes
     first; temperature, top-k and top-p then apply to the mixture. Raises AdviceError on weights that make none.
     """
 
@@ -100,23 +93,57 @@ class Mixture(Together):
         if not callable(self.weights):
             check_weights(self.weights, len(self.drafters))
 
-    def fresh(self, capacity: int) -> "Mixture":
-        return Mixture([drafter.fresh(capacity) for drafter in self.drafters], self.weights)
+    def _of(self, drafters: list[LanguageModel]) -> "Mixture":
+        return Mixture(drafters, self.weights)
 
-    def part(self, row: int, length: int, capacity: int) -> "Mixture":
-        return Mixture(self.parts(row, length, capacity), self.weights)
+    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+        members = self.said(tokens, parents, scored)
+        if callable(self.weights):
+            weights = self.weights(torch.stack([spread(member, self.vocabulary) for member in members], 2)).unbind(-1)
+        else:
+            weights = tuple(members[0].logits.new_tensor(self.weights))
+        return merged([scaled(*pair) for pair in zip(members, weights, strict=True)])
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        scores = self.scores(tokens, positions, visible, logits)
-        laws = (scores if scores.dtype == torch.float64 else scores.float()).log_softmax(-1)
-        weights = self.weights(laws) if callable(self.weights) else laws.new_tensor(self.weights)
-        return (laws + weights.log()[..., None]).logsumexp(-2)
+
+class Copying(Together):
+    """A mixture of look-up and another drafter, weighed by how likely the match is right.
+
+        q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, cut as well
+
+    The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
+    texts whose latest token was guessed right: known before anything is drawn.
+    """
+
+    def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
+        super().__init__(drafters)
+        if len(self.drafters) != 2 or not isinstance(self.drafters[0], Lookup):
+            raise AdviceError("Copying mixes two drafters; pass [Lookup(vocabulary), draft]")
+
+    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+        copied, other = self.said(tokens, parents, scored)
+        return merged([copied, scaled(other, 1 - copied.logits.exp().sum(-1))])
+
+
+def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:
+    """The logarithms of a law times a weight, cut to its most likely tokens."""
+    logits, columns = scores.logits.topk(min(WIDEST, scores.logits.shape[-1]), -1)
+    return Scores(logits.log_softmax(-1) + weight.log()[..., None], scores.ids.gather(-1, columns))
+
+
+def merged(parts: list[Scores]) -> Scores:
+    """The sum of laws, with one column for each token."""
+    ids, order = torch.cat([part.ids for part in parts], -1).sort(-1)
+    probabilities = torch.cat([part.logits for part in parts], -1).exp().gather(-1, order)
+    places = (ids.diff(dim=-1) != 0).cumsum(-1)
+    places = torch.nn.functional.pad(places, (1, 0))
+    sums = torch.zeros_like(probabilities).scatter_add(-1, places, probabilities)
+    return Scores(sums.log(), torch.zeros_like(ids).scatter(-1, places, ids))
+
+
+def spread(scores: Scores, vocabulary: int) -> Float[Tensor, "rows new vocabulary"]:
+    """The log-probabilities of all tokens."""
+    law = scores.logits.softmax(-1)
+    return law.new_zeros(*law.shape[:2], vocabulary).scatter_add(-1, scores.ids, law).log()
 
 
 def check_weights(weights: Sequence[float], drafters: int) -> None:

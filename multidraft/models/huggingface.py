@@ -1,27 +1,26 @@
 """Any decoder-only Hugging Face model whose cache can be rolled back, as a target or as a drafter."""
 
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
+import warnings
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models import LanguageModel, Scored
-from multidraft.models.gguf.model import GGUF
+from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
+from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.lane_attention import by_lanes, together
-from multidraft.models.lanes import Lanes
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.support import check_supported
+from multidraft.models.compat import check_supported
+from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel
-TRIED: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+BEGIN = 1024  # slots of the buffers that prompts are read into before they move
+VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
 
 
 def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
@@ -29,121 +28,135 @@ def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
     return CausalLM(model) if isinstance(model, PreTrainedModel) else model
 
 
+def reader(model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bool = False) -> LanguageModel:
+    """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
+    return CausalLM(model, capacity, compiled) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
+
+
 class CausalLM:
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
-    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Logits come in the model's
-    dtype, as inference tensors: do not change them in place.
+    `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
+    prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
+    inference tensors: do not change them in place.
     """
 
-    def __init__(self, model: PreTrainedModel, capacity: int = 256, may_split: Callable[[], bool] | None = None):
+    def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False):
         check_supported(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
         self.device = home(model)
-        self.vocabulary: int = config.vocab_size
+        self.tokens = vocabulary_of(model)
+        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = context(config)
         self.windows = windows(config)
-        self.lanes = Lanes(config.num_hidden_layers, capacity, may_split or partial(takes_lanes, model))
+        self.capacity, self.steps = capacity, steps_of(model) if compiled else None
+        self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if compiled else capacity)
         parameters = inspect.signature(model.forward).parameters
-        self.without_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
     def fresh(self, capacity: int) -> "CausalLM":
-        return type(self)(self.model, capacity)
-
-    @property
-    def cache(self) -> TreeCache:
-        """That of the first lane, which is the only one where there is a single row."""
-        return self.lanes.caches[0]
+        return CausalLM(self.model, capacity, self.steps is not None)
 
     @torch.inference_mode()
     def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        asked_from = tokens.device  # the other model may be somewhere else, and this one on several devices
-        if asked_from != self.device:
-            tokens, positions, visible = (tensor.to(self.device) for tensor in (tokens, positions, visible))
-        self.lanes.append(positions)
-        if not tokens.shape[1]:
-            return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.model.dtype, device=asked_from)
+        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+    ) -> Float[Tensor, "rows new columns"]:
+        self.cache.begin(len(tokens))
+        width = max(map(len, tokens), default=0)
+        if not width:
+            return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
+        if self.steps is not None and scored == "all" and not self.cache.width:
+            self.settle()
+        positions = self.cache.append(parents, scored == "last")
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
-        tokens, positions, visible = (self.lanes.arranged(rows) for rows in (tokens, positions, visible))
-        scores = self.read(tokens, positions, visible, {} if logits is True else self.without_logits)
-        scores = self.lanes.restored(scores if logits is True else scores[:, -1:]) if logits else scores[:, :0]
-        return scores if scores.device == asked_from else scores.to(asked_from)
+        inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
+        inputs = inputs.to(self.device, non_blocking=True)
+        scores = self.read(inputs[0], inputs[1], scored == "all")
+        if self.ids is not None:
+            scores = scores[..., : self.tokens.columns]
+        return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
+
+    def filled_up(self, tokens: list[list[int]], width: int, at_end: bool) -> Int[Tensor, "rows new"]:
+        """The model's own tokens in rows of this width."""
+        known = [self.tokens.own(row) for row in tokens]
+        fills = [[0] * (width - len(row)) for row in tokens]
+        pairs = zip(fills, known, strict=True) if at_end else zip(known, fills, strict=True)
+        return torch.tensor([first + second for first, second in pairs])
 
     def read(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        settings: dict[str, int],
-    ) -> Float[Tensor, "batch scored vocabulary"]:
-        """The model's forward pass over tokens that the cache has made room for."""
-        with by_lanes(self.model) if len(self.lanes.caches) > 1 else nullcontext():
-            output = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=self.mask(visible),
-                past_key_values=self.lanes.cache,
-                use_cache=True,
-                **settings,
-            )
-        return output.logits
+        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], everything: bool
+    ) -> Float[Tensor, "rows scored vocabulary"]:
+        """The model's forward pass over tokens that the cache has made room for.
 
-    def mask(self, visible: Bool[Tensor, "batch new pending"]) -> Tensor | dict[str, Tensor]:
-        """One mask where all layers are alike, which every model takes; else one for each type of layer."""
-        parts = zip(self.lanes.caches, visible.split(self.lanes.sizes), strict=True)
-        lanes = [self.masks_of(cache, sees) for cache, sees in parts]
-        masks = {kind: together([lane[kind] for lane in lanes]) for kind in self.windows}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        Here is where a draft head may ask for the hidden states of some layers.
+        """
+        masks = self.cache.masks(self.windows, self.model.dtype, self.device)
+        if self.steps is not None and everything:
+            logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
+            if logits is not None:
+                return logits
+        return self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),  # one where all layers are alike
+            past_key_values=self.cache.cache,
+            use_cache=True,
+            **({} if everything else self.last_logits),
+        ).logits
 
-    def masks_of(self, cache: TreeCache, visible: Bool[Tensor, "rows new pending"]) -> dict[str, Tensor]:
-        """The masks of a lane by type of layer."""
-        full = cache.mask(visible, self.model.dtype)
-        return {kind: cache.windowed(full, window) if window else full for kind, window in self.windows.items()}
-
-    @torch.inference_mode()
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        self.lanes.keep(chosen)
+    def settle(self) -> None:
+        """Move into buffers that stay, if there is memory for them."""
+        try:
+            assert self.steps is not None
+            self.cache = self.steps.settled(self.cache, self.capacity)
+        except (AdviceError, torch.OutOfMemoryError) as error:
+            self.steps = None
+            warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        self.lanes.select(rows.to(self.device))
+    def keep(self, chosen: list[list[int]]) -> None:
+        self.cache.keep(chosen)
 
     @torch.inference_mode()
-    def join(self, other: "CausalLM") -> None:
+    def select(self, rows: list[int]) -> None:
+        self.cache.select(rows)
+
+    @torch.inference_mode()
+    def join(self, other: Any) -> None:
         if other.model is not self.model:
             raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
-        self.lanes.join(other.lanes)
+        check_nothing_pending(other.cache.width)
+        self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "CausalLM":
+        if not 0 < length <= self.cache.lengths[row]:
+            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
         part = self.fresh(capacity)
-        part.lanes.take(self.lanes, row, length)
+        part.cache.add(self.cache, [row], [length])
         return part
 
 
-def takes_lanes(model: PreTrainedModel) -> bool:
-    """Whether the model reads rows in lanes as it reads them padded; tried on a few tokens when it is first asked."""
-    if model not in TRIED:
-        try:
-            padded, apart = (tried(model, may_split) for may_split in (False, True))
-            error, largest = (apart - padded).abs().max(), padded.abs().max()
-            TRIED[model] = bool(error <= torch.finfo(padded.dtype).eps ** 0.5 * largest)
-        except Exception:  # whatever attention of its own makes of a mask that is none
-            TRIED[model] = False
-    return TRIED[model]
+def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
+    """Its tokens; `target_ids` in the settings of a draft model say that they are a part of the target's."""
+    if model not in VOCABULARIES:
+        config = model.config.get_text_config(decoder=True)
+        VOCABULARIES[model] = Vocabulary(config.vocab_size, getattr(model.config, "target_ids", None))
+    return VOCABULARIES[model]
 
 
-def is_ragged(model: Model) -> bool:
-    """Whether a batch takes memory by the sum of its lengths, and not by rows times the longest."""
-    return takes_lanes(model) if isinstance(model, PreTrainedModel) else isinstance(model, PrefixModel | GGUF)
+@torch.inference_mode()
+def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
+    """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
+    reader = CausalLM(model, lengths[1], compiled=True)
+    reader.forward([[0]] * rows, [[-1]] * rows, "none")
+    reader.keep([[0]] * rows)
+    reader.settle()
+    if reader.steps is not None and isinstance(reader.cache.storage, Room):
+        sizes = sizes_of(reader.cache.storage, rows, new, lengths[0])
+        reader.steps.prepare(model, reader.cache, sizes, reader.windows)
 
 
 def answers_prompts(model: Model) -> bool:
@@ -151,20 +164,8 @@ def answers_prompts(model: Model) -> bool:
     return not isinstance(model, PrefixModel)
 
 
-def tried(model: PreTrainedModel, may_split: bool) -> Float[Tensor, "2 1 vocabulary"]:
-    """The logits of a second token in two rows, of which one came later."""
-    first, second = (CausalLM(model, 2, lambda: may_split) for _ in range(2))
-    tokens = torch.arange(4, device=first.device).view(2, 2, 1) % first.vocabulary
-    seen = torch.ones(2, 1, 1, dtype=torch.bool, device=first.device)
-    for row, reader in enumerate((first, second)):
-        reader.forward(tokens[0, row : row + 1], tokens[0, :1], seen[:1])
-        reader.keep(torch.zeros(1, 1, dtype=torch.int64))
-    first.join(second)
-    return first.forward(tokens[1], torch.ones_like(tokens[1]), seen)
-
-
 def place_of(model: Model) -> torch.device:
-    """Where tokens go in."""
+    """Where a model computes."""
     return home(model) if isinstance(model, PreTrainedModel) else model.device
 
 

@@ -1,4 +1,4 @@
-"""The key-value buffer that a tree is written into and compacted from; nothing that it holds is ever computed twice.
+"""The key-value buffers that a tree is written into and compacted from; nothing that they hold is ever computed twice.
 
 A row's kept tokens fill its first slots, so a kept token's slot is its position. Pending tokens begin at the same slot,
 `base`, in every row, so that a forward pass writes them with one slice. The hole between is masked:
@@ -6,72 +6,194 @@ A row's kept tokens fill its first slots, so a kept token's slot is its position
     row 0   k k k k k k | p p p p
     row 1   k k k . . . | p p p p
                         base = the longest row's length
+
+The rows of a batch are the first ones of the buffers. Rows that leave and come move none of the others.
 """
 
-from itertools import accumulate
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.models.blocks import Block, Storage
+from multidraft.models.base import check_nothing_pending, check_parents, check_path, check_rows
+
+LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
+FEW = 4  # times as many rows as there are in the batch: then the buffers are made smaller
 
 
-class BufferLayer(DynamicLayer):
-    """One layer's keys and values, written in place into buffers (batch, heads, capacity, dim): views into a block."""
+class Contents(NamedTuple):
+    """A block's memory: replaced all at once, so that an interruption finds either the old or the new."""
 
-    def __init__(self, storage: Storage):
-        super().__init__()
-        self.storage, self.end = storage, 0
-        self.block: Block | None = None  # found at first use; none in a layer that shares another one's buffers
-        self.place = 0
+    tensors: list[Tensor]
+    layers: list[tuple[Tensor, ...]]  # each layer's keys and values, as views
+
+
+class Block:
+    """Room for some layers of the same kind: one tensor (buffers, rows, heads, capacity, dim), keys before values.
+
+    One operation reaches all of them. Where a layer's keys and values have different shapes, one tensor holds the keys
+    and another one the values.
+    """
+
+    def __init__(self, layers: int, rows: int, capacity: int, keys: Tensor, values: Tensor):
+        self.taken, self.kind = 0, kind(keys, values)
+        alike = kind(keys) == kind(values)
+        groups = [(2 * layers, keys)] if alike else [(layers, keys), (layers, values)]
+        sizes = [(count, rows, like.shape[1], capacity, like.shape[3]) for count, like in groups]
+        # Zeros, because a masked slot still counts, and leftover NaNs would spread.
+        self._hold([like.new_zeros(size) for (_, like), size in zip(groups, sizes, strict=True)])
+
+    def _hold(self, tensors: list[Tensor]) -> None:
+        parts = [part for tensor in tensors for part in tensor]
+        half = len(parts) // 2
+        self.contents = Contents(tensors, list(zip(parts[:half], parts[half:], strict=True)))
 
     @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Keys and values."""
-        return self.block.contents.layers[self.place] if self.block else ()
+    def rows(self) -> int:
+        """Rows that there is room for."""
+        return self.contents.tensors[0].shape[1]
 
     @property
     def capacity(self) -> int:
-        """Slots of the buffers."""
-        return self.block.contents.capacity if self.block else self.storage.capacity
+        """Slots of each row."""
+        return self.contents.tensors[0].shape[3]
+
+    def resize(self, rows: int, capacity: int) -> None:
+        """Room for so many rows and slots, with what fits of the contents."""
+        larger = []
+        for tensor in self.contents.tensors:
+            buffers, held, heads, slots, dim = tensor.shape
+            held, slots = min(held, rows), min(slots, capacity)
+            new = tensor.new_zeros(buffers, rows, heads, capacity, dim)
+            new[:, :held, :, :slots] = tensor[:, :held, :, :slots]
+            larger.append(new)
+        self._hold(larger)  # last, so that an interruption loses nothing
+
+    def move(self, source: Int[Tensor, "rows moved"], destination: Int[Tensor, "rows moved"]) -> None:
+        """Copy these slots of each row to those, which follow each other, in all layers; first all are read."""
+        for tensor in self.contents.tensors:
+            if tensor.device.type == "cpu" or len(source) == 1:  # several times faster than the general way below
+                for buffers, here, there in zip(tensor.unbind(1), source, destination.tolist(), strict=False):
+                    if here.tolist() != there:
+                        buffers[:, :, there[0] : there[-1] + 1] = buffers.index_select(2, here.to(tensor.device))
+            else:
+                rows = torch.arange(len(source), device=tensor.device)[:, None]
+                source, destination = source.to(tensor.device), destination.to(tensor.device)
+                tensor[:, rows, :, destination] = tensor[:, rows, :, source]
+
+    def move_rows(self, source: list[int], destination: list[int], end: int) -> None:
+        """Copy the first slots of these rows to those rows; first all are read."""
+        for tensor in self.contents.tensors:
+            tensor[:, destination, :, :end] = tensor[:, source, :, :end]
+
+
+class Storage:
+    """The blocks of all layers of a model, each made when the first of its layers is written."""
+
+    def __init__(self, layers: int, rows: int, capacity: int):
+        self.layers, self.rows, self.capacity = layers, rows, capacity
+        self.blocks: list[Block] = []
+
+    def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
+        """Room for a layer with such keys and values: its number in a block, and the block."""
+        wanted = kind(keys, values)
+        block = next((b for b in self.blocks if b.kind == wanted and b.taken < len(b.contents.layers)), None)
+        if block is None:
+            left = self.layers - sum(block.taken for block in self.blocks)
+            layers = max(min(left, LAYERS), 1)  # 0 left after an interruption
+            block = Block(layers, self.rows, self.capacity, keys, values)
+            self.blocks.append(block)
+        block.taken += 1
+        return block.taken - 1, block
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Make room for so many rows and slots, and for some more where there is not enough."""
+        if rows > self.rows:
+            self.rows = max(rows, self.rows + self.rows // 4)
+        if capacity > self.capacity:
+            self.capacity = max(capacity, self.capacity + self.capacity // 4)
+        for block in self.blocks:
+            if block.rows < self.rows or block.capacity < self.capacity:
+                block.resize(self.rows, self.capacity)
+
+    def select(self, rows: list[int], end: int) -> None:
+        """Go on with the first slots of these rows only; rows whose number changes are copied."""
+        self.reserve(len(rows), self.capacity)
+        moved = [(row, place) for place, row in enumerate(rows) if row != place]
+        for block in self.blocks if moved else ():
+            block.move_rows([row for row, _ in moved], [place for _, place in moved], end)
+        if rows and FEW * len(rows) <= self.rows:
+            self.shrink(len(rows))
+
+    def shrink(self, rows: int) -> None:
+        """Give the memory of all but the first rows back."""
+        self.rows = rows
+        for block in self.blocks:
+            block.resize(rows, block.capacity)
+
+
+class BufferLayer(DynamicLayer):
+    """One layer's keys and values, written in place into buffers (rows, heads, capacity, dim): views into a block."""
+
+    def __init__(self, storage: Storage):
+        super().__init__()
+        self.storage, self.end, self.place = storage, 0, 0
+        self.block: Block | None = None  # found at first use; none in a layer that shares another one's buffers
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Keys and values of all rows that there is room for."""
+        return self.block.contents.layers[self.place] if self.block else ()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.storage.capacity = max(self.storage.capacity, self.end)
-        self.is_initialized = True
+        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         # The block comes last, because it says whether there are buffers: an interruption loses nothing.
         self.place, self.block = self.storage.place(key_states, value_states)
 
+    def write(self, row: int, start: int, states: Sequence[Tensor]) -> None:
+        """Fill slots of the rows from this one on."""
+        count, _, new, _ = states[0].shape
+        rows, end = row + count, start + new
+        if self.block is None or rows > self.block.rows or end > self.block.capacity:
+            self.storage.reserve(rows, end)
+        if self.block is None:
+            self.lazy_initialization(*states)
+        for buffer, own in zip(self.buffers, states, strict=True):
+            buffer[row:rows, :, start:end] = own
+
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         start, self.end = self.end, self.end + key_states.shape[2]
-        if self.block is None:
-            self.lazy_initialization(key_states, value_states)
-        assert self.block is not None
-        if self.end > self.block.contents.capacity:
-            self.block.grow(self.end)
-        buffers = self.buffers
-        for buffer, states in zip(buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start : self.end] = states
-        self.keys, self.values = (buffer[:, :, : self.end] for buffer in buffers)
+        self.write(0, start, (key_states, value_states))
+        self.keys, self.values = (buffer[: len(key_states), :, : self.end] for buffer in self.buffers)
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
         return self.end
 
-    def gather(self, pieces: "list[tuple[BufferLayer, list[int], int]]") -> None:
-        """Copy the first slots of these rows of other layers, of which any may have been written nothing yet."""
-        ends = [0, *accumulate(len(rows) for _, rows, _ in pieces)]
-        written = [(first, *piece) for first, piece in zip(ends, pieces, strict=False) if piece[0].block]
-        if not written:
-            return
-        _, like, _, _ = written[0]
-        self.lazy_initialization(*(b.new_empty(ends[-1], b.shape[1], 0, b.shape[3]) for b in like.buffers))
-        for first, layer, rows, end in written:
-            for new, buffer in zip(self.buffers, layer.buffers, strict=True):
-                new[first : first + len(rows), :, :end] = buffer[rows, :, :end]
+
+@dataclass
+class Pending:
+    """One row's pending tokens, in the order in which they were read."""
+
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)  # behind the base
+    seen: list[int] = field(default_factory=list)  # the slots on the path to each, its own included, as bits
+
+    def append(self, parents: list[int], first: int) -> None:
+        """Read tokens into the slots from the first on."""
+        for slot, parent in enumerate(parents, first):
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
+            self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
+            self.slots.append(slot)
+        self.parents += parents
 
 
 class TreeCache:
@@ -84,100 +206,108 @@ class TreeCache:
     def __init__(self, layers: int, capacity: int, storage: Storage | None = None):
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
-        self.storage = storage or Storage(layers, capacity)
+        self.storage = storage or Storage(layers, 1, capacity)
         self.layers = [BufferLayer(self.storage) for _ in range(layers)]
         self.cache = Cache(layers=list(self.layers))
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
-        self.base = 0
-        self.positions: Int[Tensor, "batch pending"] = torch.empty(0, 0, dtype=torch.int64)
-        self.holes: Bool[Tensor, "batch base"] | None = None  # None where all rows have the same length
+        self._settle()
 
-    @property
-    def pending(self) -> int:
-        """The number of pending slots, the same for every row."""
-        return self.positions.shape[1]
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it has no rows yet."""
-        return not self.lengths and not self.layers[0].is_initialized
+    def _settle(self) -> None:
+        """Forget what is pending, and begin anew after the longest row."""
+        self.base, self.width = max(self.lengths, default=0), 0
+        self.pending = [Pending() for _ in self.lengths]
+        self.positions: list[Int[Tensor, "rows new"]] = []  # of the pending slots, pass by pass
+        self.holes: Bool[Tensor, "rows base"] | None = None  # None where all rows have the same length
+        if any(length < self.base for length in self.lengths):
+            self.holes = torch.arange(self.base) >= torch.tensor(self.lengths)[:, None]
+        for layer in self.layers:
+            layer.end = self.base
 
     @property
     def is_filled(self) -> bool:
         """Whether every layer has buffers of its own, as after a first forward pass."""
-        return all(layer.buffers for layer in self.layers)
-
-    @property
-    def capacity(self) -> int:
-        """Slots of the buffers."""
-        return self.layers[0].capacity
-
-    @property
-    def written(self) -> int:
-        """Where the next forward pass begins to write."""
-        return self.layers[0].end
+        return all(layer.block for layer in self.layers)
 
     def advance(self, new: int) -> None:
         """Note that a forward pass has written so many tokens by itself."""
         for layer in self.layers:
             layer.end += new
 
-    def append(self, positions: Int[Tensor, "batch new"]) -> None:
-        """Make room for new pending tokens at these positions; the forward pass that follows writes them."""
-        if self.is_new:
-            self.lengths, self.positions = [0] * len(positions), positions[:, :0]
-        self.positions = torch.cat([self.positions, positions], 1)
+    def begin(self, rows: int) -> None:
+        """Settle the number of rows, if there are none."""
+        if not self.lengths:
+            self.lengths = [0] * rows
+            self._settle()
+        check_rows(rows, len(self.lengths))
 
-    def mask(
-        self, visible: Bool[Tensor, "batch new pending"], dtype: torch.dtype
-    ) -> Float[Tensor, "batch 1 new slots"]:
-        """What the new tokens add to their attention scores: 0 where they see, the lowest number where they do not.
+    def append(self, parents: list[list[int]], at_end: bool) -> Int[Tensor, "rows new"]:
+        """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
 
-        Never a boolean mask: eager attention would add it to the scores, silently.
+        Rows with fewer tokens than others are filled up, in front of their own where those are to be `at_end`.
         """
-        if visible.shape[0] != len(self.lengths) or visible.shape[2] != self.pending:
-            raise AdviceError(
-                f"visible has shape {tuple(visible.shape)}; it must be ({len(self.lengths)}, new, {self.pending}), "
-                "with a column for every pending slot, the new ones included"
-            )
-        batch, new, pending = visible.shape
-        lowest = torch.finfo(dtype).min
-        mask = torch.zeros(batch, 1, new, self.base + pending, dtype=dtype, device=visible.device)
-        mask[..., self.base :].masked_fill_(~visible[:, None], lowest)
-        if self.holes is not None:
-            mask[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
-        return mask
+        for own, new in zip(self.pending, parents, strict=True):
+            check_parents(new, len(own.parents))
+        width = max(map(len, parents))
+        positions = np.zeros((len(parents), width), np.int64)
+        for row, (length, own, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
+            first = width - len(new) if at_end else 0
+            own.append(new, self.width + first)
+            positions[row, first : first + len(new)] = own.depths[len(own.depths) - len(new) :]
+            positions[row, first : first + len(new)] += length
+        self.width += width
+        self.positions.append(torch.from_numpy(positions))
+        return self.positions[-1]
 
-    def windowed(self, mask: Float[Tensor, "batch 1 new slots"], window: int) -> Float[Tensor, "batch 1 new slots"]:
-        """The same mask for a layer in which a token sees only the last `window` positions, its own included."""
+    def visible(self) -> Bool[Tensor, "rows new pending"]:
+        """Which pending slots each slot of the last pass sees; what fills rows up sees itself alone."""
+        new, size = self.positions[-1].shape[1], -(-self.width // 8)
+        slots = range(self.width - new, self.width)
+        alone = {slot: 1 << slot for slot in slots}
+        lines = [alone | dict(zip(own.slots[-new:], own.seen[-new:], strict=True)) for own in self.pending]
+        raw = b"".join(line[slot].to_bytes(size, "little") for line in lines for slot in slots)
+        bits = np.frombuffer(raw, np.uint8).reshape(len(lines), new, size)
+        return torch.from_numpy(np.unpackbits(bits, axis=-1, count=self.width, bitorder="little").view(bool))
+
+    def masks(
+        self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Float[Tensor, "rows 1 new slots"]]:
+        """By type of layer what the last pass's tokens add to their attention scores.
+
+        That is 0 where they see, and the lowest number where they do not. Never a boolean mask: eager attention would
+        add it to the scores, silently. In a layer with a window a token sees only so many last positions, its own
+        included.
+        """
+        visible, lowest = self.visible().to(device, non_blocking=True), torch.finfo(dtype).min
+        rows, new, width = visible.shape
+        full = torch.zeros(rows, 1, new, self.base + width, dtype=dtype, device=device)
+        full[..., self.base :].masked_fill_(~visible[:, None], lowest)
+        if self.holes is not None:
+            self.holes = self.holes.to(device)
+            full[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
+        return {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
+
+    def windowed(self, mask: Float[Tensor, "rows 1 new slots"], window: int) -> Float[Tensor, "rows 1 new slots"]:
+        """The mask of a layer with such a window."""
         if mask.shape[3] <= window:  # positions are smaller than the number of slots, so nothing is out of sight
             return mask
-        kept = torch.arange(self.base, device=mask.device).expand(len(mask), -1)
-        distance = self.positions[:, -mask.shape[2] :, None] - torch.cat([kept, self.positions], 1)[:, None]
-        return mask.masked_fill((distance >= window)[:, None], torch.finfo(mask.dtype).min)
+        kept = torch.arange(self.base).expand(len(mask), -1)
+        distance = self.positions[-1][..., None] - torch.cat([kept, *self.positions], 1)[:, None]
+        return mask.masked_fill((distance >= window).to(mask.device)[:, None], torch.finfo(mask.dtype).min)
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        """Append the chosen pending slots to each row (-1 at the end where a row keeps fewer) and drop the others.
-
-        Only slots that change place are copied; in a chain, none.
-        """
-        paths = [self._path(slots) for slots in chosen.tolist()]
+    def keep(self, chosen: list[list[int]]) -> None:
+        """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
+        check_rows(len(chosen), len(self.lengths))
+        if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
+            return self._settle()
+        for path, own in zip(chosen, self.pending, strict=True):
+            check_path(path, own.parents)
+        paths = [[own.slots[token] for token in path] for path, own in zip(chosen, self.pending, strict=True)]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
             self._move(paths, range(min(moved), max(moved) + 1))
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
-        self._settle(self.positions.device)
-
-    def _path(self, slots: list[int]) -> list[int]:
-        """A row of `chosen` without its padding."""
-        path = slots[: slots.index(-1)] if -1 in slots else slots
-        distinct = len(set(path)) == len(path) and all(0 <= slot < self.pending for slot in path)
-        if not distinct or set(slots[len(path) :]) > {-1}:
-            raise AdviceError(
-                f"chosen has a row {slots}; pass distinct pending slots (0 to {self.pending - 1}), then only -1"
-            )
-        return path
+        self._settle()
 
     def _move(self, paths: list[list[int]], columns: range) -> None:
         there = [[length + i for i in columns] for length in self.lengths]
@@ -189,53 +319,29 @@ class TreeCache:
         for block in self.storage.blocks:
             block.move(source, destination)
 
-    def _settle(self, device: torch.device) -> None:
-        """Forget what is pending, and begin anew after the longest row."""
-        self.base = max(self.lengths, default=0)
-        self.positions = self.positions[:, :0]
-        for layer in self.layers:
-            layer.end = self.base
-        self._mark_holes(device)
-
-    def _mark_holes(self, device: torch.device) -> None:
-        self.holes = None
-        if any(length < self.base for length in self.lengths):
-            self.holes = torch.arange(self.base, device=device) >= torch.tensor(self.lengths, device=device)[:, None]
-
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
+    def select(self, rows: list[int]) -> None:
         """Go on with these rows only, in this order."""
-        self.lengths = [self.lengths[row] for row in rows.tolist()]
-        self.positions = self.positions[rows]
         for layer in self.layers:
             layer.keys = layer.values = None  # views that would keep alive what the blocks let go
-        for block in self.storage.blocks:
-            block.select(rows)
-        if self.pending:  # they stay where they are
-            self._mark_holes(rows.device)
-        else:
-            self._settle(rows.device)
+        self.storage.select(rows, self.base + self.width)
+        self.lengths = [self.lengths[row] for row in rows]
+        self.pending = [deepcopy(self.pending[row]) for row in rows]
+        self.positions = [each[rows] for each in self.positions]
+        if not self.width:  # what is pending stays where it is
+            self._settle()
+        elif self.holes is not None:
+            self.holes = self.holes[rows]
 
-    @classmethod
-    def gathered(cls, pieces: "list[tuple[TreeCache, list[int]]]", storage: Storage) -> "TreeCache":
-        """A cache of copies of these rows of others; nothing may be pending in them."""
-        made = cls(storage.layers, storage.capacity, storage)
-        lengths = [[cache.lengths[row] for row in rows] for cache, rows in pieces]
-        for number, layer in enumerate(made.layers):
-            parts = zip(pieces, lengths, strict=True)
-            layer.gather([(cache.layers[number], rows, max(own, default=0)) for (cache, rows), own in parts])
-        made.lengths = [length for own in lengths for length in own]
-        made.positions = torch.cat([cache.positions[rows] for cache, rows in pieces])
-        made._settle(made.positions.device)
-        return made
-
-    def take(self, other: "TreeCache", row: int, length: int) -> None:
-        """Hold a copy of the first kept tokens of one of the other cache's rows; nothing may have been read here."""
-        if self.lengths or not 0 < length <= other.lengths[row]:
-            raise AdviceError(
-                f"cannot take {length} tokens of row {row}; take some that it has kept, into an empty cache"
-            )
+    def add(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
+        """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
+        check_nothing_pending(self.width)
         for layer, source in zip(self.layers, other.layers, strict=True):
-            if source.block:
-                layer.update(*(buffer[row : row + 1, :, :length] for buffer in source.buffers))
-        self.lengths, self.positions = [length], other.positions[:1, :0]
-        self._settle(self.positions.device)
+            if source.block and rows:
+                layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])
+        self.lengths = self.lengths + lengths
+        self._settle()
+
+
+def kind(*states: Tensor) -> list[tuple]:
+    """What the layers of a block have in common: all but the number of rows and slots."""
+    return [(each.shape[1], each.shape[3], each.dtype, each.device) for each in states]

@@ -8,7 +8,7 @@ import torch
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import home
-from multidraft.models.support import check_supported
+from multidraft.models.compat import check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,18 +1,33 @@
-"""Drafters without weights: what followed the last few tokens earlier in the same text, or in a corpus."""
+"""Drafters without weights: what followed the last few tokens earlier in the same text, or in a corpus.
+
+They score few tokens, so that a vocabulary of any size costs nothing.
+"""
 
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
+from math import log
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.models.base import Scores
 from multidraft.models.prefix import Prefix, PrefixModel
 
-Counts = tuple[np.ndarray, np.ndarray]  # distinct tokens, and how often each
+MOST = 64  # tokens that a run brings into a law, the most frequent ones
+Law = dict[int, float]  # probabilities by token; what is missing to one is not known
+
+
+class Counts(NamedTuple):
+    """How often a run was followed by anything, by how many different tokens, and how often by the most frequent."""
+
+    total: int
+    kinds: int
+    frequent: dict[int, int]
 
 
 class History:
@@ -20,22 +35,64 @@ class History:
 
     def __init__(self, longest: int):
         self.longest = longest
-        self.followers: dict[Prefix, list[int]] = {}  # in the order of the text
+        self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[Prefix, Counts] = {}
 
     def read(self, tokens: Prefix, start: int) -> None:
         """Go on with a text of which the first `start` tokens have been read."""
         for place in range(start, len(tokens)):
-            for length in range(min(self.longest, place) + 1):
-                run = tokens[place - length : place]
-                self.followers.setdefault(run, []).append(tokens[place])
-                self.counted.pop(run, None)
+            self.note(tokens[max(place - self.longest, 0) : place], tokens[place])
+
+    def note(self, before: Prefix, token: int) -> None:
+        """Read a token behind the last ones before it."""
+        for run in runs(before, self.longest):
+            followers = self.followers.setdefault(run, {})
+            followers[token] = followers.pop(token, 0) + 1
+            self.counted.pop(run, None)
 
     def counts(self, run: Prefix) -> Counts:
-        """The tokens that followed a run, with counts."""
+        """What followed a run that has been read."""
         if run not in self.counted:
-            self.counted[run] = np.unique(self.followers[run], return_counts=True)
+            followers = self.followers[run]
+            frequent = nlargest(MOST, followers.items(), key=lambda pair: (pair[1], -pair[0]))
+            self.counted[run] = Counts(sum(followers.values()), len(followers), dict(frequent))
         return self.counted[run]
+
+    def latest(self, prefix: Prefix) -> tuple[int, int]:
+        """The token that followed the latest occurrence of the longest run that ends a prefix, and the run's length."""
+        run = next((run for run in runs(prefix, self.longest) if run in self.followers), None)
+        return (prefix[-1], 0) if run is None else (next(reversed(self.followers[run])), len(run))
+
+
+class Matches(History):
+    """A history that notes how often its latest follower was right, by the length of the run that matched."""
+
+    def __init__(self, longest: int):
+        super().__init__(longest)
+        self.tallies: dict[tuple[int, bool], tuple[int, int]] = {}  # hits and trials
+        self.was_right = False  # the guess of the last token that was read
+
+    def note(self, before: Prefix, token: int) -> None:
+        if before:
+            guess, length = self.latest(before)
+            hits, trials = self.tallies.get((length, self.was_right), (0, 0))
+            self.tallies[length, self.was_right] = hits + (guess == token), trials + 1
+            self.was_right = guess == token
+        super().note(before, token)
+
+    def certainty(self, length: int) -> float:
+        """How likely the latest follower of a run of this length is right, so far as the text has shown.
+
+        (hits + 2 m) / (trials + 2), where m = length / (length + 3) is a guess in advance.
+        """
+        hits, trials = self.tallies.get((length, self.was_right), (0, 0))
+        return (hits + 2 * max(length, 0.1) / (length + 3)) / (trials + 2)
+
+
+def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
+    """The last tokens of a prefix, the longest run first, the empty one last."""
+    for start in range(max(len(prefix) - longest, 0), len(prefix) + 1):
+        yield prefix[start:]
 
 
 class Reader(PrefixModel):
@@ -44,35 +101,55 @@ class Reader(PrefixModel):
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
         self.longest = longest
-        self.histories: list[History] = []
+        self.histories: list[Any] = []
+
+    @abstractmethod
+    def law(self, row: int, prefix: Prefix) -> Law:
+        """What is known of the token after a prefix."""
 
     @abstractmethod
     def fresh(self, capacity: int) -> "Reader": ...
 
-    def begin(self, batch: int) -> None:
-        super().begin(batch)
-        self.histories = [History(self.longest) for _ in range(batch)]
+    def history(self) -> History:
+        """That of a text which has not begun."""
+        return History(self.longest)
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
+        law, probability = self.law(row, prefix), torch.zeros(self.vocabulary, dtype=torch.float64)
+        probability[list(law)] = torch.tensor(list(law.values()), dtype=torch.float64)
+        return probability / probability.sum()
+
+    def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
+        laws = [[self.law(row, prefix) for prefix in own] for row, own in enumerate(prefixes)]
+        columns = max((len(law) for own in laws for law in own), default=1)
+        ids = torch.zeros(len(laws), width, columns, dtype=torch.int64)
+        logits = torch.full(ids.shape, -torch.inf, dtype=self.dtype)
+        logits[..., 0] = 0  # where a row has fewer nodes than others
+        for row, own in enumerate(laws):
+            for node, law in enumerate(own):
+                ids[row, node, : len(law)] = torch.tensor(list(law))
+                logits[row, node, : len(law)] = torch.tensor([log(each) for each in law.values()], dtype=self.dtype)
+        return Scores(logits, ids)
+
+    def keep(self, chosen: list[list[int]]) -> None:
         before = [len(kept) for kept in self.kept]
         super().keep(chosen)
         for history, kept, start in zip(self.histories, self.kept, before, strict=True):
             history.read(kept, start)
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
-        super().select(rows)
-        if not self.histories:
-            return
-        order = rows.tolist()  # a row that is asked for twice goes on as two
-        self.histories = [
-            copy.deepcopy(self.histories[row]) if row in order[:i] else self.histories[row]
-            for i, row in enumerate(order)
-        ]
+    def begin(self, kept: list[Prefix]) -> None:
+        super().begin(kept)
+        self.histories += [self.history() for _ in kept[len(self.histories) :]]
 
-    def join(self, other: PrefixModel) -> None:
-        super().join(other)
-        assert isinstance(other, Reader)
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        if self.histories:  # a row that is asked for twice goes on as two
+            own = self.histories
+            self.histories = [copy.deepcopy(own[row]) if row in rows[:i] else own[row] for i, row in enumerate(rows)]
+
+    def join(self, other: Any) -> None:
         self.histories = self.histories + other.histories
+        super().join(other)
 
     def part(self, row: int, length: int, capacity: int) -> PrefixModel:
         part = super().part(row, length, capacity)
@@ -80,37 +157,32 @@ class Reader(PrefixModel):
         part.histories[0].read(part.kept[0], 0)
         return part
 
-    def runs(self, prefix: Prefix) -> Iterator[Prefix]:
-        """The last tokens of a prefix, the longest run first, the empty one last."""
-        for start in range(max(len(prefix) - self.longest, 0), len(prefix) + 1):
-            yield prefix[start:]
-
 
 class NGram(Reader):
     """An n-gram model of each row's own text so far, and of a corpus of tokens if there is one.
 
     With c(s) the number of times that the run s was followed by anything, c(s, x) by x, and d(s) by how many different
-    tokens, longer and longer runs refine the estimate, up to n - 1 tokens, from a uniform one:
+    tokens, longer and longer runs refine the estimate, up to n - 1 tokens:
 
         P(x | s) = (c(s, x) + d(s) P(x | s without its first token)) / (c(s) + d(s))
 
-    (Witten and Bell, 1991). Every token has some probability. At equal length the row's own text refines the corpus.
-    Raises AdviceError for an order below 1.
+    (Witten and Bell, 1991). Below the empty run nothing is known: tokens that were never seen have no probability, and
+    what is left is normalised. Each run brings its 64 most frequent followers. At equal length the row's own text
+    refines the corpus. Before anything was seen it guesses the latest token. Raises AdviceError for an order below 1.
 
     >>> model = NGram(vocabulary=4, order=2)
-    >>> text = torch.tensor([[3, 1, 3, 1, 3]])
-    >>> causal = torch.ones(1, 5, 5, dtype=torch.bool).tril()
-    >>> _ = model.forward(text[:, :4], torch.arange(4)[None], causal[:, :4, :4], logits=False)
-    >>> model.keep(torch.tensor([[0, 1, 2, 3]]))
-    >>> model.forward(text[:, 4:], torch.tensor([[4]]), causal[:, :1, :1]).exp()
-    tensor([[[0.0278, 0.8056, 0.0278, 0.1389]]])
+    >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")
+    >>> model.keep([[0, 1, 2, 3]])
+    >>> scores = model.forward([[3]], [[-1]])
+    >>> scores.ids, scores.logits.softmax(-1)
+    (tensor([[[1, 3]]]), tensor([[[0.8529, 0.1471]]]))
     """
 
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
         if order < 1:
             raise AdviceError(f"an n-gram model of order {order} predicts nothing; use at least 1")
         super().__init__(vocabulary, order - 1)
-        self.corpus = History(self.longest)
+        self.corpus = self.history()
         self.corpus.read(tuple(corpus), 0)
 
     def fresh(self, capacity: int) -> "NGram":
@@ -118,23 +190,26 @@ class NGram(Reader):
         model.corpus = self.corpus
         return model
 
-    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
-        probability, left = np.zeros(self.vocabulary), 1.0
-        for run in self.runs(prefix):
+    def law(self, row: int, prefix: Prefix) -> Law:
+        law, left = Law(), 1.0
+        for run in runs(prefix, self.longest):
             for history in (self.histories[row], self.corpus):
                 if run in history.followers:
-                    tokens, counts = history.counts(run)
-                    trusted = counts.sum() / (counts.sum() + len(counts))
-                    probability[tokens] += left * trusted * counts / counts.sum()
-                    left *= 1 - trusted
-        return torch.from_numpy(probability + left / self.vocabulary)
+                    total, kinds, frequent = history.counts(run)
+                    share = left / (total + kinds)
+                    for token, count in frequent.items():
+                        law[token] = law.get(token, 0) + share * count
+                    left *= kinds / (total + kinds)
+        return law or {prefix[-1]: 1.0}
 
 
 class Lookup(Reader):
     """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
-    Deterministic: all probability is on one token. Runs have at most `longest` tokens; where nothing matches, it is the
-    latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises AdviceError for `longest` below 1.
+    Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from
+    how often such matches were right in the text so far; `Copying` mixes by it. Runs have at most `longest` tokens;
+    where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises AdviceError
+    for `longest` below 1.
     """
 
     def __init__(self, vocabulary: int, longest: int = 3):
@@ -142,12 +217,12 @@ class Lookup(Reader):
             raise AdviceError(f"look-up of runs of {longest} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
+    def history(self) -> Matches:
+        return Matches(self.longest)
+
     def fresh(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
-    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
-        followers = self.histories[row].followers
-        matches = (followers[run] for run in self.runs(prefix) if run in followers)
-        probability = torch.zeros(self.vocabulary)
-        probability[next(matches, prefix)[-1]] = 1
-        return probability
+    def law(self, row: int, prefix: Prefix) -> Law:
+        token, length = self.histories[row].latest(prefix)
+        return {token: self.histories[row].certainty(length)}

@@ -1,13 +1,13 @@
 """What models without weights share: they see a node's whole prefix as a tuple of tokens."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.models import Scored
+from multidraft.models.base import Scored, Scores, check_nothing_pending, check_parents, check_path, check_rows
 
 Prefix = tuple[int, ...]
 
@@ -15,18 +15,18 @@ Prefix = tuple[int, ...]
 class PrefixModel(ABC):
     """A language model given by `next_token`, a function from a row's prefix to the next token's probabilities.
 
-    Logits are logarithms, -inf for zero. A new token's prefix is its row's kept tokens and the pending ones that it
-    sees, in slot order; positions are not needed.
+    Logits are their logarithms, -inf for zero.
     """
 
     context: int | None = None
-    device = torch.device("cpu")  # of the arithmetic; logits are returned where the tokens come from
+    device = torch.device("cpu")
     dtype: ClassVar[torch.dtype] = torch.float32
 
     def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
         self.kept: list[Prefix] = []  # one a row; no rows before the first forward
-        self.pending = torch.empty(0, 0, dtype=torch.int64)
+        self.paths: list[list[Prefix]] = []  # by row and pending token: the pending tokens up to it, its own included
+        self.parents: list[list[int]] = []
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
@@ -34,48 +34,56 @@ class PrefixModel(ABC):
 
     @abstractmethod
     def fresh(self, capacity: int) -> "PrefixModel":
-        """The same model with nothing read."""
+        """Another reader of this model with nothing read."""
 
-    def begin(self, batch: int) -> None:
-        """The first tokens are about to come, for this number of rows."""
-        self.kept = [()] * batch
+    def begin(self, kept: list[Prefix]) -> None:
+        """Rows that have kept these tokens, and nothing else."""
+        self.kept, self.paths, self.parents = kept, [[] for _ in kept], [[] for _ in kept]
 
     def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: Scored = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
+        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+    ) -> Float[Tensor, "rows new vocabulary"] | Scores:
         if not self.kept:
-            self.begin(len(tokens))
-            self.pending = tokens[:, :0].cpu()
-        self.pending = torch.cat([self.pending, tokens.cpu()], 1)
-        if not logits:
-            return torch.empty(len(tokens), 0, self.vocabulary, dtype=self.dtype, device=tokens.device)
-        if logits == "last":
-            visible = visible[:, -1:]
-        rows = enumerate(zip(self.kept, self.pending, visible.cpu(), strict=True))
-        probabilities = [
-            self.next_token(row, kept + tuple(slots[seen].tolist())) for row, (kept, slots, new) in rows for seen in new
-        ]
-        return torch.stack(probabilities).to(tokens.device, self.dtype).log().unflatten(0, visible.shape[:2])
+            self.begin([()] * len(tokens))
+        check_rows(len(tokens), len(self.kept))
+        for own, above in zip(self.parents, parents, strict=True):
+            check_parents(above, len(own))
+        for paths, own, new, above in zip(self.paths, self.parents, tokens, parents, strict=True):
+            own += above
+            for token, parent in zip(new, above, strict=True):
+                known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
+                paths.append((*(paths[parent] if parent >= 0 else ()), known))
+        scores = {"all": None, "last": 1, "none": 0}[scored]
+        counts = [len(new) if scores is None else min(scores, len(new)) for new in tokens]
+        rows = zip(self.kept, self.paths, counts, strict=True)
+        prefixes = [[kept + path for path in paths[len(paths) - count :]] for kept, paths, count in rows]
+        return self.scores(prefixes, max(counts, default=0))
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
-        rows = zip(self.kept, self.pending, chosen.cpu(), strict=True)
-        self.kept = [kept + tuple(slots[path[path >= 0]].tolist()) for kept, slots, path in rows]
-        self.pending = self.pending[:, :0]
+    def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
+        """The logits after each row's prefixes, of which no row has more than `width`."""
+        logits = torch.zeros(len(prefixes), width, self.vocabulary, dtype=self.dtype)
+        for row, own in enumerate(prefixes):
+            for place, prefix in enumerate(own):
+                logits[row, place] = self.next_token(row, prefix).log()
+        return logits
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
+    def keep(self, chosen: list[list[int]]) -> None:
+        check_rows(len(chosen), len(self.kept))
+        for path, parents in zip(chosen, self.parents, strict=True):
+            check_path(path, parents)
+        rows = zip(self.kept, self.paths, chosen, strict=True)
+        self.begin([kept + paths[path[-1]] if path else kept for kept, paths, path in rows])
+
+    def select(self, rows: list[int]) -> None:
         if self.kept:
-            self.kept = [self.kept[row] for row in rows.tolist()]
-            self.pending = self.pending[rows.cpu()]
+            self.kept = [self.kept[row] for row in rows]
+            self.paths, self.parents = [[*self.paths[row]] for row in rows], [[*self.parents[row]] for row in rows]
 
-    def join(self, other: "PrefixModel") -> None:
-        self.kept, self.pending = self.kept + other.kept, torch.cat([self.pending, other.pending])
+    def join(self, other: Any) -> None:
+        check_nothing_pending(*map(len, (*self.parents, *other.parents)))
+        self.begin(self.kept + other.kept)
 
     def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
         part = self.fresh(capacity)
-        part.begin(1)
-        part.kept, part.pending = [self.kept[row][:length]], torch.empty(1, 0, dtype=torch.int64)
+        part.begin([self.kept[row][:length]])
         return part

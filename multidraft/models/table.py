@@ -19,17 +19,15 @@ class TableModel(PrefixModel):
 
     dtype = torch.float64
 
-    def __init__(self, conditional: Callable[[Prefix], Tensor], vocabulary: int, batch: int = 1):
+    def __init__(self, conditional: Callable[[Prefix], Tensor], vocabulary: int):
         super().__init__(vocabulary)
         self.conditional = conditional
-        self.kept = [()] * batch
-        self.pending = torch.empty(batch, 0, dtype=torch.int64)
 
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
         return self.conditional(prefix)
 
     def fresh(self, capacity: int) -> "TableModel":
-        return TableModel(self.conditional, self.vocabulary, 0)
+        return TableModel(self.conditional, self.vocabulary)
 
 
 def random_table(

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import shown
-from multidraft.models import versions
+from multidraft.models import compat
 from multidraft.sampling.settings_table import BIAS, FACTOR, check_all, check_stops, check_tokens, require
 
 HONOURED = set(
@@ -142,7 +142,7 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise on settings that cannot work with any model."""
-    versions.logits_processors(configuration(None, settings, set()), [0], 1, [], torch.device("cpu"))
+    compat.logits_processors(configuration(None, settings, set()), [0], 1, [], torch.device("cpu"))
 
 
 def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.prompts import as_lists
-from multidraft.models import loading, versions
+from multidraft.models import compat, pretrained
 from multidraft.models.gguf.binding import library
 from multidraft.models.huggingface import home
 
@@ -413,7 +413,7 @@ def test_missing_weights_are_named_and_tied_ones_are_none():
 
 def test_settings_that_transformers_trips_over_are_advice():
     config = GenerationConfig(bad_words_ids=[["x"]], eos_token_id=[])
-    refused(lambda: versions.logits_processors(config, [1], 61, [], torch.device("cpu")))
+    refused(lambda: compat.logits_processors(config, [1], 61, [], torch.device("cpu")))
 
 
 def test_a_gguf_model_without_its_extra(monkeypatch):

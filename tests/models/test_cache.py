@@ -1,233 +1,144 @@
-"""A tree read in one pass, and the next one after a path is kept, against the plain model reading every path."""
+"""Trees read in one pass or several, over a batch's whole life, against the plain model reading every path."""
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 import transformers
+from reading import PROMPTS, TOLERANCE, Forest, Session, drawn, error, forest, life
 from tiny import CASES, CONTEXT, EAGER_ONLY, VOCABULARY, WINDOW, WINDOWED, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
-from multidraft.models.blocks import Block
 from multidraft.models.huggingface import CausalLM, context
-from multidraft.models.kv_cache import TreeCache
-from multidraft.models.support import check_supported
-
-TOLERANCE = 1e-4  # of the largest logit; float32 gives less than 1e-6, the wrong twins 0.07 and more
-PROMPTS = (9, 4, 7)
-
-
-@dataclass
-class Forest:
-    """One random tree for each row, as nodes in topological order (a parent of -1 is the last kept token)."""
-
-    tokens: Tensor
-    parents: list[list[int]]
-    visible: Tensor = field(init=False)
-    depths: Tensor = field(init=False)
-
-    def __post_init__(self):
-        rows, nodes = self.tokens.shape
-        self.visible = torch.zeros(rows, nodes, nodes, dtype=torch.bool)
-        for row, parents in enumerate(self.parents):
-            for node, parent in enumerate(parents):
-                if parent >= 0:
-                    self.visible[row, node] = self.visible[row, parent]
-                self.visible[row, node, node] = True
-        self.depths = self.visible.sum(-1) - 1
-
-    def path(self, row: int, node: int) -> list[int]:
-        return self.visible[row, node].nonzero().flatten().tolist()
-
-
-def forest(rows: int, nodes: int, generator: torch.Generator) -> Forest:
-    tokens = torch.randint(VOCABULARY, (rows, nodes), generator=generator)
-    parents = [[int(torch.randint(-1, n, (), generator=generator)) for n in range(nodes)] for _ in range(rows)]
-    return Forest(tokens, parents)
-
-
-@dataclass
-class Session:
-    """A CausalLM beside the plain sequences that it should hold."""
-
-    plain: PreTrainedModel
-    model: CausalLM
-    sequences: list[list[int]]
-    generator: torch.Generator
-
-    def prefill(self) -> None:
-        lengths = torch.tensor([len(sequence) for sequence in self.sequences])
-        tokens = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
-        for row, sequence in enumerate(self.sequences):
-            tokens[row, : len(sequence)] = torch.tensor(sequence)
-        slots = torch.arange(tokens.shape[1]).expand_as(tokens)
-        causal = slots[:, :, None] >= slots[:, None]
-        assert self.model.forward(tokens, slots, causal, logits=False).shape[1] == 0
-        self.model.keep(slots.where(slots < lengths[:, None], -1))
-
-    def positions(self, trees: Forest) -> Tensor:
-        return torch.tensor([len(sequence) for sequence in self.sequences])[:, None] + trees.depths
-
-    def read(self, trees: Forest) -> Tensor:
-        return self.model.forward(trees.tokens, self.positions(trees), trees.visible)
-
-    @torch.no_grad()
-    def expected(self, trees: Forest) -> Tensor:
-        """Every node's logits, by reading its sequence and path from the beginning, without a cache."""
-
-        def logits(row: int, node: int) -> Tensor:
-            path = [int(trees.tokens[row, slot]) for slot in trees.path(row, node)]
-            return self.plain(torch.tensor([self.sequences[row] + path]), use_cache=False).logits[0, -1]
-
-        rows, nodes = trees.tokens.shape
-        return torch.stack([torch.stack([logits(row, node) for node in range(nodes)]) for row in range(rows)])
-
-    def accept(self, trees: Forest) -> None:
-        """Keep the path to a random node of each row; the last row keeps nothing once in a while."""
-        rows, nodes = trees.tokens.shape
-        ends = torch.randint(nodes, (rows,), generator=self.generator).tolist()
-        paths = [trees.path(row, end) for row, end in enumerate(ends)]
-        if ends[-1] % 2:
-            paths[-1] = []
-        width = max(map(len, paths)) + 1
-        self.model.keep(torch.tensor([path + [-1] * (width - len(path)) for path in paths]))
-        for row, path in enumerate(paths):
-            self.sequences[row] += trees.tokens[row, path].tolist()
+from multidraft.models.kv_cache import Block, TreeCache
+from multidraft.models.compat import check_supported
 
 
 def session(name: str, attention: str | None = None, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
     generator = torch.Generator().manual_seed(sum(prompts))
-    sequences = [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in prompts]
     plain = tiny_model(name, attention or ("eager" if name in EAGER_ONLY else "sdpa"))
-    made = Session(plain, CausalLM(plain, capacity), sequences, generator)
-    made.prefill()
+    made = Session(plain, CausalLM(plain, capacity), [drawn(n, generator) for n in prompts], generator)
+    assert made.prefill() < TOLERANCE
     return made
 
 
-def error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest logit."""
-    return float((got - expected).abs().max() / expected.abs().max())
-
-
 @pytest.mark.parametrize(("name", "attention"), CASES)
-def test_trees_read_at_once_equal_paths_read_alone_over_several_rounds(name, attention):
-    run = session(name, attention)
-    for _ in range(3):
-        trees = forest(len(PROMPTS), 7, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.accept(trees)
+def test_every_family_reads_trees_as_it_reads_paths(name: str, attention: str):
+    assert life(lambda prompts: session(name, attention, prompts)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral window", "mixtral", "gptj"])
-def test_one_row_takes_the_short_way_and_is_right(name):
+def test_one_row_takes_the_short_way_and_is_right(name: str):
     run = session(name, "eager", prompts=(6,))
-    for _ in range(4):
-        trees = forest(1, 7, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.accept(trees)
-
-
-def check_level_by_level(run: Session, twin: Session, tolerance: float) -> None:
-    """The twin reads a tree level by level and says what the other says at once; then both keep the same paths."""
-    trees = forest(len(PROMPTS), 7, run.generator)
-    trees = Forest(trees.tokens, [[-1, -1, 0, 0, 1, 2, 4]] * len(PROMPTS))
-    at_once, positions = run.read(trees), run.positions(trees)
-    for level in [[0, 1], [2, 3, 4], [5, 6]]:
-        pending = level[-1] + 1
-        got = twin.model.forward(trees.tokens[:, level], positions[:, level], trees.visible[:, level, :pending])
-        assert error(got, at_once[:, level]) < tolerance
-    chosen = torch.tensor([[1, 4, 6], [0, 3, -1], [1, -1, -1]])
-    for each in (run, twin):
-        each.model.keep(chosen)
-    for row, path in enumerate(chosen):
-        run.sequences[row] += trees.tokens[row, path[path >= 0]].tolist()
-
-
-@pytest.mark.parametrize("name", ["llama", "opt", "gemma3", "phi3 window"])
-def test_level_by_level_equals_at_once(name):
-    run, twin = session(name), session(name)
-    for _ in range(2):
-        check_level_by_level(run, twin, TOLERANCE)
-        trees = forest(len(PROMPTS), 4, run.generator)
-        assert error(twin.model.forward(trees.tokens, run.positions(trees), trees.visible), run.read(trees)) < TOLERANCE
-        for each in (run, twin):
-            each.model.keep(torch.full((len(PROMPTS), 1), -1))
+    assert max(run.step(split=split) for split in (0, 1, 2, 0)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral window"])
-def test_select_leaves_the_other_rows_as_they_were(name):
-    run = session(name)
-    trees = forest(len(PROMPTS), 6, run.generator)
-    run.read(trees)
-    run.accept(trees)
-    rows = torch.tensor([2, 1])
-    run.model.select(rows)
-    run.sequences = [run.sequences[row] for row in rows]
-    trees = forest(2, 6, run.generator)
-    whole = run.expected(trees)
-    first = run.model.forward(trees.tokens[:, :3], run.positions(trees)[:, :3], trees.visible[:, :3, :3])
-    run.model.select(torch.tensor([1]))  # in the middle of a tree
-    rest = run.model.forward(trees.tokens[1:, 3:], run.positions(trees)[1:, 3:], trees.visible[1:, 3:])
-    assert error(first, whole[:, :3]) < TOLERANCE
-    assert error(rest, whole[1:, 3:]) < TOLERANCE
-    run.model.select(torch.tensor([], dtype=torch.int64))
+def test_a_buffer_that_is_too_small_grows(name: str):
+    assert life(lambda prompts: session(name, prompts=prompts, capacity=1)) < TOLERANCE
+
+
+def test_rows_may_all_leave_and_others_come():
+    run = session("llama")
+    run.select([])
     assert run.model.cache.lengths == []
+    late = session("llama", prompts=(5, 3))
+    run.model.join(late.model)
+    run.sequences = late.sequences
+    assert run.step() < TOLERANCE
+    run.select([1, 1])  # one goes on as two
+    assert run.step() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "dynamic rope"])
-def test_nodes_beyond_the_context_do_no_harm(name):
+def test_nodes_beyond_the_context_do_no_harm(name: str):
     run = session(name, prompts=(CONTEXT - 2,), capacity=CONTEXT)
-    chain = Forest(torch.randint(VOCABULARY, (1, 5), generator=run.generator), [[-1, 0, 1, 2, 3]])
+    chain = Forest([drawn(5, run.generator)], [[-1, 0, 1, 2, 3]])
     got = run.read(chain)
-    inside = Forest(chain.tokens[:, :2], [[-1, 0]])
     assert got.isfinite().all()
-    assert error(got[:, :2], run.expected(inside)) < TOLERANCE
+    assert error(got[:2], run.expected(Forest([chain.tokens[0][:2]], [[-1, 0]]))) < TOLERANCE
 
 
-def visible_without_ancestors(run: Session, trees: Forest) -> Tensor:
+def test_a_token_that_only_a_larger_vocabulary_has_is_read_as_the_first_one():
+    run, twin = session("llama"), session("llama")
+    given, read = ([[token, 3], [1, token], [token]] for token in (VOCABULARY + 2, 0))
+    parents = [[-1, 0], [-1, 0], [-1]]
+    assert torch.equal(run.model.forward(given, parents), twin.model.forward(read, parents))
+
+
+# What the comparison catches
+
+
+def every_node_is_seen(run: Session, monkeypatch) -> None:
     """Wrong: a node sees every node before it, whether an ancestor or not."""
-    return run.model.forward(trees.tokens, run.positions(trees), torch.ones_like(trees.visible).tril())
+    new = lambda self: torch.ones(len(self.lengths), self.positions[-1].shape[1], self.width).tril(  # noqa: E731
+        self.width - self.positions[-1].shape[1]
+    )
+    monkeypatch.setattr(TreeCache, "visible", lambda self: new(self).bool())
 
 
-def positions_by_slot(run: Session, trees: Forest) -> Tensor:
+def positions_by_slot(run: Session, monkeypatch) -> None:
     """Wrong: a node's position is its slot instead of its depth."""
-    slots = run.model.cache.base + torch.arange(trees.tokens.shape[1]).expand_as(trees.tokens)
-    return run.model.forward(trees.tokens, slots, trees.visible)
+    right = TreeCache.append
+
+    def wrong(self: TreeCache, parents: list[list[int]], at_end: bool) -> Tensor:
+        made = right(self, parents, at_end)
+        return (self.base + torch.arange(made.shape[1])).expand_as(made)
+
+    monkeypatch.setattr(TreeCache, "append", wrong)
 
 
-def holes_unmasked(run: Session, trees: Forest) -> Tensor:
+def holes_unmasked(run: Session, monkeypatch) -> None:
     """Wrong: rows see the holes between their last kept token and the first pending one."""
     run.model.cache.holes = None
-    return run.read(trees)
 
 
-def windows_forgotten(run: Session, trees: Forest) -> Tensor:
+def windows_forgotten(run: Session, monkeypatch) -> None:
     """Wrong: the tree's mask replaces the window."""
     run.model.windows = dict.fromkeys(run.model.windows)
-    return run.read(trees)
 
 
-def moved_to_the_wrong_place(run: Session, trees: Forest) -> Tensor:
+def a_window_wider_by_one(run: Session, monkeypatch) -> None:
+    """Wrong: a token sees one more than its window."""
+    right = TreeCache.windowed
+    monkeypatch.setattr(TreeCache, "windowed", lambda self, mask, window: right(self, mask, window + 1))
+
+
+def nothing_moved(run: Session, monkeypatch) -> None:
     """Wrong: keys and values stay behind when a path is kept."""
-    run.model.cache._move = lambda *_: None
-    run.read(trees)
-    run.accept(trees)
-    return run.read(trees)
+    monkeypatch.setattr(Block, "move", lambda *_: None)
+    run.step()
 
 
-WRONG = [visible_without_ancestors, positions_by_slot, holes_unmasked, moved_to_the_wrong_place]
+def rows_stay(run: Session, monkeypatch) -> None:
+    """Wrong: when rows leave, the first ones are those that go on."""
+    monkeypatch.setattr(Block, "move_rows", lambda *_: None)
+    run.select([2, 1])
+
+
+def filled_up_at_the_wrong_side(run: Session, monkeypatch) -> None:
+    """Wrong: the tokens of shorter rows are not where their masks say."""
+    right = CausalLM.filled_up
+    monkeypatch.setattr(CausalLM, "filled_up", lambda self, tokens, width, at_end: right(self, tokens, width, True))
+
+
+WRONG = [every_node_is_seen, positions_by_slot, holes_unmasked, nothing_moved, rows_stay, filled_up_at_the_wrong_side]
 WRONG_CASES = [(wrong, name) for wrong in WRONG for name in ("llama", "gpt2", "gemma3")]
+WRONG_CASES += [(wrong, name) for wrong in (windows_forgotten, a_window_wider_by_one) for name in WINDOWED]
 
 
-@pytest.mark.parametrize(("wrong", "name"), WRONG_CASES + [(windows_forgotten, name) for name in WINDOWED])
-def test_the_comparison_catches_a_wrong_twin(wrong: Callable[[Session, Forest], Tensor], name: str):
+@pytest.mark.parametrize(("wrong", "name"), WRONG_CASES)
+def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeypatch):
     run = session(name)
-    trees = forest(len(PROMPTS), 7, run.generator)
-    assert error(wrong(run, trees), run.expected(trees)) > 100 * TOLERANCE
+    wrong(run, monkeypatch)
+    trees = forest(len(run.sequences), 7, run.generator)
+    assert error(run.read(trees), run.expected(trees)) > 100 * TOLERANCE
+
+
+# What is moved
 
 
 def pointers(model: CausalLM) -> list[int]:
@@ -236,30 +147,34 @@ def pointers(model: CausalLM) -> list[int]:
 
 def test_keep_neither_reallocates_nor_moves_more_than_the_path(monkeypatch):
     run = session("llama")
-    chain = Forest(torch.zeros(3, 6, dtype=torch.int64), [[-1, 0, 1, 2, -1, 4]] * 3)
-    run.read(chain)
+    run.read(Forest([[0] * 6] * 3, [[-1, 0, 1, 2, -1, 4]] * 3))
     before, moved = pointers(run.model), []
     move = Block.move
     monkeypatch.setattr(Block, "move", lambda self, *slots: moved.append(slots) or move(self, *slots))
-    run.model.keep(torch.tensor([[4, 5, -1], [0, 1, 2], [-1, -1, -1]]))
+    run.model.keep([[4, 5], [0, 1, 2], []])
     assert pointers(run.model) == before
     assert [(source.shape, destination.shape) for source, destination in moved] == [((3, 3), (3, 3))]  # for all layers
 
 
 def test_a_path_already_in_place_is_not_moved(monkeypatch):
     run = session("llama", prompts=(6,))
-    run.read(forest(1, 4, run.generator))
-    monkeypatch.setattr(run.model.cache, "_move", pytest.fail)
-    run.model.keep(torch.tensor([[0, 1, 2]]))
+    run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
+    monkeypatch.setattr(Block, "move", pytest.fail)
+    run.model.keep([[0, 1, 2]])
     assert run.model.cache.lengths == [9]
 
 
-def test_a_buffer_that_is_too_small_grows():
-    run = session("mistral window", capacity=1)
-    for _ in range(3):
-        trees = forest(len(PROMPTS), 7, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.accept(trees)
+def test_rows_that_leave_and_come_move_no_others(monkeypatch):
+    run, moved = session("llama", prompts=(4, 5, 6, 7)), []
+    before, right = pointers(run.model), Block.move_rows
+    monkeypatch.setattr(Block, "move_rows", lambda self, *rows: moved.append(rows) or right(self, *rows))
+    run.select([0, 3, 2])
+    late = session("llama", prompts=(3,))
+    run.model.join(late.model)
+    run.sequences += late.sequences
+    assert moved == [([3], [1], 7)]
+    assert pointers(run.model) == before
+    assert run.step() < TOLERANCE
 
 
 def test_the_users_model_is_left_as_it_was():
@@ -269,12 +184,12 @@ def test_the_users_model_is_left_as_it_was():
         plain.generation_config.to_dict(),
         {k: v.clone() for k, v in plain.state_dict().items()},
     )
-    run = session("gemma3")
-    run.read(forest(len(PROMPTS), 4, run.generator))
+    session("gemma3").step()
     assert (plain.config.to_dict(), plain.generation_config.to_dict()) == before[:2]
     assert all(torch.equal(value, before[2][key]) for key, value in plain.state_dict().items())
 
 
+# What is refused
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
@@ -333,19 +248,26 @@ def test_misuse_gets_advice():
     with pytest.raises(AdviceError, match="capacity 0 holds no token"):
         TreeCache(2, 0)
     run = session("llama")
-    trees = forest(len(PROMPTS), 3, run.generator)
-    with pytest.raises(AdviceError, match=r"2 rows for a cache of 3; rows leave by select\(rows\) and come by join"):
-        run.model.forward(trees.tokens[:2], trees.depths[:2], trees.visible[:2])
-    run.read(trees)
-    with pytest.raises(AdviceError, match=r"visible has shape \(3, 3, 3\); it must be \(3, new, 6\)"):
-        run.read(trees)
+    with pytest.raises(AdviceError, match=r"2 rows for a reader of 3; rows leave by select\(rows\) and come by join"):
+        run.model.forward([[1], [2]], [[-1], [-1]])
+    with pytest.raises(AdviceError, match="pending token 1 has parent 1; use -1, or a token that is read before it"):
+        run.model.forward([[1, 1]] * 3, [[-1, 0], [-1, 1], [-1, 0]])
+    run.model.forward([[1]] * 3, [[-1]] * 3)
+    with pytest.raises(AdviceError, match="tokens are pending"):
+        run.model.join(session("llama").model)
+    with pytest.raises(AdviceError, match="rows of two different models"):
+        run.model.join(session("gpt2").model)
+    with pytest.raises(AdviceError, match="cannot take 10 tokens of row 0"):
+        run.model.part(0, 10, 20)
 
 
-@pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [-2, -1]])
-def test_keep_refuses_what_is_no_path(path):
+@pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [1], [0, 1]])
+def test_keep_refuses_what_is_no_path(path: list[int]):
     run = session("llama", prompts=(WINDOW,))
-    run.read(forest(1, 3, run.generator))
-    with pytest.raises(AdviceError, match=r"chosen has a row .*distinct pending slots \(0 to 2\)"):
-        run.model.keep(torch.tensor([path]))
-    with pytest.raises(AdviceError, match="chosen has 2 rows, the cache 1"):
-        run.model.keep(torch.tensor([path, path]))
+    run.read(Forest([[0, 0, 0]], [[-1, 0, 0]]))
+    run.model.keep([[0, 2]])
+    run.read(Forest([[0, 0, 0]], [[-1, 0, -1]]))
+    with pytest.raises(AdviceError, match="no path of the tree with parents"):
+        run.model.keep([[*path, 2]])
+    with pytest.raises(AdviceError, match="2 rows for a reader of 1"):
+        run.model.keep([path, path])

@@ -2,7 +2,6 @@
 
 import gc
 import shutil
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from inspect import unwrap
@@ -10,22 +9,18 @@ from weakref import WeakKeyDictionary, ref
 
 import jaxtyping
 import pytest
-import test_lanes
 import torch
-from test_cache import CASES, PROMPTS, TOLERANCE, Session, error, forest
-from test_lanes import Life
-from tiny import VOCABULARY, WINDOWED, tiny_model
+from reading import PROMPTS, TOLERANCE, Session, drawn, life
+from tiny import CASES, VOCABULARY, WINDOWED, tiny_model
 from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.models import compiled, compiling
-from multidraft.models.buckets import bucket, buckets
-from multidraft.models.compiled import CompiledCausalLM
-from multidraft.models.fixed import FixedBlock
-from multidraft.models.frames import Frame
+from multidraft.models import compiled
+from multidraft.models.compiled import SPARE, Frame, Room, bucket, buckets
 from multidraft.models.huggingface import CausalLM
+from multidraft.models.kv_cache import Block
 from multidraft.models.table import TableModel, random_table
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
@@ -34,14 +29,14 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 @pytest.fixture(autouse=True)
 def anew(monkeypatch) -> None:
     """Nothing has been compiled yet, and buckets are small, so that batches outgrow them."""
-    monkeypatch.setattr(compiling, "STEPS", WeakKeyDictionary())
+    monkeypatch.setattr(compiled, "STEPS", WeakKeyDictionary())
     monkeypatch.setattr(compiled, "SLOTS", 16)
 
 
 @pytest.fixture
 def as_written(monkeypatch) -> None:
     """Steps run in fixed buffers as they do when they are compiled, and are not compiled."""
-    monkeypatch.setattr(compiling, "compiled", lambda model: compiling.step)
+    monkeypatch.setattr(compiled, "compiled", lambda model: compiled.step)
 
 
 @pytest.fixture
@@ -49,7 +44,18 @@ def as_for_users(monkeypatch) -> None:
     """Shapes in a trace are no shapes, so nobody may check them, nor stand around what is traced."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     for name in ("__init__", "update", "get_seq_length"):
-        monkeypatch.setattr(compiling.FixedLayer, name, unwrap(getattr(compiling.FixedLayer, name)))
+        monkeypatch.setattr(compiled.FixedLayer, name, unwrap(getattr(compiled.FixedLayer, name)))
+
+
+def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity: int = 8) -> Session:
+    generator = torch.Generator().manual_seed(sum(prompts))
+    made = Session(model, CausalLM(model, capacity, compiled=True), [drawn(n, generator) for n in prompts], generator)
+    assert made.prefill() < TOLERANCE
+    return made
+
+
+def rooms(model: PreTrainedModel) -> list[Room]:
+    return compiled.steps_of(model).rooms
 
 
 def test_sizes():
@@ -59,19 +65,6 @@ def test_sizes():
     assert buckets(40, 16) == [64, 32, 16]
 
 
-def life(model: PreTrainedModel, monkeypatch) -> tuple[Tensor, list[CompiledCausalLM]]:
-    """A batch's life, read in compiled steps: chunks, levels, a step given up, rows that come and leave."""
-    readers: list[CompiledCausalLM] = []
-
-    def made(model: PreTrainedModel, capacity: int, _: Callable) -> CausalLM:
-        readers.append(CompiledCausalLM(model, capacity))
-        return readers[-1]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(test_lanes, "CausalLM", made)
-        return Life(model, False).run(), readers
-
-
 QUICK = [("llama", "sdpa"), ("gemma3", "sdpa"), ("gpt2", "eager"), ("gpt_oss", "eager"), ("qwen2 window", "sdpa")]
 FAMILIES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES]
 
@@ -79,13 +72,13 @@ FAMILIES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize(("name", "attention"), FAMILIES)
 def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, attention: str, monkeypatch):
-    model = tiny_model(name, attention)
-    logits, (first, _) = life(model, monkeypatch)
-    assert error(logits, Life(model, False).run()) < TOLERANCE
-    assert first.lanes.is_fixed
-    recorded = {size for room in first.steps.rooms for size in room.frames}
-    assert {rows for rows, _, _ in recorded} >= {4, 8}  # 4 rows, 6, and 3
-    assert {slots for *_, slots in recorded} >= {16, 32}
+    model, runs, run = tiny_model(name, attention), [], Frame.run
+    monkeypatch.setattr(Frame, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
+    assert life(partial(session, model)) < TOLERANCE
+    assert len(runs) > 10
+    sizes = {size for room in rooms(model) for size in room.frames}
+    assert {rows for rows, _, _ in sizes} >= {1, 4}
+    assert {slots for *_, slots in sizes} >= {16, 32}
 
 
 def padding_is_seen(self: Frame, *inputs) -> None:
@@ -108,32 +101,24 @@ def old_masks_shine_through(self: Frame, *inputs) -> None:
         torch.maximum(mask, old, out=mask)
 
 
-def rows_stay(self: FixedBlock, rows: Tensor) -> None:
-    """Wrong: when rows leave, the first ones are those that go on."""
-    self._hold(*(tensor[:, : len(rows)] for tensor in self.contents.tensors))
+def frames_outlive_their_memory(self: Room, rows: int, capacity: int) -> None:
+    """Wrong: steps go on writing where the memory was before it grew."""
+    frames = dict(self.frames)
+    right_reserve(self, rows, capacity)
+    self.frames.update(frames)
 
 
-right_fill = Frame.fill
+right_fill, right_reserve = Frame.fill, Room.reserve
 WRONG = [(Frame, "fill", wrong) for wrong in (padding_is_seen, written_one_too_far, old_masks_shine_through)]
-WRONG += [(FixedBlock, "select", rows_stay)]
+WRONG += [(Room, "reserve", frames_outlive_their_memory), (Block, "move_rows", lambda *_: None)]
 
 
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[2].__name__)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_the_comparison_catches_a_wrong_twin(wrong: tuple, name: str, monkeypatch):
-    model = tiny_model(name)
     monkeypatch.setattr(*wrong)
-    logits, _ = life(model, monkeypatch)
-    assert error(logits, Life(model, False).run()) > 100 * TOLERANCE
-
-
-def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity: int = 8) -> Session:
-    generator = torch.Generator().manual_seed(sum(prompts))
-    sequences = [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in prompts]
-    made = Session(model, CompiledCausalLM(model, capacity), sequences, generator)
-    made.prefill()
-    return made
+    assert life(partial(session, tiny_model(name))) > 100 * TOLERANCE
 
 
 @pytest.mark.usefixtures("as_written")
@@ -142,48 +127,31 @@ def test_what_is_padded_does_not_survive(name: str):
     """Whatever padded tokens leave behind is overwritten or hidden: no number in there makes a difference."""
     run = session(tiny_model(name, "eager" if name == "gemma2" else "sdpa"))
     for _ in range(3):
-        trees = forest(len(PROMPTS), 5, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.accept(trees)
+        assert run.step(5) < TOLERANCE
         spoil(run.model)
 
 
 @torch.inference_mode()
-def spoil(model: CompiledCausalLM) -> None:
+def spoil(model: CausalLM) -> None:
     """Write large numbers wherever no row has a kept token."""
-    [room] = [room for room in model.steps.rooms if not room.is_free]
-    for tensor in room.tensors:
-        for row, length in enumerate(model.lanes.lengths):
-            tensor[:, row, :, length:] = 100.0
-        tensor[:, len(model.lanes.lengths) :] = 100.0
+    for block in model.cache.storage.blocks:
+        for tensor in block.contents.tensors:
+            for row, length in enumerate(model.cache.lengths):
+                tensor[:, row, :, length:] = 100.0
+            tensor[:, len(model.cache.lengths) :] = 100.0
 
 
 @pytest.mark.usefixtures("as_written")
-def test_a_batch_that_outgrows_its_room_moves_to_a_larger_one():
+def test_a_room_grows_with_its_batch_and_forgets_what_was_recorded():
     run, capacities = session(tiny_model("llama"), capacity=1), []
     for nodes in (3, 9, 12, 9):
-        trees = forest(len(PROMPTS), nodes, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        capacities.append(run.model.slots)
-        run.accept(trees)
+        assert run.step(nodes) < TOLERANCE
+        room = run.model.cache.storage
+        capacities.append(room.capacity)
+        assert {buffer.shape[2] for frame in room.frames.values() for buffer in frame.memory} == {room.capacity}
     assert capacities == sorted(capacities)
     assert capacities[0] < capacities[-1]
-
-
-@pytest.mark.usefixtures("as_written")
-def test_a_tree_that_outgrows_the_room_is_read_without():
-    run = session(tiny_model("llama"), prompts=(14,))
-    trees = forest(1, 29, run.generator)
-    positions, parts = run.positions(trees), []
-    for nodes in torch.arange(29).split([1, 4, 8, 16]):
-        seen = trees.visible[:, nodes, : nodes[-1] + 1]
-        parts.append(run.model.forward(trees.tokens[:, nodes], positions[:, nodes], seen))
-    assert error(torch.cat(parts, 1), run.expected(trees)) < TOLERANCE
-    assert not run.model.lanes.is_fixed
-    run.accept(trees)
-    trees = forest(1, 3, run.generator)
-    assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-    assert run.model.lanes.is_fixed
+    assert all(bucket(capacity - SPARE) == capacity - SPARE for capacity in capacities)
 
 
 @pytest.mark.usefixtures("as_written")
@@ -191,16 +159,28 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     model = tiny_model("llama")
     first, second = session(model), session(model)
     for run in (first, second):
-        run.read(forest(len(PROMPTS), 3, run.generator))
-    one, other = compiling.steps_of(model).rooms
-    memory = one.tensors[0].data_ptr()
-    assert memory != other.tensors[0].data_ptr()
+        assert run.step(3) < TOLERANCE
+    one, other = rooms(model)
+    memory = first.model.cache.layers[0].buffers[0].data_ptr()
+    assert memory != second.model.cache.layers[0].buffers[0].data_ptr()
     del first, run
+    assert (one.is_free, other.is_free) == (True, False)
     third = session(model)
-    trees = forest(len(PROMPTS), 3, third.generator)
-    assert error(third.read(trees), third.expected(trees)) < TOLERANCE
+    assert third.step(3) < TOLERANCE
     assert third.model.cache.layers[0].buffers[0].data_ptr() == memory
-    assert len(compiling.steps_of(model).rooms) == 2
+    assert rooms(model) == [one, other]
+
+
+@pytest.mark.usefixtures("as_written")
+def test_numbers_that_are_none_do_not_stay_in_a_room():
+    model = tiny_model("llama")
+    run = session(model)
+    assert run.step(3) < TOLERANCE
+    with torch.inference_mode():
+        rooms(model)[0].blocks[0].contents.tensors[0].fill_(torch.nan)
+    del run
+    assert session(model).step(3) < TOLERANCE
+    assert len(rooms(model)) == 1
 
 
 def tokens(compile: bool, prompts: list[list[int]], family: str = "llama", **settings: object) -> list[list[int]]:
@@ -223,7 +203,7 @@ def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], monke
         assert not runs
         assert tokens(True, prompts, temperature=temperature) == expected
         assert len(runs) > 10
-        assert all(len(steps.rooms) == 1 for steps in compiling.STEPS.values())  # one run after another, and warming
+        assert all(len(steps.rooms) == 1 for steps in compiled.STEPS.values())  # one run after another, and warming
         runs.clear()
 
 
@@ -232,7 +212,7 @@ def test_generation_goes_on_where_compiling_fails(prompts: list[list[int]], monk
     def broken(*inputs):
         raise RuntimeError("no compiler here\nand much more")
 
-    monkeypatch.setattr(compiling, "compiled", lambda model: broken)
+    monkeypatch.setattr(compiled, "compiled", lambda model: broken)
     expected = tokens(False, prompts)
     with pytest.warns(UserWarning, match="does not compile, so it runs without: no compiler here$") as caught:
         assert tokens(True, prompts) == expected
@@ -242,7 +222,7 @@ def test_generation_goes_on_where_compiling_fails(prompts: list[list[int]], monk
 
 @pytest.mark.usefixtures("as_written")
 def test_generation_goes_on_where_memory_lacks(monkeypatch):
-    monkeypatch.setattr(compiling, "available", lambda device: 2**20)
+    monkeypatch.setattr(compiled, "available", lambda device: 2**20)
     monkeypatch.setattr(compiled, "SLOTS", 2**14)
     with pytest.warns(
         UserWarning, match=r"without compiled steps: .* need [24].0 MiB, and 1.0 MiB are free; decode fewer"
@@ -253,11 +233,11 @@ def test_generation_goes_on_where_memory_lacks(monkeypatch):
 @pytest.mark.usefixtures("as_written")
 def test_what_was_compiled_is_forgotten_when_weights_change():
     model = tiny_model("gpt2", n_layer=1)
-    before = compiling.steps_of(model)
-    assert compiling.steps_of(model) is before
+    before = compiled.steps_of(model)
+    assert compiled.steps_of(model) is before
     with torch.no_grad():
         next(model.parameters()).mul_(1)
-    assert compiling.steps_of(model) is not before
+    assert compiled.steps_of(model) is not before
 
 
 def test_only_models_compile():
@@ -275,11 +255,8 @@ def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
         got, _ = md.generate(model, table, batch, compile=True, **settings)
         expected, _ = md.generate(model, table, batch, **settings)
         assert [row.tolist() for row in got] == [row.tolist() for row in expected]
-    run = session(model, prompts=lengths, capacity=1)
-    for nodes in (2, 3, 9, 17):
-        trees = forest(len(lengths), nodes, run.generator)
-        assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.accept(trees)
+    run = session(model, lengths, capacity=1)
+    assert max(run.step(nodes) for nodes in (2, 3, 9, 17)) < TOLERANCE
     return counters["stats"]["unique_graphs"]
 
 
@@ -287,7 +264,7 @@ def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
 def traced(monkeypatch) -> None:
     """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
     made = partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(compiling, "compiled", lambda model: made(compiling.own_copy(compiling.step)))
+    monkeypatch.setattr(compiled, "compiled", lambda model: made(compiled.own_copy(compiled.step)))
 
 
 @needs_compiler
@@ -316,13 +293,12 @@ def test_without_marks_sizes_are_compiled_again(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "attention"), [("llama", "sdpa"), ("gpt2", "sdpa"), ("gemma3", "sdpa"), ("gpt_oss", "eager")]
 )
-def test_compiled_families_read_what_they_read_without(name: str, attention: str, monkeypatch):
+def test_compiled_families_read_what_they_read_without(name: str, attention: str):
     model = tiny_model(name, attention)
     counters.clear()
-    logits, (reader, *_) = life(model, monkeypatch)
-    assert reader.steps.works
-    assert error(logits, Life(model, False).run()) < TOLERANCE
-    assert counters["stats"]["unique_graphs"] <= 2  # several rows, in a step of one token and of several
+    assert life(partial(session, model)) < TOLERANCE
+    assert compiled.steps_of(model).works
+    assert counters["stats"]["unique_graphs"] <= 4  # one row and several, in a step of one token and of several
 
 
 @needs_compiler
@@ -334,7 +310,7 @@ def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_m
     for tree in ("2x1", "1x1x1", "4"):
         settings = dict(tree=tree, temperature=0, max_new_tokens=30)
         assert tokens(True, prompts, **settings) == tokens(False, prompts, **settings)
-    assert all(compiling.steps_of(model).works for model in compiling.STEPS)
+    assert all(compiled.steps_of(model).works for model in compiled.STEPS)
     assert counters["stats"]["unique_graphs"] <= 2 * 4
 
 
@@ -344,9 +320,9 @@ def test_compiled_generation_is_greedy_alike_and_compiles_at_most_four_times_a_m
 def test_what_is_compiled_does_not_keep_a_model_alive():
     model = deepcopy(tiny_model("gpt2", n_layer=1))
     md.generate(model, None, [[1, 2]], max_new_tokens=3, compile=True)
-    assert len(compiling.STEPS) == 1
+    assert len(compiled.STEPS) == 1
     gone = ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert not compiling.STEPS
+    assert not compiled.STEPS

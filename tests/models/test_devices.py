@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cache import TOLERANCE, Session, error, forest
+from reading import TOLERANCE, Session
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -21,13 +21,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 def worst_error(model: PreTrainedModel, plain: PreTrainedModel) -> float:
     """Trees read by one model against paths read alone by another, over two rounds."""
     run = Session(plain, CausalLM(model, 48), [list(prompt) for prompt in PROMPTS], torch.Generator().manual_seed(1))
-    run.prefill()
-    worst = 0.0
-    for _ in range(2):
-        trees = forest(len(PROMPTS), 6, run.generator)
-        worst = max(worst, error(run.read(trees), run.expected(trees)))
-        run.accept(trees)
-    return worst
+    return max(run.prefill(), run.step(6), run.step(6))
 
 
 def greedy(target: PreTrainedModel, draft: PreTrainedModel | None) -> list[list[int]]:

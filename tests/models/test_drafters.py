@@ -157,73 +157,6 @@ def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twi
     assert step_error("distinct:recursive_rejection", "two tables", "2x2", "commit", Sampling()) > BIASED
 
 
-# What each drafter says
-
-
-def say(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> Tensor:
-    """The distribution after a text of which all but the last token are kept, and after a path of pending tokens."""
-    model = model.fresh(len(text))
-    kept, pending = torch.tensor([text[:-1]], dtype=torch.int64), torch.tensor([[text[-1], *path]])
-    causal = torch.ones(1, len(text), len(text), dtype=torch.bool).tril()
-    model.forward(kept, torch.arange(len(text) - 1)[None], causal[:, :-1, :-1], logits=False)
-    model.keep(torch.arange(len(text) - 1)[None])
-    causal = torch.ones(1, 1 + len(path), 1 + len(path), dtype=torch.bool).tril()
-    return model.forward(pending, len(text) - 1 + torch.arange(1 + len(path))[None], causal)[0, -1].exp()
-
-
-def counted(text: list[int], run: list[int], vocabulary: int) -> Tensor:
-    """Witten and Bell's estimate as their recursion has it, counting everything afresh."""
-    lower = (
-        counted(text, run[1:], vocabulary) if run else torch.full((vocabulary,), 1 / vocabulary, dtype=torch.float64)
-    )
-    after = [text[i] for i in range(len(run), len(text)) if text[i - len(run) : i] == run]
-    counts = torch.tensor([float(Counter(after)[token]) for token in range(vocabulary)]).double()
-    kinds = len(set(after))
-    return (counts + kinds * lower) / (len(after) + kinds) if after else lower
-
-
-@pytest.mark.parametrize("order", [1, 2, 4])
-def test_n_gram_counts_the_text_so_far(order):
-    text = torch.randint(4, (40,), generator=torch.Generator().manual_seed(order)).tolist()
-    for path in ((), (2, 3)):
-        run = [*text, *path][len(text) + len(path) - order + 1 :] if order > 1 else []
-        expected = counted(text[:-1], run, 4)
-        assert torch.allclose(say(NGram(4, order), text, path), expected, rtol=0, atol=EXACT)
-    assert say(NGram(4, order), text).sum() == pytest.approx(1, abs=EXACT)
-
-
-def test_a_corpus_is_refined_by_the_text():
-    corpus = [0, 1, 2, 0, 1, 3]
-    unread = say(NGram(5, 2, corpus), [1])
-    assert torch.allclose(unread, counted(corpus, [1], 5), rtol=0, atol=EXACT)
-    read = say(NGram(5, 2, corpus), [1, 4, 1])
-    assert read[4] > unread[4]
-    assert read[2] > say(NGram(5, 2), [1, 4, 1])[2]
-
-
-@pytest.mark.parametrize(
-    ("text", "path", "token"),
-    [
-        ([7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], (), 4),  # the latest of two
-        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (), 3),  # a longer run counts more than a later one
-        ([7, 1, 2, 3, 8, 1], (2,), 3),  # drafted tokens belong to the run
-        ([5, 6], (), 5),  # nothing matches but the empty run
-        ([5], (), 5),  # nothing was read
-    ],
-)
-def test_look_up(text, path, token):
-    assert torch.equal(say(Lookup(10), text, path), torch.eye(10).double()[token])
-
-
-def test_mixture_is_the_weighted_sum():
-    members = [table(4, 2), NGram(4), Lookup(4)]
-    laws = torch.stack([say(member, PROMPT) for member in members])
-    weights = torch.tensor([0.5, 0.5, 0.0]).double()
-    assert torch.allclose(say(Mixture(members, weights.tolist()), PROMPT), weights @ laws, rtol=0, atol=EXACT)
-    by_prefix = confident(laws.log())
-    assert torch.allclose(say(Mixture(members, confident), PROMPT), by_prefix @ laws, rtol=0, atol=EXACT)
-
-
 def test_the_documented_drafter_works():
     page = Path(__file__).parents[2] / "docs" / "drafters.md"
     failed, tried = doctest.testfile(str(page), module_relative=False)
@@ -239,53 +172,6 @@ def test_a_drafter_starts_afresh_in_every_generation():
         for rows in (1, 3, 1)
     ]
     assert torch.equal(runs[0], runs[2])
-
-
-# The target's own first layers
-
-
-LAYERED = [name for name in CONFIGURATIONS if name.split()[0] not in ("gpt2", "gptj", "opt", "falcon")]
-
-
-@pytest.mark.parametrize("name", LAYERED)
-def test_first_layers_equal_a_model_built_of_them(name):
-    model = tiny_model(name, "eager")
-    before = copy.deepcopy(model.state_dict())
-    shallow = first_layers(model, 1)
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:1]
-    built = type(model)(config).eval()
-    built.load_state_dict({key: value for key, value in before.items() if "layers.1." not in key})
-    ids = torch.arange(9)[None]
-    whole = model(ids).logits
-    assert torch.equal(shallow(ids).logits, built(ids).logits)
-    assert not torch.allclose(shallow(ids).logits, whole)
-    assert torch.equal(model(ids).logits, whole)
-    assert model.config.num_hidden_layers == 2
-    pointers = {parameter.data_ptr() for parameter in model.parameters()}
-    assert {parameter.data_ptr() for parameter in shallow.parameters()} < pointers
-
-
-@pytest.mark.parametrize(
-    ("model", "count", "advice"),
-    [
-        ("gpt2", 1, "the layers of gpt2 cannot be cut"),
-        ("llama", 2, "2 of 2 layers make no drafter; use 1 to 1"),
-        ("llama", 0, "0 of 2 layers"),
-    ],
-)
-def test_first_layers_advise(model, count, advice):
-    with pytest.raises(md.AdviceError, match=advice):
-        first_layers(tiny_model(model), count)
-
-
-def test_first_layers_of_a_model_spread_over_devices_are_refused():
-    model = copy.deepcopy(tiny_model("llama"))
-    model.base_model.forward = model.base_model.forward  # as accelerate leaves it: bound to this very module
-    with pytest.raises(md.AdviceError, match="load it on one"):
-        first_layers(model, 1)
 
 
 # Whole generations

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from multidraft.models import LanguageModel
+from multidraft.models.base import LanguageModel
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.table import TableModel, random_table
 
@@ -17,36 +17,34 @@ def spelled(prefix: tuple[int, ...]) -> torch.Tensor:
     return torch.tensor([number, 1 - number, 0, 0, 0], dtype=torch.float64)
 
 
-def test_prefixes_are_kept_tokens_and_visible_pending_ones():
-    model = TableModel(spelled, VOCABULARY, batch=2)
-    prompt = torch.tensor([[3, 1, 2], [4, 0, 0]])
-    causal = torch.ones(3, 3, dtype=torch.bool).tril().expand(2, -1, -1)
-    assert model.forward(prompt, torch.arange(3).expand(2, -1), causal, logits=False).shape[1] == 0
-    model.keep(torch.tensor([[0, 1, 2], [0, -1, -1]]))
-    tokens = torch.tensor([[1, 2, 3], [2, 2, 4]])  # nodes 0 and 1 at the root, node 2 below node 1
-    visible = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]], dtype=torch.bool).expand(2, -1, -1)
-    logits = model.forward(tokens, torch.tensor([[3, 3, 4], [1, 1, 2]]), visible)
-    prefixes = [[(3, 1, 2, 1), (3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 2), (4, 2, 4)]]
-    expected = torch.stack([torch.stack([spelled(prefix).log() for prefix in row]) for row in prefixes])
-    assert torch.equal(logits, expected)
-    assert (logits[..., 2:] == -torch.inf).all()
-    model.keep(torch.tensor([[1, 2], [0, -1]]))
-    model.select(torch.tensor([1, 0]))
+def test_prefixes_are_kept_tokens_and_those_on_the_path():
+    model = TableModel(spelled, VOCABULARY)
+    assert model.forward([[3, 1, 2], [4]], [[-1, 0, 1], [-1]], "none").shape == (2, 0, VOCABULARY)
+    model.keep([[0, 1, 2], [0]])
+    parents = [-1, -1, 1]  # nodes 0 and 1 at the root, node 2 below node 1
+    logits = model.forward([[1, 2, 3], [2, 3]], [parents, parents[:2]])
+    prefixes = [[(3, 1, 2, 1), (3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 3)]]
+    for row, own in enumerate(prefixes):
+        assert torch.equal(logits[row, : len(own)], torch.stack([spelled(prefix).log() for prefix in own]))
+    model.keep([[1, 2], [0]])
+    model.select([1, 0])
     assert model.kept == [(4, 2), (3, 1, 2, 2, 3)]
 
 
 def test_level_by_level_equals_at_once():
     conditional = random_table(VOCABULARY, depth=3, seed=1)
-    tokens, visible = (
-        torch.tensor([[1, 2, 3, 4]]),
-        torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]),
-    )
-    visible, positions = visible.bool()[None], torch.tensor([[0, 1, 1, 2]])
-    at_once = TableModel(conditional, VOCABULARY).forward(tokens, positions, visible)
+    tokens, parents = [1, 2, 3, 4], [-1, 0, 0, 1]
+    at_once = TableModel(conditional, VOCABULARY).forward([tokens], [parents])
     model = TableModel(conditional, VOCABULARY)
-    levels = [slice(0, 1), slice(1, 3), slice(3, 4)]
-    parts = [model.forward(tokens[:, s], positions[:, s], visible[:, s, : s.stop]) for s in levels]
+    parts = [model.forward([tokens[s]], [parents[s]]) for s in (slice(0, 1), slice(1, 3), slice(3, 4))]
     assert torch.equal(torch.cat(parts, 1), at_once)
+    assert torch.equal(model.forward([[]], [[]], "last"), at_once[:, :0])
+
+
+def test_the_last_of_each_row_is_scored_alone():
+    model = TableModel(spelled, VOCABULARY)
+    logits = model.forward([[1, 2, 3], [4]], [[-1, 0, 1], [-1]], "last")
+    assert torch.equal(logits, torch.stack([spelled((1, 2, 3)).log(), spelled((4,)).log()])[:, None])
 
 
 @pytest.mark.parametrize("concentration", [0.01, 1.0, 30.0])

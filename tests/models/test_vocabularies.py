@@ -60,13 +60,6 @@ def test_enumeration_catches_a_target_cut_to_what_both_have():
     assert error_after_two_steps("iid:lorenz", "deferred", Resized(table(3, 1), 2), table(2, 2), 0) > BIASED
 
 
-def test_logits_are_cut_or_padded_at_the_end():
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    assert resize(logits, 2).tolist() == [[1, 2]]
-    assert resize(logits, 4).tolist() == [[1, 2, 3, -torch.inf]]
-    assert resize(logits, 3) is logits
-
-
 @pytest.mark.parametrize("padding", [-1, 1])
 def test_models_of_two_sizes_decode_greedily(padding):
     target, draft = tiny_model("llama"), tiny_model("qwen2", vocab_size=VOCABULARY + padding)
@@ -77,14 +70,3 @@ def test_models_of_two_sizes_decode_greedily(padding):
     assert [row.tolist() for row in rows] == [row.tolist() for row in plain]
     recording = next(iter(capture(target, draft, [[1, 2]], Manner(new_tokens=3))))
     assert recording.target.shape == recording.draft.shape == (3, VOCABULARY)
-
-
-@pytest.mark.parametrize("sizes", [(152064, 151936), (151936, 152064), (50304, 50688), (100, 100)])
-def test_paddings_are_let_through(sizes):
-    check_sizes(*sizes)
-
-
-@pytest.mark.parametrize("sizes", [(32000, 32800), (262144, 256000), (128256, 151936), (5, 6)])
-def test_other_tokenizers_are_refused(sizes):
-    with pytest.raises(md.AdviceError, match=f"target has {sizes[0]} tokens and the draft {sizes[1]}; .*choose"):
-        check_sizes(*sizes)

@@ -28,7 +28,7 @@ from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import Tree
-from multidraft.models import versions
+from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
@@ -104,7 +104,7 @@ SEEING = [*LOOKING_BACK, "a user's own", "presence and frequency"]
 def processors(kind: str) -> LogitsProcessorList:
     """The list that transformers builds."""
     config = GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
-    return versions.logits_processors(config, PROMPT, SIZE, OWN.get(kind, []), torch.device("cpu"))
+    return compat.logits_processors(config, PROMPT, SIZE, OWN.get(kind, []), torch.device("cpu"))
 
 
 def sampling(kind: str) -> Sampling:
@@ -194,7 +194,7 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     """Its distribution of nothing would have been not a number."""
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
     config = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
-    listed = versions.logits_processors(config, PROMPT, SIZE, [], torch.device("cpu"))
+    listed = compat.logits_processors(config, PROMPT, SIZE, [], torch.device("cpu"))
     law = step_law(models()[0], lacking, PROMPT, plan(sampling_from([listed], greedy=False))).law
     assert law == {(3,): pytest.approx(1)}
 
@@ -304,7 +304,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
-        listed = versions.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
+        listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
         fast = sampling_from([listed], greedy=False)
         assert fast.before is fast.after is None
         assert torch.allclose(fast.target(logits), listed(None, logits).softmax(-1), atol=EXACT)

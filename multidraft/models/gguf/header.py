@@ -14,6 +14,8 @@ from multidraft.machine.memory import available, readable
 from multidraft.models.gguf.binding import library
 
 MAGIC = b"GGUF"
+TARGET_IDS = b"multidraft.target_ids"
+ARRAY, INT32 = 9, 5  # types of metadata
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")  # of a model that was split into several files
 
 
@@ -23,6 +25,7 @@ class Header:
 
     tensors: int  # bytes of all weights
     end: int  # where the last of them ends in the file
+    target_ids: list[int] | None = None  # of the target's tokens, where a draft model has a part of them
 
 
 class Settings(ctypes.Structure):
@@ -31,15 +34,17 @@ class Settings(ctypes.Structure):
     _fields_ = [("no_alloc", ctypes.c_bool), ("tensors", ctypes.c_void_p)]  # of ctypes
 
 
-def check(path: Path) -> None:
-    """Raise unless there is a whole GGUF file, with all its parts, and as much memory as its weights take."""
-    needed = sum(checked(part).tensors for part in parts(path))
+def check(path: Path) -> Header:
+    """The header of a file; raises unless it is whole, with all its parts, and there is memory for its weights."""
+    headers = [checked(part) for part in parts(path)]
+    needed = sum(header.tensors for header in headers)
     free = available(torch.device("cpu"))
     if free is not None and needed > free:
         raise AdviceError(
             f"the weights of {str(path)!r} take {readable(needed)} of memory and {readable(free)} are free; "
             "use a file with fewer bits a weight, or a smaller model"
         )
+    return headers[0]
 
 
 def parts(path: Path) -> list[Path]:
@@ -78,19 +83,37 @@ def read(path: Path) -> Header | None:
         sizes = [reader.gguf_get_tensor_size(found, number) for number in tensors]
         starts = [reader.gguf_get_tensor_offset(found, number) for number in tensors]
         ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-        return Header(sum(sizes), reader.gguf_get_data_offset(found) + max(ends, default=0))
+        end = reader.gguf_get_data_offset(found) + max(ends, default=0)
+        return Header(sum(sizes), end, numbers(reader, found, TARGET_IDS))
     finally:
         reader.gguf_free(found)
 
 
+def numbers(reader: Any, found: int, name: bytes) -> list[int] | None:
+    """A list of numbers among the metadata; None where there is none."""
+    key = reader.gguf_find_key(found, name)
+    if key < 0 or reader.gguf_get_kv_type(found, key) != ARRAY or reader.gguf_get_arr_type(found, key) != INT32:
+        return None
+    data = ctypes.cast(reader.gguf_get_arr_data(found, key), ctypes.POINTER(ctypes.c_int32))
+    return data[: reader.gguf_get_arr_n(found, key)]
+
+
 def functions() -> Any:
     """Those that read headers, which the binding does not declare."""
-    found, number = library()._lib, ctypes.c_int64
-    found.gguf_init_from_file.argtypes = [ctypes.c_char_p, Settings]
-    found.gguf_init_from_file.restype = ctypes.c_void_p
-    found.gguf_free.argtypes = [ctypes.c_void_p]
-    for name in ("gguf_get_n_tensors", "gguf_get_data_offset"):
-        getattr(found, name).argtypes, getattr(found, name).restype = [ctypes.c_void_p], number
-    for name in ("gguf_get_tensor_size", "gguf_get_tensor_offset"):
-        getattr(found, name).argtypes, getattr(found, name).restype = [ctypes.c_void_p, number], number
+    found, pointer, number = library()._lib, ctypes.c_void_p, ctypes.c_int64
+    for name, result, *arguments in (
+        ("init_from_file", pointer, ctypes.c_char_p, Settings),
+        ("free", None, pointer),
+        ("get_n_tensors", number, pointer),
+        ("get_data_offset", number, pointer),
+        ("get_tensor_size", number, pointer, number),
+        ("get_tensor_offset", number, pointer, number),
+        ("find_key", number, pointer, ctypes.c_char_p),
+        ("get_kv_type", ctypes.c_int, pointer, number),
+        ("get_arr_type", ctypes.c_int, pointer, number),
+        ("get_arr_n", number, pointer, number),
+        ("get_arr_data", pointer, pointer, number),
+    ):
+        function = getattr(found, f"gguf_{name}")
+        function.argtypes, function.restype = arguments, result
     return found

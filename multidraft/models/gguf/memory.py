@@ -42,7 +42,6 @@ class Memory:
         self.context: Any = None
         self.closing: Any = None
         self.batch: Batch | None = None
-        self.viewed: tuple[int, list[np.ndarray]] = 0, []  # where logits are, and views of them
 
     def reserve(self, cells: int, sequences: int) -> None:
         """Make room for so many cells and sequences in all."""
@@ -131,8 +130,10 @@ class Memory:
         self.reserve(len(tokens), 0)
         self.use_threads()
         self.decode(tokens, wanted)
-        scored = self.lines(sum(wanted)) if any(wanted) else []
-        return np.array(scored, np.float32).reshape(-1, self.weights.vocabulary)
+        scores = np.empty((sum(wanted), self.weights.vocabulary), np.float32)
+        if len(scores):
+            ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
+        return scores
 
     def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
         """Read them; the logits of some are llama.cpp's until its next pass."""
@@ -142,15 +143,6 @@ class Memory:
             self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         if result:
             raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-
-    def lines(self, count: int) -> list[np.ndarray]:
-        """So many lines of logits, where the last pass has left them."""
-        address, (seen, views) = self.address_of_logits(self.context), self.viewed
-        if address != seen or count > len(views):  # seldom: they stay where they are
-            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            views = list(np.ctypeslib.as_array(pointer, (count, self.weights.vocabulary)))
-            self.viewed = address, views
-        return views[:count]
 
     def use_threads(self) -> None:
         """As many as torch uses, whose number plans choose."""

@@ -7,8 +7,6 @@ k k k k   a  b  c          1: k k k k a b c
 
 from weakref import finalize
 
-from multidraft.errors import AdviceError
-from multidraft.models import Branches
 from multidraft.models.gguf.batch import Token
 from multidraft.models.gguf.memory import Memory
 
@@ -39,36 +37,29 @@ class Row:
         self.memory.copy(self.sequences[0], part.sequences[0], length)
         return part
 
-    def grow(self, new: Branches, context: int) -> dict[int, Token]:
-        """What is to be read of new slots, by slot.
-
-        One that stands elsewhere than behind all that it sees only fills a batch up; nor is any read that lies beyond
-        the context.
-        """
-        tokens, positions, counts, before = new
-        if not self.through and positions == [self.length] and self.length < context:
-            return {0: self.follow(tokens[0])}
-        old, places = len(self.through), list(zip(positions, counts, strict=True))
-        self.parents += before
-        self.depths += [count + 1 for count in counts]
-        real = [slot for slot, (at, count) in enumerate(places) if at == self.length + count and at < context]
-        followed, carried = {before[slot] for slot in real}, {slot: list[int]() for slot in real}
+    def grow(self, tokens: list[int], parents: list[int], context: int) -> list[Token | None]:
+        """What is to be read of new tokens that follow these slots; what lies beyond the context is not."""
+        if not self.through and parents == [KEPT] and self.length < context:
+            return [self.follow(tokens[0])]
+        old = len(self.through)
+        self.parents += parents
+        for parent in parents:
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
+        real = [slot for slot, depth in enumerate(self.depths[old:]) if self.length + depth <= context]
+        followed, carried = {parents[slot] for slot in real}, {slot: list[int]() for slot in real}
         for end in real:
             if old + end not in followed:
                 self.carry(old + end, old, carried)
         self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
-        return {slot: Token(tokens[slot], positions[slot], carried[slot]) for slot in real}
+        places = [self.length + depth - 1 for depth in self.depths[old:]]
+        rows = enumerate(zip(tokens, places, strict=True))
+        return [Token(token, at, carried[slot]) if slot in carried else None for slot, (token, at) in rows]
 
     def follow(self, token: int) -> Token:
         """What is to be read of one token behind the kept ones, which is all that plain decoding reads."""
         sequence = self.ends[0] = self.ends.pop(KEPT)
         self.through, self.depths, self.parents = [sequence], [1], [KEPT]
         return Token(token, self.length, [sequence])
-
-    def keep_root(self) -> None:
-        """Append the only slot, if it has been read."""
-        self.length += self.through[0] != NONE
-        self.settle()
 
     def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
         """Give the path to an end, as far as it is new, a sequence."""
@@ -91,8 +82,6 @@ class Row:
 
     def keep(self, path: list[int]) -> None:
         """Append these slots, which lead from the kept tokens to one of the tree, and forget the others."""
-        if not self.has(path):
-            raise AdviceError(f"the slots {path} are no path of the pending tree; keep those that lead to one of it")
         held = [slot for slot in path if self.through[slot] != NONE]
         stays = self.through[held[-1]] if held else self.sequences[0]
         self.length += len(held)
@@ -103,8 +92,3 @@ class Row:
                 self.memory.drop(sequence)
         self.sequences[:] = [stays]
         self.settle()
-
-    def has(self, path: list[int]) -> bool:
-        """Whether each of the slots follows the one before it."""
-        pairs = zip(path, [KEPT, *path], strict=False)
-        return all(0 <= slot < len(self.parents) and self.parents[slot] == before for slot, before in pairs)

@@ -11,6 +11,7 @@ from weakref import finalize
 from multidraft.errors import AdviceError
 from multidraft.models.gguf.binding import last_error, library
 from multidraft.models.gguf.header import check
+from multidraft.models.vocabularies import Vocabulary
 
 LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
@@ -22,7 +23,7 @@ class Weights:
 
     def __init__(self, path: Path, gpu_layers: int | None):
         self.library, self.path = library(), path
-        check(path)
+        header = check(path)
         settings = model_settings(self.library)
         if self.library.llama_supports_gpu_offload():
             settings.n_gpu_layers = ALL if gpu_layers is None else gpu_layers
@@ -33,6 +34,7 @@ class Weights:
         self.vocab = self.library.llama_model_get_vocab(self.pointer)
         self.vocabulary: int = self.library.llama_vocab_n_tokens(self.vocab)
         self.context: int = self.library.llama_model_n_ctx_train(self.pointer)
+        self.tokens = Vocabulary(self.vocabulary, header.target_ids)
         self.check_rolls_back()
 
     def check_rolls_back(self) -> None:

@@ -31,7 +31,7 @@ def distill(
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Teach a draft model the target's distributions on a capture, and say what it gains. Run it again to resume."""
-    from multidraft.models.versions import save_tokenizer
+    from multidraft.models.compat import save_tokenizer
     from multidraft_research.captures.folder import Capture
     from multidraft_research.training.distilling import Lesson, distil
 
@@ -65,7 +65,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
     """The draft model, with about as many tokens as the capture, and its tokenizer."""
     from multidraft.generation.inputs import vocabulary_of
     from multidraft.models.loading import load_model, load_tokenizer
-    from multidraft.models.resized import check_sizes
+    from multidraft.models.vocabularies import check_sizes
     from multidraft.zoo import load_pair
 
     if name is None or name == EMBEDDED:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from multidraft.errors import AdviceError
-from multidraft.models import versions
+from multidraft.models import compat
 from multidraft_research.training import corpus
 
 
@@ -177,7 +177,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Op
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
     model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # hidden self
-    versions.save_tokenizer(tokenizer, out / role)
+    compat.save_tokenizer(tokenizer, out / role)
 
 
 def check_same(folder: Path, text: str, recipe: Recipe) -> None:
@@ -202,7 +202,7 @@ def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokeniz
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     else:
         tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
-        versions.save_tokenizer(tokenizer, folder / "tokenizer")
+        compat.save_tokenizer(tokenizer, folder / "tokenizer")
     return tokenizer, in_tokens(text, tokenizer, recipe)
 
 

@@ -1,0 +1,122 @@
+"""Where profiles are kept: a file that a user names, one that is shipped, or the user's cache folder."""
+
+import json
+import logging
+from functools import lru_cache
+from importlib.resources import files as package_files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from multidraft.autotune.identity import PAIR, Subject, digest
+from multidraft.autotune.profile import Profile
+from multidraft.errors import AdviceError
+from multidraft.io import files
+
+NOTES = logging.getLogger("multidraft")
+LARGEST = 4 << 20  # bytes of a file that may be a profile
+LOADED: dict[Path, Profile] = {}  # those that this process has used, by where they are kept
+
+
+def profile_for(subject: Subject, file: Path | None = None) -> Profile:
+    """The profile of a pair on this machine: that of a file, the one that is kept, or a new one."""
+    wanted = subject.identity
+    if file is not None:
+        return checked(file, wanted)
+    file = place(wanted)
+    if file not in LOADED:
+        LOADED[file] = kept(file, wanted) or fresh(wanted)
+    return LOADED[file]
+
+
+def adopt(subject: Subject, text: str) -> None:
+    """Let this process use a profile that another one has, in JSON: processes that share work choose the same trees."""
+    LOADED[place(subject.identity)] = Profile.from_json(text)
+
+
+def place(wanted: dict[str, Any]) -> Path:
+    """The file of the profile of a certain identity."""
+    return cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+
+
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    return user_cache_path("multidraft", appauthor=False)
+
+
+def fresh(wanted: dict[str, Any]) -> Profile:
+    """A new profile: acceptance as a shipped one of the same pair has it, and no costs, which are the machine's."""
+    new = Profile(wanted)
+    for entry in shipped():
+        other = Profile.from_json(entry.read_text())
+        if all(other.identity[name] == wanted[name] for name in PAIR):
+            new.acceptance, new.growth = other.acceptance, other.growth
+    return new
+
+
+def shipped() -> list[Traversable]:
+    """The profiles that come with the embedded pairs."""
+    folder = package_files("multidraft.zoo").joinpath("plans")
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def checked(file: Path, wanted: dict[str, Any]) -> Profile:
+    """The profile of a file that a user has named; raises AdviceError where it is none, or is of something else."""
+    try:
+        profile = read(file, file.stat().st_mtime_ns)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise AdviceError(f"cannot read the plan {str(file)!r} ({reason}); make one with `multidraft tune`") from None
+    except AdviceError as error:
+        raise AdviceError(f"plan {str(file)!r}: {error}") from None
+    other = [name for name in wanted if profile.identity.get(name) != wanted[name]]
+    if other or not profile.known:
+        what = f"is of another {' and '.join(other)}" if other else "has no costs"
+        raise AdviceError(
+            f"plan {str(file)!r} {what}; make the right one with `multidraft tune --out {file}`, and the same models"
+        )
+    return profile
+
+
+@lru_cache(maxsize=8)
+def read(file: Path, changed: int) -> Profile:
+    """The profile of a file as it was changed last; one that every call names is understood once."""
+    if not file.is_file():
+        raise AdviceError("it is no file; make one with `multidraft tune --out`")
+    with file.open("rb") as stream:
+        content = stream.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise AdviceError("it is too large for a plan; make one with `multidraft tune --out`")
+    return Profile.from_json(content.decode())
+
+
+def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
+    """The profile that is kept, if it is whole; a damaged one is measured again."""
+    try:
+        profile = read(file, file.stat().st_mtime_ns)
+    except OSError:
+        return None
+    except (AdviceError, UnicodeDecodeError):
+        NOTES.warning("the plan %s is damaged; measuring again", file)
+        return None
+    return profile if profile.identity == wanted else None
+
+
+def save(profile: Profile) -> bool:
+    """Keep a profile where the next run finds it; False where that is not possible, which is said once."""
+    file = place(profile.identity)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, profile.as_json().encode())
+    except (OSError, AdviceError):
+        cannot_keep(file.parent)
+        return False
+    return True
+
+
+@lru_cache(maxsize=8)
+def cannot_keep(folder: Path) -> None:
+    """Say so."""
+    NOTES.warning("the plan cannot be kept in %s; the next run measures again", folder)

@@ -1,0 +1,135 @@
+"""A pair is measured for as long as one likes, and what its profile predicts is compared with what steps give."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from multidraft.autotune.controller import Auto, Limits
+from multidraft.autotune.identity import Subject
+from multidraft.autotune.profile import Profile
+from multidraft.autotune.tree_search import best_tree, common, speed
+from multidraft.decoding.policy import TreePolicy, policy_of
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.sampling.settings import Sampling
+
+PROMPT, RUN = 160, 24  # tokens of a prompt that are read at most, and steps after one text
+SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
+FOREVER = 1e9  # seconds of measuring, which something else ends
+
+Tick = Callable[[float], object]  # is told how many seconds have passed
+
+
+@torch.inference_mode()
+def measure(
+    subject: Subject,
+    profile: Profile,
+    seconds: float | int,
+    temperatures: Sequence[float | int],
+    rows: Sequence[int],
+    tick: Tick,
+) -> None:
+    """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
+    begun, turn, cases = time.monotonic(), 0, [(t, count) for count in rows for t in temperatures]
+    while cases and time.monotonic() < begun + seconds:
+        temperature, count = cases[turn % len(cases)]
+        before, policy = time.monotonic(), Auto(profile, temperature, Limits(), FOREVER)
+        for _ in steps(subject, policy, temperature, texts(subject, count, turn), turn):
+            pass
+        policy.finish(advise=False)
+        tick(time.monotonic() - before)
+        if policy.tuner and not policy.tuner.learns(count, temperature):
+            cases.remove((temperature, count))
+        turn += 1
+
+
+def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:
+    """So many prompts, which are others every turn."""
+    return [subject.prompts[(turn * rows + row) % len(subject.prompts)][-PROMPT:] for row in range(rows)]
+
+
+def steps(
+    subject: Subject, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
+) -> Iterator[tuple[int, float]]:
+    """Tokens and seconds of the steps after some prompts; the first two warm up."""
+    policy = policy_of(tree)
+    config = DecodeConfig(subject.scheme, policy, subject.walk, measure=0)
+    state = begun(subject, config, temperature, prompts, seed)
+    for index in range(RUN + 2):
+        state, record = step(state, config)
+        if index > 1:
+            yield sum(len(emitted.tokens) for emitted in record.emitted), sum(record.seconds.values())
+
+
+def begun(
+    subject: Subject, config: DecodeConfig, temperature: float | int, prompts: list[list[int]], seed: int
+) -> State:
+    """The prompts have been read, with room for the steps that follow."""
+    sampling = [Sampling(temperature=temperature) for _ in prompts]
+    longest = max(map(len, prompts)) + (RUN + 2) * config.policy.most_nodes
+    generator = torch.Generator().manual_seed(seed)
+    return start(prompts, subject.target, subject.draft, config, sampling, longest, generator)
+
+
+@dataclass
+class Line:
+    """One way to draft at one temperature, one row."""
+
+    temperature: float | int
+    tree: str
+    nodes: int
+    predicted_tokens: float  # a step
+    predicted_speed: float  # tokens a second
+    tokens: float = 0.0  # a step, as measured
+    speed: float = 0.0
+    seconds: float = 0.0  # of all steps measured
+    steps: int = 0
+
+    def add(self, tokens: int, seconds: float | int) -> None:
+        """One more step."""
+        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
+        self.tokens += (tokens - self.tokens) / self.steps
+        self.speed = self.tokens * self.steps / self.seconds
+
+
+def chosen(profile: Profile, temperature: float | int) -> list[Tree]:
+    """No drafts, the best chain, and the best tree of each size, by the profile."""
+    rates, costs, limits = profile.rates(temperature), profile.costs(1), Limits()
+    chains = [tree for tree in common(limits.nodes, limits.depth) if max(tree.drafts) == 1]
+    best = [best_tree(rates, costs, 1, size)[0] for size in SIZES]
+    return list(dict.fromkeys([NO_DRAFTS, max(chains, key=lambda tree: speed(tree, rates, costs, 1)), *best]))
+
+
+def lines_of(profile: Profile, temperature: float | int) -> list[tuple[Line, Tree | None]]:
+    """What takes part; None stands for auto."""
+    rates, costs, result = profile.rates(temperature), profile.costs(1), list[tuple[Line, Tree | None]]()
+    for tree in chosen(profile, temperature):
+        predicted = rates.tokens(tree), speed(tree, rates, costs, 1)
+        result.append((Line(temperature, tree.name or "none", len(tree) - 1, *predicted), tree))
+    best = max((line for line, _ in result), key=lambda line: line.predicted_speed)
+    auto = Line(temperature, "auto", best.nodes, best.predicted_tokens, best.predicted_speed)
+    return [*result, (auto, None)]
+
+
+@torch.inference_mode()
+def compare(
+    subject: Subject, profile: Profile, temperatures: Sequence[float | int], count: int, tick: Callable[[], object]
+) -> list[Line]:
+    """Every line measured in the real loop, by turns after every text, so that a noisy machine hits all alike."""
+    lines = [pair for temperature in temperatures for pair in lines_of(profile, temperature)]
+    for turn in range(max(count // RUN, 1)):
+        for line, tree in lines:
+            policy = tree or Auto(profile, line.temperature)
+            for tokens, seconds in steps(subject, policy, line.temperature, texts(subject, 1, turn), turn):
+                line.add(tokens, seconds)
+            tick()
+    return [line for line, _ in lines]
+
+
+def work(profile: Profile, temperatures: Sequence[float | int], count: int) -> int:
+    """How often `compare` ticks."""
+    return sum(len(lines_of(profile, temperature)) for temperature in temperatures) * max(count // RUN, 1)

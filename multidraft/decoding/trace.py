@@ -1,0 +1,115 @@
+"""A record of everything that a generation draws and decides, with the random numbers that it used.
+
+Records are plain dictionaries, for JSON. A "generation" says how its rows are decoded and gives their prompts; then
+comes one "step" for every row and step; the "end" gives the tokens that were returned (docs/metrics.md).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.record import Coin, StepRecord, Visit
+from multidraft.decoding.state import DecodeConfig
+from multidraft.sampling.settings import Sampling
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Trace:
+    """Tells somebody what happens, in records."""
+
+    def __init__(self, tell: Tell):
+        self.tell, self.steps = tell, dict[int, int]()
+
+    def begin(self, config: DecodeConfig, sampling: list[Sampling], prompts: list[list[int]]) -> None:
+        """Say what is going to happen."""
+        self.steps = dict.fromkeys(range(len(prompts)), 0)
+        self.tell({"record": "generation", "first_row": 0} | describe(config, sampling[0]) | {"prompts": prompts})
+
+    def add(self, record: StepRecord, rows: list[int]) -> None:
+        """One step of these rows."""
+        for index, row in enumerate(rows):
+            if index not in record.faults:
+                self.tell({"record": "step", "row": row, "step": self.steps[row]} | describe_step(record, index))
+                self.steps[row] += 1
+
+    def end(self, tokens: list[list[int]]) -> None:
+        """Say what is returned: what the last step had to cut is missing from it."""
+        self.tell({"record": "end", "tokens": tokens})
+
+
+def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
+    """How rows are decoded; the settings are those of the first."""
+    law, policy = config.scheme.law, config.policy
+    settings = {name: getattr(law, name) for name in law.settings()} | dict(config.scheme.settings)
+    shape = policy.shape if isinstance(policy, StaticTree) else None
+    return {
+        "scheme": config.scheme.name,
+        "settings": {name: plain(value) for name, value in settings.items()},
+        "tree": {"parents": list(shape.parents), "drafts": list(shape.drafts)} if shape else repr(policy),
+        "walk": plain(config.walk),
+        "sampling": describe_sampling(sampling),
+        "draft_sampling": describe_sampling(sampling.for_draft or sampling),
+    }
+
+
+def describe_sampling(sampling: Sampling) -> dict[str, Any]:
+    """How logits become distributions; processors by their names."""
+    lists = [listed for part in (sampling.before, sampling.after) if part is not None for listed in part.lists]
+    names = dict.fromkeys(type(processor).__name__ for listed in lists for processor in listed)
+    numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
+    return numbers | {"processors": list(names)}
+
+
+def plain(value: object) -> object:
+    """A value that JSON has; of a function, what it looks like."""
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def describe_step(record: StepRecord, index: int) -> dict[str, Any]:
+    """One row's tree, its walk, and what it emits."""
+    tree, emitted = record.trees[index], record.emitted[index]
+    last = {"token": emitted.tokens[-1], "kind": emitted.kinds[-1], "number": record.numbers[index]}
+    return {
+        "nodes": [describe_node(record, index, node) for node in range(len(tree))],
+        "walk": [describe_event(event) for event in record.events[index]],
+        "path": record.endings[index].path,
+        "last": last | span(record, index),
+    }
+
+
+def describe_node(record: StepRecord, index: int, node: int) -> dict[str, Any]:
+    """A node's token and the node above; what was drafted there, its probabilities, and the numbers that drew it."""
+    tree = record.trees[index]
+    described = {"node": node, "above": tree.parents[node], "token": tree.tokens[node]}
+    if not tree.has_drafts(node):
+        return described
+    law, places = tree.laws[node].probabilities, [place for place in tree.places[node] if place >= 0]
+    lines = [law if law.ndim == 1 else law[position % len(law)] for position in range(len(places))]
+    drafted = [token for token in tree.tuples[node] if token >= 0]
+    (target,) = record.scores.targets([(index, node)])
+    return described | {
+        "drafted": drafted,
+        "draft": [float(line[place]) for line, place in zip(lines, places, strict=True)],
+        "target": [float(target[token]) for token in drafted],
+        "numbers": [tree.numbers[node]],
+    }
+
+
+def describe_event(event: Visit | Coin) -> dict[str, Any]:
+    """A verdict that the walk asked for, or a coin that it threw."""
+    if isinstance(event, Coin):
+        return {"coin": float(event.probability), "number": event.number, "yes": event.yes}
+    claims = [list(child) for child in event.verdict.children]
+    return {"node": event.node, "weight": float(event.weight), "claims": claims, "rest": event.verdict.residual_mass}
+
+
+def span(record: StepRecord, index: int) -> dict[str, float]:
+    """The last token's share of what it was drawn from, from where to where of the sum."""
+    ending, token = record.endings[index], record.emitted[index].tokens[-1]
+    weights = record.scores.targets([(index, ending.leaf)])[0] if ending.rest is None else ending.rest.law()
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    start = float(cumulative[token - 1]) if token > 0 else 0.0
+    return {"from": start, "to": float(cumulative[token]), "of": float(cumulative[-1])}

@@ -1,0 +1,132 @@
+"""What a model offers to the decoding loop, be it a target or a draft.
+
+For each row of a batch a model holds *kept* tokens (the sequence so far; rows may differ in length) and *pending* ones:
+those passed to `forward` since the last `keep`, which form a tree below the kept ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+
+Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
+
+
+class Scores(NamedTuple):
+    """Logits of few tokens: the law is the softmax over the columns.
+
+    In a row and node the tokens above -inf are distinct. A drafter that knows only part of a law may return logarithms
+    of probabilities that sum to less than one; what it draws from is their normalised law all the same.
+    """
+
+    logits: Float[Tensor, "rows new columns"]  # -inf where a node has fewer columns than others
+    ids: Int[Tensor, "rows new columns"]  # the token of each column
+
+
+Answer = Tensor | Scores | tuple[Tensor | Scores, ...]
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A language model that reads a tree of tokens at once, and then keeps one path of it.
+
+    Column c of its logits is token c of the target, or token `ids[c]` where a draft model has an attribute `ids`: other
+    tokens have probability 0. The tokens that it reads are always the target's.
+    """
+
+    vocabulary: int  # the number of tokens that ids go up to, the target's where it drafts for one
+    context: int | None  # the largest number of tokens in a sequence; None means no limit
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are returned."""
+        ...
+
+    def fresh(self, capacity: int) -> "LanguageModel":
+        """Another reader of this model with nothing read, for sequences of up to `capacity` tokens with their trees."""
+        ...
+
+    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Any:
+        """Append new tokens to each row's pending ones, and return their next-token logits.
+
+        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
+        right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
+        logits are (rows, most new tokens, columns), and those beyond a row's own tokens mean nothing. With "last" they
+        are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The
+        first call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
+        """
+        ...
+
+    def keep(self, chosen: list[list[int]]) -> None:
+        """Append each row's pending tokens `chosen[row]`, a path from its kept tokens on, and drop all others."""
+        ...
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch only, in this order; what moves in memory are rows whose index changes."""
+        ...
+
+    def join(self, other: Any) -> None:
+        """Put the rows of `other`, a reader of the same model, below this one's; nothing is pending in either."""
+        ...
+
+    def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
+        """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
+        ...
+
+
+def by_drafter(model: LanguageModel, answer: Answer) -> list[Scores]:
+    """What a model has said as logits with their tokens, one for each drafter that it stands for."""
+    if isinstance(answer, Scores):
+        return [answer]
+    if isinstance(answer, tuple):
+        pairs = zip(getattr(model, "drafters", ()), answer, strict=True)
+        return [scores for drafter, own in pairs for scores in by_drafter(drafter, own)]
+    ids = getattr(model, "ids", None)
+    ids = torch.arange(answer.shape[-1], device=answer.device) if ids is None else ids
+    return [Scores(answer, ids.expand(answer.shape))]
+
+
+def closed_up(staying: Sequence[int]) -> list[int]:
+    """An order of the rows that stay in which the fewest change their index: the last ones fill the gaps.
+
+    >>> closed_up([0, 1, 3, 4])
+    [0, 1, 4, 3]
+    """
+    count, stays = len(staying), set(staying)
+    last = sorted((row for row in staying if row >= count), reverse=True)
+    return [row if row in stays else last.pop(0) for row in range(count)]
+
+
+def check_rows(brought: int, held: int) -> None:
+    """Raise unless there are tokens, or choices, for each row that a reader holds."""
+    if brought != held:
+        raise AdviceError(f"{brought} rows for a reader of {held}; rows leave by select(rows) and come by join(other)")
+
+
+def check_nothing_pending(*pending: int) -> None:
+    """Raise where rows are about to join in the middle of a step."""
+    if any(pending):
+        raise AdviceError("tokens are pending; keep some, or none, before rows join")
+
+
+def check_parents(parents: Sequence[int], pending: int) -> None:
+    """Raise unless each new token follows the kept ones, or a token that was read before it."""
+    for index, parent in enumerate(parents, pending):
+        if not -1 <= parent < index:
+            raise AdviceError(f"pending token {index} has parent {parent}; use -1, or a token that is read before it")
+
+
+def check_path(path: Sequence[int], parents: Sequence[int]) -> None:
+    """Raise unless pending tokens with these parents form a path that follows the kept ones."""
+    before = -1
+    for index in path:
+        if not 0 <= index < len(parents) or parents[index] != before:
+            raise AdviceError(
+                f"the pending tokens {list(path)} are no path of the tree with parents {list(parents)}; "
+                "keep tokens of which each follows the one before it"
+            )
+        before = index

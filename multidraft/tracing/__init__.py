@@ -1,1 +1,0 @@
-"""What a generation drew and decided: recorded, kept in a file, replayed."""

@@ -1,0 +1,307 @@
+"""Drafters without weights, and several drafters as one: each says what it says it says, in laws that sum to one."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from reading import chain, read_text
+from tiny import tiny_model
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.models.base import LanguageModel, Scores, by_drafter, closed_up
+from multidraft.models.ensemble import Copying, Mixture, Several, merged, spread
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.ngram import MOST, Lookup, NGram, Reader
+from multidraft.models.table import TableModel, random_table
+
+EXACT = 1e-12
+TEXT = [0, 1, 0, 0, 1, 1, 0]
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch):
+    """Drafters that count give float64, so that sums are exact."""
+    monkeypatch.setattr(Reader, "dtype", torch.float64)
+
+
+def table(vocabulary: int, seed: int) -> TableModel:
+    return TableModel(random_table(vocabulary, 3, seed), vocabulary)
+
+
+def said(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
+    """What is said after a text of which all but the last token are kept, and after a path of pending tokens."""
+    model = model.fresh(len(text))
+    read_text(model, [text[:-1]])
+    answer = model.forward([[text[-1], *path]], [chain(1 + len(path))], "last")
+    return by_drafter(model, answer)
+
+
+def law(model: LanguageModel, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
+    """The distribution over all tokens."""
+    [scores] = said(model, text, path)
+    return spread(scores, vocabulary or model.vocabulary)[0, -1].exp()
+
+
+def counted(text: list[int], run: list[int], vocabulary: int) -> Tensor:
+    """Witten and Bell's estimate as their recursion has it, counting everything afresh; what was not seen has none."""
+    lower = counted(text, run[1:], vocabulary) if run else torch.zeros(vocabulary).double()
+    after = [text[i] for i in range(len(run), len(text)) if text[i - len(run) : i] == run]
+    counts = torch.tensor([float(Counter(after)[token]) for token in range(vocabulary)]).double()
+    kinds = len(set(after))
+    return (counts + kinds * lower) / (len(after) + kinds) if after else lower
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_n_gram_counts_the_text_so_far(order):
+    text = torch.randint(4, (40,), generator=torch.Generator().manual_seed(order)).tolist()
+    for path in ((), (2, 3)):
+        run = [*text, *path][len(text) + len(path) - order + 1 :] if order > 1 else []
+        expected = counted(text[:-1], run, 4)
+        assert torch.allclose(law(NGram(4, order), text, path), expected / expected.sum(), rtol=0, atol=EXACT)
+        assert torch.allclose(said(NGram(4, order), text, path)[0].logits.exp().sum(), expected.sum(), atol=EXACT)
+
+
+def test_a_corpus_is_refined_by_the_text():
+    corpus = [0, 1, 2, 0, 1, 3]
+    unread, expected = law(NGram(5, 2, corpus), [1]), counted(corpus, [1], 5)
+    assert torch.allclose(unread, expected / expected.sum(), rtol=0, atol=EXACT)
+    read = law(NGram(5, 2, corpus), [1, 4, 1])
+    assert read[4] > unread[4]
+    assert read[2] > law(NGram(5, 2), [1, 4, 1])[2]
+
+
+def test_n_gram_brings_few_tokens_of_a_large_vocabulary():
+    text = [token for token in range(300) for _ in range(1 + token % 3)]
+    [scores] = said(NGram(49_152, 3), [*text, 0])
+    assert scores.logits.shape[-1] <= 2 * MOST
+    assert law(NGram(49_152, 1), [*text, 0]).count_nonzero() == MOST
+
+
+def test_before_anything_was_seen_the_latest_token_comes_again():
+    for model in (NGram(9), Lookup(9)):
+        assert torch.equal(law(model, [5]), torch.eye(9).double()[5])
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "token"),
+    [
+        ([7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2], (), 4),  # the latest of two
+        ([7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2], (), 3),  # a longer run counts more than a later one
+        ([7, 1, 2, 3, 8, 1], (2,), 3),  # drafted tokens belong to the run
+        ([5, 6], (), 5),  # nothing matches but the empty run
+        ([5], (), 5),  # nothing was read
+    ],
+)
+def test_look_up(text, path, token):
+    [scores] = said(Lookup(10), text, path)
+    assert scores.logits.shape == (1, 1, 1)
+    assert torch.equal(law(Lookup(10), text, path), torch.eye(10).double()[token])
+
+
+def guess(known: list[int], text: list[int], longest: int) -> tuple[int, int]:
+    """What followed the longest end of a text that has occurred among the known tokens, and its length."""
+    for length in range(min(longest, len(text)), -1, -1):
+        end = text[len(text) - length :]
+        places = [at for at in range(length, len(known)) if known[at - length : at] == end]
+        if places:
+            return known[places[-1]], length
+    return text[-1], 0
+
+
+def certainty(text: list[int], longest: int) -> float:
+    """How likely a look-up after a text is right, by going through its kept tokens from the beginning."""
+    tallies, right, kept = Counter[tuple[int, bool, str]](), False, text[:-1]
+    for place in range(1, len(kept)):
+        token, length = guess(kept[:place], kept[:place], longest)
+        tallies[length, right, "hits"] += token == kept[place]
+        tallies[length, right, "trials"] += 1
+        right = token == kept[place]
+    _, length = guess(kept, text, longest)
+    hits, trials = tallies[length, right, "hits"], tallies[length, right, "trials"]
+    return float((hits + 2 * Fraction(max(10 * length, 1), 10 * length + 30)) / (trials + 2))
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_the_certainty_of_a_match_is_how_often_such_matches_were_right(longest):
+    text = torch.randint(3, (30,), generator=torch.Generator().manual_seed(longest)).tolist()
+    seen = set()
+    for end in range(1, len(text) + 1):
+        [scores] = said(Lookup(9, longest), text[:end])
+        assert scores.logits.exp().item() == pytest.approx(certainty(text[:end], longest), abs=EXACT)
+        seen.add(round(scores.logits.exp().item(), 6))
+    assert len(seen) > 8
+    assert 0 < min(seen) < max(seen) < 1
+
+
+def test_certainty_grows_with_copies_that_were_right():
+    [first], [later] = (said(Lookup(9), [1, 2, 3, 4, 5] * times + [1, 2]) for times in (2, 6))
+    assert 0.5 < first.logits.exp() < later.logits.exp() < 1
+
+
+# Several as one
+
+
+def confident(laws: Tensor) -> Tensor:
+    """Weights that depend on the prefix: more for the member that is surer of itself."""
+    return laws.amax(-1).exp() / laws.amax(-1).exp().sum(-1, keepdim=True)
+
+
+def test_mixture_is_the_weighted_sum():
+    members = [table(4, 2), NGram(4), Lookup(4)]
+    laws = torch.stack([law(member, TEXT) for member in members])
+    weights = torch.tensor([0.5, 0.5, 0.0]).double()
+    assert torch.allclose(law(Mixture(members, weights.tolist()), TEXT), weights @ laws, rtol=0, atol=EXACT)
+    by_prefix = confident(laws.log())
+    assert torch.allclose(law(Mixture(members, confident), TEXT), by_prefix @ laws, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("text", [TEXT, [0, 1, 2], [3]])
+def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
+    copied, other = Lookup(4), table(4, 2)
+    sure = said(copied, text)[0].logits.exp().item()
+    expected = sure * law(copied, text) + (1 - sure) * law(other, text)
+    got = law(Copying([copied, other]), text)
+    assert torch.allclose(got, expected, rtol=0, atol=EXACT)
+    assert got.sum() == pytest.approx(1, abs=EXACT)
+    [scores] = said(Copying([copied, other]), text)
+    assert scores.logits.exp().sum() == pytest.approx(1, abs=EXACT)
+
+
+def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
+    flat = TableModel(lambda prefix: torch.arange(1, 601).double() / (300 * 601), 600)
+    [scores] = said(Mixture([flat, Lookup(600)], [0.5, 0.5]), TEXT)
+    drawn = scores.ids[scores.logits > -torch.inf].tolist()
+    assert len(set(drawn)) == len(drawn) == 257
+    assert set(drawn) - set(range(344, 600)) == {guess(TEXT[:-1], TEXT, 3)[0]}
+    assert scores.logits.exp().sum() == pytest.approx(1, abs=EXACT)
+
+
+def test_columns_of_one_token_are_added_up():
+    logits = torch.tensor([[[0.1, 0.2, 0.3], [0.4, 0.1, 0.0]]]).double().log()
+    ids = torch.tensor([[[7, 2, 7], [0, 5, 0]]])
+    made = merged([Scores(logits, ids), Scores(logits[..., :1], ids[..., :1])])
+    assert torch.allclose(made.logits.exp(), torch.tensor([[[0.2, 0.5, 0, 0], [0.8, 0.1, 0, 0]]]).double())
+    assert made.ids.tolist() == [[[2, 7, 0, 0], [0, 5, 0, 0]]]
+
+
+def test_the_comparison_catches_a_sum_that_forgets_a_token_said_twice(monkeypatch):
+    """Wrong: of columns of one token, the last one counts."""
+    monkeypatch.setattr(torch.Tensor, "scatter_add", lambda self, *given: self.scatter(*given))
+    with pytest.raises(AssertionError):
+        test_copying_trusts_a_match_as_far_as_it_is_certain(TEXT)
+
+
+def test_several_answer_one_by_one_and_some_in_few_columns():
+    members = [table(4, 2), Lookup(4), Mixture([table(4, 3), NGram(4)])]
+    several = said(Several(members), TEXT)
+    assert len(several) == 3
+    for scores, member in zip(several, members, strict=True):
+        assert torch.equal(spread(scores, 4)[0, 0].exp(), law(member, TEXT))
+
+
+class Reduced(TableModel):
+    """It knows two tokens of four."""
+
+    ids = torch.tensor([3, 1])
+
+    def fresh(self, capacity: int) -> "Reduced":
+        return Reduced(self.conditional, 2)
+
+
+def test_columns_may_be_named():
+    small = Reduced(table(2, 2).conditional, 2)
+    whole = law(small, [0, 1, 1], vocabulary=4)
+    assert torch.equal(whole[[3, 1]], law(table(2, 2), [0, 1, 1]))
+    mixed = law(Copying([Lookup(2), small]), [0, 1, 1], vocabulary=4)
+    sure = said(Lookup(2), [0, 1, 1])[0].logits.exp().item()
+    assert torch.allclose(mixed, (1 - sure) * whole + sure * law(Lookup(4), [0, 1, 1]), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [
+        (lambda: Several([]), "pass at least one"),
+        (lambda: Mixture([table(4, 1), table(9, 1)]), "of vocabularies .4, 9. do not fit"),
+        (lambda: Mixture([table(4, 1), table(4, 2)], [0.5]), "make no mixture of 2 drafters"),
+        (lambda: Mixture([table(4, 1)], [float("nan")]), "make no mixture"),
+        (lambda: Copying([table(4, 1), Lookup(4)]), "Copying mixes two drafters"),
+        (lambda: NGram(4, 0), "use at least 1"),
+        (lambda: Lookup(4, 0), "use at least 1"),
+    ],
+)
+def test_advice(make, advice):
+    with pytest.raises(AdviceError, match=advice):
+        make()
+
+
+# Rows that come, leave and are copied
+
+
+READERS = {
+    "model": lambda: CausalLM(tiny_model("llama")),
+    "table": lambda: TableModel(random_table(5, 3, 1), 5),
+    "counts": lambda: NGram(5, 3),
+    "look-up": lambda: Lookup(5),
+    "several": lambda: Several([tiny_model("llama"), NGram(61, 3)]),
+    "mixture": lambda: Mixture([tiny_model("llama"), NGram(61, 3)]),
+    "copying": lambda: Copying([Lookup(61), tiny_model("llama")]),
+}
+TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
+
+
+def heard(model: LanguageModel, tokens: list[list[int]], row: int) -> Tensor:
+    """What is said of one row behind chains of tokens, which are forgotten."""
+    answers = by_drafter(model, model.forward(tokens, [chain(len(own)) for own in tokens]))
+    model.keep([[]] * len(tokens))
+    laws = [spread(scores, model.vocabulary)[row, : len(tokens[row])].double() for scores in answers]
+    return torch.stack(laws).exp()
+
+
+@pytest.mark.parametrize("make", READERS.values(), ids=READERS)
+def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(make):
+    model = make()
+    whole, short, late = (model.fresh(30) for _ in range(3))
+    read_text(whole, TEXTS)
+    read_text(late, [TEXTS[0][:3]])
+    part = whole.part(1, 6, 20)
+    read_text(short, [TEXTS[1][:6]])
+    new = [[3, 1, 0], [1, 2], [4]]
+    expected = heard(short, [new[0]], 0)
+    assert torch.allclose(heard(part, [new[0]], 0), expected, atol=1e-5)
+    before = [heard(whole, new[:2], row) for row in range(2)]
+    whole.join(late)
+    whole.select([2, 1, 0, 1])
+    for row, old in ((2, 0), (1, 1), (3, 1)):
+        got = heard(whole, [new[2], new[1], new[0], new[1]], row)
+        assert torch.allclose(got, before[old], atol=1e-5)
+    whole.select([0])
+    first = model.fresh(30)
+    read_text(first, [TEXTS[0][:3]])
+    assert torch.allclose(heard(whole, [new[0]], 0), heard(first, [new[0]], 0), atol=1e-5)
+    read_text(part, [TEXTS[1][6:]])
+    read_text(short, [TEXTS[1][6:]])
+    assert torch.allclose(heard(part, [new[0]], 0), heard(short, [new[0]], 0), atol=1e-5)
+
+
+@pytest.mark.parametrize("make", READERS.values(), ids=READERS)
+def test_misuse_gets_advice(make):
+    model = make().fresh(20)
+    read_text(model, TEXTS)
+    model.forward([[1, 2], [3]], [[-1, 0], [-1]])
+    for chosen, advice in (([[1], []], "no path of the tree"), ([[0]], "1 rows for a reader of 2")):
+        with pytest.raises(AdviceError, match=advice):
+            model.keep(chosen)
+    with pytest.raises(AdviceError, match="pending token 2 has parent 2"):
+        model.forward([[1], [1]], [[2], [0]])
+    other = make().fresh(20) if "CausalLM" not in type(model).__name__ else model.fresh(20)
+    with pytest.raises(AdviceError, match=r"tokens are pending|two different models"):
+        model.join(other)
+
+
+def test_who_has_the_fewest_moves():
+    assert closed_up([0, 1, 2, *range(4, 16)]) == [0, 1, 2, 15, *range(4, 15)]
+    assert closed_up([3, 5]) == [5, 3]
+    assert closed_up([]) == []
+    assert sorted(closed_up([1, 2, 7, 9])) == [1, 2, 7, 9]

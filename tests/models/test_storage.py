@@ -1,0 +1,290 @@
+"""Layers of several shapes share blocks of memory, at few operations; an interruption of a pass loses nothing."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+
+import pytest
+import torch
+from reading import chain
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from multidraft.models import kv_cache
+from multidraft.models.kv_cache import Block, Contents, TreeCache
+
+Shape = tuple[int, int] | None  # the dimensions of a layer's keys and values; None if it shares another layer's
+ALIKE: list[Shape] = [(4, 4)] * 11
+TWO_KINDS: list[Shape] = [(4, 4), (4, 4), (6, 6)] * 4 + [None, None]
+KEYS_UNLIKE_VALUES: list[Shape] = [(6, 2)] * 3
+KINDS = [ALIKE, TWO_KINDS, KEYS_UNLIKE_VALUES]
+
+
+@dataclass
+class Fake:
+    """A cache beside the tokens that each row should hold: keys and values say which token and layer they belong to."""
+
+    shapes: list[Shape]
+    rows: list[list[int]]
+    cache: TreeCache = field(init=False)
+    pending: list[list[int]] = field(init=False)
+
+    def __post_init__(self):
+        self.cache = TreeCache(len(self.shapes), 4)
+        self.pending = [[] for _ in self.rows]
+
+    def write(self, tokens: list[list[int]]) -> None:
+        """A forward pass over branches that follow the kept tokens, and chains after them."""
+        self.cache.begin(len(tokens))
+        above = [chain(len(own) + len(new))[len(own) :] for own, new in zip(self.pending, tokens, strict=True)]
+        self.cache.append(above, False)
+        width = max(map(len, tokens))
+        new = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
+        for number, (layer, shape) in enumerate(zip(self.cache.layers, self.shapes, strict=True)):
+            if shape is not None:
+                keys, values = (content(new, number).expand(-1, 3, -1, dim) for dim in shape)
+                layer.update(keys, -values)
+        self.pending = [own + more for own, more in zip(self.pending, tokens, strict=True)]
+
+    def keep(self, counts: list[int]) -> None:
+        self.cache.keep([list(range(count)) for count in counts])
+        self.rows = [row + own[:n] for row, own, n in zip(self.rows, self.pending, counts, strict=True)]
+        self.pending = [[] for _ in self.rows]
+
+    def select(self, rows: list[int]) -> None:
+        self.cache.select(rows)
+        self.rows, self.pending = [self.rows[row] for row in rows], [self.pending[row] for row in rows]
+
+    def join(self, other: "Fake", rows: list[int], length: int = 99) -> None:
+        texts = [other.rows[row][:length] for row in rows]
+        self.cache.add(other.cache, rows, [len(text) for text in texts])
+        self.rows, self.pending = self.rows + texts, self.pending + [[] for _ in rows]
+
+    def holds(self) -> bool:
+        """Whether every layer holds the rows."""
+        return all(
+            torch.equal(buffer[row, :, : len(tokens)], sign * content(torch.tensor([tokens]), number)[0].expand(like))
+            for number, layer in enumerate(self.cache.layers)
+            for sign, buffer in zip((1, -1), layer.buffers, strict=bool(layer.buffers))
+            for row, tokens in enumerate(self.rows)
+            for like in [buffer[row, :, : len(tokens)].shape]
+        )
+
+
+def content(tokens: Tensor, number: int) -> Tensor:
+    """The keys of these tokens in this layer, of one head and dimension."""
+    return (tokens + 1000 * number).float()[:, None, :, None]
+
+
+def written(shapes: list[Shape], rows: int = 3) -> Fake:
+    """Rows of different lengths, which have read four tokens more."""
+    fake = Fake(shapes, [[] for _ in range(rows)])
+    fake.write([[10 * row + token for token in range(1, 5 - row % 2)] for row in range(rows)])
+    fake.keep([4 - row % 2 for row in range(rows)])
+    fake.write([[10 * row + token for token in range(5, 9)] for row in range(rows)])
+    return fake
+
+
+def memory(fake: Fake) -> list[list[int]]:
+    """The layers that share each piece of memory."""
+    pieces: dict[int, list[int]] = {}
+    for number, layer in enumerate(fake.cache.layers):
+        for buffer in layer.buffers[:1]:
+            pieces.setdefault(buffer.untyped_storage().data_ptr(), []).append(number)
+    return list(pieces.values())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "shared"),
+    [
+        (ALIKE, [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10]]),
+        (TWO_KINDS, [[0, 1, 3, 4, 6, 7, 9, 10], [2, 5, 8, 11]]),
+        (KEYS_UNLIKE_VALUES, [[0, 1, 2]]),
+    ],
+)
+def test_layers_of_the_same_shape_share_memory(shapes: list[Shape], shared: list[list[int]]):
+    fake = written(shapes)
+    assert memory(fake) == shared
+    fake.write([[50], [51], [52]])  # grown, and still shared
+    assert memory(fake) == shared
+    assert [layer.buffers == () for layer in fake.cache.layers] == [shape is None for shape in shapes]
+    assert fake.cache.is_filled == (None not in shapes)
+    if shapes is ALIKE:  # no more memory is taken than layers are left
+        assert [len(block.contents.layers) for block in fake.cache.storage.blocks] == [8, 3]
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        self.count[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(settings or {}))
+
+
+@pytest.mark.parametrize("shapes", KINDS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape], rows: int):
+    fake = written(shapes, rows)
+    fake.cache.pending = [
+        kv_cache.Pending(chain(2), [0, 1], [2, 3], [4, 12]) for _ in range(rows)
+    ]  # as if the last two tokens were the tree
+    fake.pending = [own[2:] for own in fake.pending]
+    with Operations() as operations:
+        fake.keep([2] * rows)
+    assert fake.holds()
+    moving = {name: count for name, count in operations.count.items() if "index" in name or "copy" in name}
+    assert moving == dict.fromkeys(("index_select", "copy_"), 2 * rows)  # of all kinds there are two tensors
+
+
+@pytest.mark.parametrize("shapes", KINDS)
+def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape]):
+    fake = written(shapes)
+    fake.keep([4, 1, 0])
+    assert fake.holds()
+    fake.write([[60, 61], [62], [64, 65]])
+    fake.select([2, 0])  # in the middle of a tree
+    fake.write([[66], [67, 68]])
+    fake.keep([3, 2])
+    assert fake.holds()
+    part = Fake(shapes, [])
+    part.join(fake, [0], 5)
+    assert part.holds()
+    assert memory(part) == memory(written(shapes))
+    late = Fake(shapes, [])
+    late.join(fake, [0, 1])
+    late.join(part, [0, 0])
+    late.join(fake, [])
+    late.write([[70 + row + 10 * token for token in range(12)] for row in range(4)])
+    late.keep([12, 0, 1, 2])
+    assert late.holds()
+    assert memory(late) == memory(written(shapes))
+    late.select([3, 3, 1, 0, 2])
+    assert late.holds()
+
+
+@pytest.mark.parametrize("wrong", ["move", "move_rows"])
+def test_the_check_catches_blocks_left_as_they_were(wrong: str, monkeypatch):
+    fake = written(TWO_KINDS)
+    monkeypatch.setattr(Block, wrong, lambda *_: None)
+    fake.keep([0, 1, 0])
+    assert fake.holds() == (wrong == "move_rows")
+    fake.select([2, 1])
+    assert not fake.holds()
+
+
+def test_memory_goes_when_three_quarters_of_the_rows_have_left():
+    fake = written(ALIKE, 4)
+    fake.keep([4, 4, 4, 4])
+    before = [tensor.untyped_storage() for block in fake.cache.storage.blocks for tensor in block.contents.tensors]
+    fake.select([0, 3])
+    assert [block.rows for block in fake.cache.storage.blocks] == [4, 4]
+    fake.select([1])
+    assert fake.holds()
+    views = [view for layer in fake.cache.layers for view in (layer.keys, layer.values, *layer.buffers)]
+    held = {view.untyped_storage().data_ptr() for view in views if view is not None}
+    assert len(held) == len(before)
+    assert not held & {storage.data_ptr() for storage in before}
+
+
+# Interruptions
+
+
+class Interruption:
+    """Raises KeyboardInterrupt before the n-th instruction of `kv_cache.py`."""
+
+    def __init__(self, after: int):
+        self.left = after
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "Interruption | None":
+        if frame.f_code.co_filename != kv_cache.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> None:
+        sys.settrace(self)
+
+    def __exit__(self, *_) -> None:
+        sys.settrace(None)
+
+
+def lost(fake: Fake, after: int, width: int) -> bool | None:
+    """Whether a pass that is interrupted and dropped does harm, then or after a pass of another width.
+
+    None if it was not interrupted.
+    """
+    new = [[100 * row + token for token in range(width)] for row in range(len(fake.rows))]
+    try:
+        with Interruption(after):
+            fake.write([row[:1] * 3 for row in new])
+        return None
+    except KeyboardInterrupt:
+        pass
+    fake.pending = [[] for _ in fake.rows]
+    fake.cache.keep([[]] * len(fake.cache.lengths))
+    if not fake.holds():
+        return True
+    try:
+        fake.write(new)
+        fake.keep([width] * len(fake.rows))
+        fake.write([[201, 202, 203]] * len(fake.rows))
+    except RuntimeError:
+        return True
+    fake.keep([2, 3])
+    return not fake.holds()
+
+
+def fresh(shapes: list[Shape]) -> Fake:
+    """Two rows of which nothing has been read."""
+    return Fake(shapes, [[], []])
+
+
+def full(shapes: list[Shape]) -> Fake:
+    """The next token but one makes blocks grow."""
+    fake = fresh(shapes)
+    fake.write([[1, 2, 3], [4, 5, 6]])
+    fake.keep([3, 3])
+    return fake
+
+
+def outcomes(make: Callable[[list[Shape]], Fake], shapes: list[Shape], width: int) -> list[bool]:
+    """What is lost by an interruption before each instruction of a pass."""
+    found: list[bool] = []
+    while (outcome := lost(make(shapes), len(found) + 1, width)) is not None:
+        found.append(outcome)
+    return found
+
+
+SMALL: list[list[Shape]] = [[(4, 4), (4, 4)], [(6, 2), (6, 2)]]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("shapes", SMALL)
+@pytest.mark.parametrize(("make", "width"), [(fresh, 7), (full, 1)])  # more than there is room for, or less
+def test_an_interruption_before_any_instruction_of_a_pass_loses_nothing(make, width: int, shapes: list[Shape]):
+    found = outcomes(make, shapes, width)
+    assert len(found) > 200
+    assert not any(found)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_comparison_catches_memory_replaced_in_two_steps(monkeypatch):
+    hold = Block._hold
+
+    def torn(self: Block, tensors: list[Tensor]) -> None:
+        if hasattr(self, "contents"):
+            self.contents = Contents(tensors, self.contents.layers)
+        hold(self, tensors)
+
+    monkeypatch.setattr(Block, "_hold", torn)
+    assert any(outcomes(full, SMALL[0], 1))
