@@ -128,9 +128,9 @@ def chain_rate(info: "Info", plain: "Info", depth: int) -> float:
     often. Of the target's seconds it saves those of the nodes that it does not have: what a pass took beyond a plain
     one, in proportion. It saves the draft passes of the levels that it does not have, and nothing else.
     """
-    steps, seconds, first = info.drafts, info.watch.seconds, (info.rank_rates or [0.0])[0]
-    alone = plain.watch.seconds["target"] / plain.row_passes
+    steps, seconds, first = info.drafts, info.seconds, (info.rank_rates or [0.0])[0]
+    alone = plain.seconds["target"] / plain.row_passes
     nodes = max(seconds["target"] / steps - alone, 0.0) * min(depth * steps / info.nodes, 1.0)
     draft = seconds["draft"] / steps * depth / (len(info.lengths) - 1)
-    others = sum(seconds[part] for part in ("rule", "cache", "rest")) / steps
+    others = sum(seconds[part] for part in ("rule", "cache", "measure", "rest")) / steps
     return sum(first**level for level in range(depth + 1)) / (alone + nodes + draft + others)

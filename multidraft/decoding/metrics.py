@@ -101,9 +101,8 @@ class Info:
         if len(tree) > 1:
             self.drafts += 1
             tally(self.lengths, len(path), tree.depths[-1])
-            most = max(len(tree.drawn(node)) for node in tree.children)
             for node in path:
-                tally(self.ranks, tree.rank(node), most - 1)
+                tally(self.ranks, tree.rank(node), tree.counts[0] - 1)
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""

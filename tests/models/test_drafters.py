@@ -3,7 +3,7 @@
 import copy
 import doctest
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,27 +23,23 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Plan
-from multidraft.decoding.tree import Tree
+from multidraft.decoding import verify
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import NodeLaw, Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models import LanguageModel
+from multidraft.models.base import LanguageModel
 from multidraft.models.early_exit import first_layers
 from multidraft.models.ensemble import Mixture, Several
-from multidraft.models.ngram import Lookup, NGram, Reader
+from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 EXACT = 1e-12
 BIASED = 1e-3  # a biased twin must be off by more
 PROMPT = [0, 1, 0, 0, 1, 1, 0]  # long enough for counts
 UNEVEN = "[[0],[1],[0,0],[1,0],[1,1]]"  # equal tokens at the root give one node of slots that draw once and twice
-
-
-@pytest.fixture(autouse=True)
-def doubles(monkeypatch):
-    """Drafters that count give float64, so that sums are exact."""
-    monkeypatch.setattr(Reader, "dtype", torch.float64)
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
@@ -80,21 +76,25 @@ CASES += [("distinct:recursive_rejection", "two tables", "2x2", 3), ("distinct:r
 DRAFTERS = ONE | MANY
 
 
-def error_of(law: Law, plan: Plan, vocabulary: int, count: int) -> float:
+def error_of(law: Law, vocabulary: int, count: int, sampling: Sampling = Sampling()) -> float:  # noqa: B008
     """How far the law of the first tokens is from the target's."""
     target = table(vocabulary, 1).conditional
 
     @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return plan.sampling.target(target((*PROMPT, *tokens)).log())
+        return target_laws(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
     return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
 
 
+def config_of(scheme: str, tree: str, walk: str) -> DecodeConfig:
+    return DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)), walk)
+
+
 def step_error(scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling, vocabulary: int = 3) -> float:
-    plan = Plan(md.scheme(scheme), Tree.parse(tree), walk, sampling)
-    law = step_law(table(vocabulary, 1), DRAFTERS[drafter](vocabulary), PROMPT, plan)
-    return error_of(law.law, plan, vocabulary, max(plan.tree.depths))
+    config = config_of(scheme, tree, walk)
+    law = step_law(table(vocabulary, 1), DRAFTERS[drafter](vocabulary), PROMPT, config, sampling)
+    return error_of(law.law, vocabulary, Tree.parse(tree).depth, sampling)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -116,10 +116,10 @@ def test_truncated_distributions_have_the_target_law(scheme, drafter, sampling):
 )
 def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
     """Counts go on from step to step, and rows have read different tokens."""
-    plan, steps = Plan(md.scheme(scheme), Tree.parse(tree), walk), 2
-    state = first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, plan)
-    law = law_of_steps(state, plan, steps)
-    assert error_of(law, plan, 2, steps * (max(plan.tree.depths) + 1)) <= EXACT
+    config, steps = config_of(scheme, tree, walk), 2
+    state = first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, config)
+    law = law_of_steps(state, config, steps)
+    assert error_of(law, 2, steps * (Tree.parse(tree).depth + 1)) <= EXACT
 
 
 TWINS = {
@@ -137,16 +137,17 @@ TWINS = {
 def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
     """Each is told a law that the drafts were not drawn from."""
     scheme, drafter = TWINS[twin]
-    right = ScoredTree.draft
-    first = table(3, 2).conditional((*PROMPT,))
+    right, first = verify.stacked, table(3, 2).conditional((*PROMPT,))
 
-    def wrong(nodes: ScoredTree, rows: list[int], places: tuple[int, ...]) -> Tensor:
-        draft = right(nodes, rows, places)
+    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
+        draft = right(laws, drafts, more)
         if "first member" in twin:
-            return first.expand_as(draft)
-        return torch.full_like(draft, 1 / 3) if scheme.startswith("iid") else draft.roll(1, -1)
+            return torch.stack([torch.cat([first[law.ids], torch.zeros(more)]) for law in laws])
+        if scheme.startswith("iid"):
+            return torch.stack([torch.cat([torch.full((3,), 1 / 3), torch.zeros(more)]) for _ in laws]).double()
+        return draft.roll(1, -2)  # another drafter's
 
-    monkeypatch.setattr(ScoredTree, "draft", wrong)
+    monkeypatch.setattr(verify, "stacked", wrong)
     assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
 
 

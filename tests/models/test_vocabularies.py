@@ -14,10 +14,10 @@ from multidraft.auditing.enumeration import (
     law_of_steps,
     target_law,
 )
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models.resized import Resized, check_sizes, resize
 from multidraft.models.table import TableModel, random_table
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
@@ -36,11 +36,21 @@ def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(conditional, vocabulary)
 
 
-def error_after_two_steps(name: str, walk: str, target: TableModel | Resized, draft: TableModel, prompt: int) -> float:
-    plan = Plan(md.scheme(name), Tree.parse("2"), walk)
-    state = first_state(target, draft, [prompt], plan)
-    law = law_of_steps(state, plan, 2)
-    truth = random_table(target.model.vocabulary if isinstance(target, Resized) else target.vocabulary, 2, 1)
+class Cut(TableModel):
+    """A target that is cut to fewer tokens."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__(lambda prefix: random_table(3, 2, 1)(prefix)[:vocabulary], vocabulary)
+
+    def fresh(self, capacity: int) -> "Cut":
+        return Cut(self.vocabulary)
+
+
+def error_after_two_steps(name: str, walk: str, target: TableModel, draft: TableModel, prompt: int) -> float:
+    config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2")), walk)
+    state = first_state(target, draft, [prompt], config)
+    law = law_of_steps(state, config, 2)
+    truth = random_table(3 if isinstance(target, Cut) else target.vocabulary, 2, 1)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return truth((prompt, *tokens))
@@ -57,7 +67,7 @@ def test_two_steps_have_the_target_law(name, walk, sizes):
 
 
 def test_enumeration_catches_a_target_cut_to_what_both_have():
-    assert error_after_two_steps("iid:lorenz", "deferred", Resized(table(3, 1), 2), table(2, 2), 0) > BIASED
+    assert error_after_two_steps("iid:lorenz", "deferred", Cut(2), table(2, 2), 0) > BIASED
 
 
 @pytest.mark.parametrize("padding", [-1, 1])
