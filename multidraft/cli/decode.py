@@ -7,7 +7,7 @@ from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 from multidraft.cli.terminal import Screen
 from multidraft.errors import AdviceError
-from multidraft.generation.detokenize import Pieces
+from multidraft.generation.detokenize import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
@@ -86,7 +86,7 @@ class Texts:
     """The text of every row of a batch, passed on to a screen as it grows."""
 
     def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
-        self.readers = [Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
+        self.readers = [IncrementalDetokenizer(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
         self.screen = screen
 
