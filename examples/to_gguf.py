@@ -29,6 +29,9 @@ def write(model: PreTrainedModel, path: Path, kind: str = "f32", tokenizer: Any 
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[family])
     add_settings(writer, config)
+    if ids := getattr(config, "target_ids", None):  # a draft with a part of its target's tokens needs no tokenizer
+        writer.add_array("multidraft.target_ids", ids)
+        tokenizer = None
     add_tokenizer(writer, config, tokenizer, pre) if tokenizer else writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
@@ -116,7 +119,8 @@ def main() -> None:
     else:
         from multidraft.models.loading import load_model, load_tokenizer
 
-        models, tokenizer = [load_model(options.model)], load_tokenizer(options.model)
+        models = [load_model(options.model)]
+        tokenizer = None if hasattr(models[0].config, "target_ids") else load_tokenizer(options.model)
     if len(options.out) != len(models):
         parser.error(f"there are {len(models)} models; name as many files")
     for model, path in zip(models, options.out, strict=True):
