@@ -40,14 +40,13 @@ def make_plan(
     """Names made into objects."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    scheme = scheme_named(scheme)
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    if not isinstance(scheme, Scheme):
-        raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
     if not isinstance(tree, Tree | Shape):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
     check_flag(measure, "measure")
     check_fits(scheme, tree)
+    check_walk(scheme, walk)
     return Plan(scheme, tree, walk, sampling, measure, logprobs=logprobs)
 
 
@@ -56,8 +55,7 @@ def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
     if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
         return None
     limits = Limits.parse(tree)
-    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    return limits if isinstance(named, Scheme) and can_choose(named) else None
+    return limits if can_choose(scheme_named(scheme)) else None
 
 
 def tree_or_fixed(tree: Any) -> Any:
@@ -141,6 +139,15 @@ def check_fits(scheme: Scheme, tree: Tree | Shape) -> None:
         raise AdviceError(
             f"equal drafts of {scheme.name} become one node of a random number of draws with draft_probability < 1; "
             "use a chain, or a law without duplicates such as anchored"
+        )
+
+
+def check_walk(scheme: Scheme, walk: str | Walker) -> None:
+    """Raise where a walk asks for targets that sum to less than one, and a rule from outside does not take them."""
+    if walk != "commit" and not scheme.entry.sub_probability:
+        raise AdviceError(
+            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
+            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
         )
 
 
