@@ -9,12 +9,21 @@ tokenizer must be a byte-level BPE, and `--pre` names its way of cutting text in
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from transformers import PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.errors.missing import optional
+from multidraft.io import files
+
+try:
+    gguf: Any = optional("gguf", "the package gguf", "gguf")
+except AdviceError as error:
+    sys.exit(f"to_gguf: {error} (or pip install gguf alone)")
 
 FAMILIES = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA}
 FAMILIES |= {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
@@ -26,6 +35,9 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = (
 def write(model: PreTrainedModel, path: Path, kind: str = "f32", tokenizer: Any = None, pre: str = "gpt-2") -> None:
     """Write a model, with matrices of this kind and everything else in float32."""
     config = model.config
+    if config.model_type not in FAMILIES:
+        raise AdviceError(f"{config.model_type} models are none of {', '.join(FAMILIES)}; llama.cpp converts others")
+    files.check(path, "the output")
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[family])
     add_settings(writer, config)
@@ -49,7 +61,7 @@ def write(model: PreTrainedModel, path: Path, kind: str = "f32", tokenizer: Any 
     writer.close()
 
 
-def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
+def add_settings(writer: Any, config: Any) -> None:
     """What llama.cpp must know of the model."""
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -67,7 +79,7 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, config: Any, tokenizer: Any, pre: str) -> None:
+def add_tokenizer(writer: Any, config: Any, tokenizer: Any, pre: str) -> None:
     """The pieces of a byte-level BPE, its merges, its special tokens, and its chat template."""
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     pieces, kinds = [f"[unused {token}]" for token in range(config.vocab_size)], [UNUSED] * config.vocab_size
@@ -95,7 +107,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
+def add(writer: Any, name: str, values: np.ndarray, kind: str) -> None:
     """One weight; vectors stay in float32."""
     if values.ndim == 1 or kind == "f32":
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
@@ -128,4 +140,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except AdviceError as error:
+        sys.exit(f"to_gguf: {error}")

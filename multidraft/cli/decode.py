@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli.models import Models
@@ -9,6 +10,7 @@ from multidraft.cli.prompts import Prompt
 from multidraft.cli.terminal import Screen
 from multidraft.errors import AdviceError
 from multidraft.generation.detokenize import IncrementalDetokenizer
+from multidraft.io import files
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from multidraft.zoo import Pair
 
 SEEDS_APART = 1_000_003
+LARGEST_PLAN = 2**24  # bytes
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Job:
     compare: bool
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
+    drafts: bool = True
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
@@ -37,12 +41,14 @@ class Job:
 
         s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         draft = s["draft_temperature"]
+        if s["plan"] is not None:
+            files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
         if "" in (s["stop"] or ()):
             raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
-        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if drafters else None)
+        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if self.drafts else None)
         tree = tree_or_fixed(s["tree"])
         plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
-        if drafters:
+        if self.drafts:
             check_drafters(plan.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
 
