@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 from multidraft.cli.terminal import Screen
-from multidraft.errors import AdviceError
 from multidraft.generation.detokenize import IncrementalDetokenizer
 from multidraft.io import files
 
@@ -36,21 +35,20 @@ class Job:
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
         from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.generation_config import check_settings
         from multidraft.sampling.settings import Sampling
+        from multidraft.sampling.settings_table import SETTINGS, check, check_stops
 
-        s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        draft = s["draft_temperature"]
+        s = self.settings
+        for name in SETTINGS.keys() & s.keys():
+            if s[name] is not None:
+                check(name, s[name], f"--{name.replace('_', '-')}")
+        check_stops("--stop", s["stop"] or [])
         if s["plan"] is not None:
             files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
-        if "" in (s["stop"] or ()):
-            raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
         plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if self.drafts else None)
-        tree = tree_or_fixed(s["tree"])
-        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
+        plan = make_plan(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], Sampling(), False)
         if self.drafts:
             check_drafters(plan.scheme, drafters > 1)
-        check_settings({name: s[name] for name in names})
 
 
 def context(pair: "Models | Pair") -> int | None:

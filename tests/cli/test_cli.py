@@ -1,7 +1,6 @@
 """The command line from outside: what it prints, and how wrong input ends."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -244,7 +243,7 @@ def wrong(folder: Path, pair: Path) -> dict[str, tuple[list[object], str]]:
         "walk": ([*ours, *hi, "--walk", "moonwalk"], "commit"),
         "temperature": ([*ours, *hi, "--temperature", -1], "temperature"),
         "no number": ([*ours, *hi, "--temperature", "warm"], "--temperature"),
-        "top_p": ([*ours, *hi, "--top-p", 2], "top_p"),
+        "top_p": ([*ours, *hi, "--top-p", 2], "--top-p"),
         "no new tokens": ([*ours, *hi, "--max-new-tokens", 0], "--max-new-tokens"),
         "long prompt": ([*ours, "--prompt", "storm " * 300], "context"),
         "long prompt in a file": ([*ours, "--prompts", folder / "long.jsonl"], "'endless'"),
@@ -375,7 +374,6 @@ def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
     assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals differ")
 def heed_control_c() -> None:
     """A shell starts background jobs with Ctrl-C ignored, and their children inherit it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
