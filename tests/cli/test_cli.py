@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.cli.models import load_pretrained
-from multidraft.generation.detokenize import Pieces
+from multidraft.generation.detokenize import IncrementalDetokenizer
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
@@ -193,7 +193,7 @@ def test_compare_prints_both_sides_and_the_ratio(pair):
 @pytest.mark.parametrize("text", ["日本語 😀 çà naïve\n\tthe", "plain words", "😀😀😀", ""])
 def test_pieces_hold_back_incomplete_characters(pair, text):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    reader = Pieces(tokenizer, tokenizer("the house")["input_ids"])
+    reader = IncrementalDetokenizer(tokenizer, tokenizer("the house")["input_ids"])
     pieces = [reader.add(token) for token in tokenizer(text)["input_ids"]]
     assert "".join(pieces) == text
     assert reader.close() == ""
@@ -204,7 +204,7 @@ def test_pieces_of_any_bytes_add_up_to_the_whole_decoding(pair):
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         tokens = torch.randint(1, 320, (40,), generator=generator).tolist()
-        reader = Pieces(tokenizer, tokenizer("the")["input_ids"])
+        reader = IncrementalDetokenizer(tokenizer, tokenizer("the")["input_ids"])
         assert "".join(reader.add(token) for token in tokens) + reader.close() == tokenizer.decode(tokens)
 
 
