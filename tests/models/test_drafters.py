@@ -1,8 +1,6 @@
 """Drafters beyond one model: exact by enumeration through the real step, and each what it says it is."""
 
-import copy
 import doctest
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chi2
-from tiny import CONFIGURATIONS, tiny_model
+from tiny import tiny_model
 from torch import Tensor
 
 import multidraft as md

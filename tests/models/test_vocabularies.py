@@ -1,7 +1,6 @@
 """Two models of one tokenizer, their vocabularies padded to different sizes: the target's law, all the same."""
 
 import pytest
-import torch
 from multidraft_research.captures.capturing import Manner, capture
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
