@@ -43,7 +43,9 @@ def model(one: Any) -> dict[str, Any]:
     if not isinstance(one, PreTrainedModel):
         members = [model(member) for member in getattr(one, "drafters", ())]
         own = getattr(one, "identity", None) or {"digest": digest(str([one.vocabulary, getattr(one, "longest", None)]))}
-        return {"kind": type(one).__name__, "device": str(one.device)} | own | ({"drafters": members} if members else {})
+        return (
+            {"kind": type(one).__name__, "device": str(one.device)} | own | ({"drafters": members} if members else {})
+        )
     fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
     text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
     device = home(one)

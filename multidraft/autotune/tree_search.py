@@ -71,9 +71,7 @@ def steps_below(rates: Rates) -> Int[np.ndarray, "depths drafts ranks"]:
     return np.minimum(np.rint(-FINE * np.log(np.maximum(reach, 1e-9))), STEPS).astype(int)
 
 
-def planned(
-    rates: Rates, below: Int[np.ndarray, "depths drafts ranks"], levels: int, node: float, read: float
-) -> Tree:
+def planned(rates: Rates, below: Int[np.ndarray, "depths drafts ranks"], levels: int, node: float, read: float) -> Tree:
     """The tree of at most so many levels that is worth most, where nodes and nodes that are read have prices in tokens.
 
     The value of drafting n tokens at a node that is reached with probability r is r a_n less the prices, and the values

@@ -29,8 +29,7 @@ def load(target: str | None, draft: str | None) -> Pair:
 
 def load_models(target: str | None, drafts: Sequence[str]) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
     """A target, draft models and their tokenizer, on the GPU where there is one; without a target's name, embedded."""
-    from multidraft.generation.inputs import vocabulary_of
-    from multidraft.models import resized
+    from multidraft.models.huggingface import check_draft
 
     silence()
     models: list[Model]
@@ -40,9 +39,8 @@ def load_models(target: str | None, drafts: Sequence[str]) -> "tuple[Model, list
     else:
         models, tokenizer = load_named(placed(target or EMBEDDED, "target"), [placed(name, "draft") for name in drafts])
     check_pretrained([target or EMBEDDED, *drafts], models, tokenizer)
-    sizes = [vocabulary_of(model) for model in models]
-    for size in sizes[1:]:
-        resized.check_sizes(sizes[0], size)
+    for draft in models[1:]:
+        check_draft(models[0], draft)
     return models[0], models[1:], tokenizer
 
 

@@ -27,7 +27,7 @@ def compile_steps(
     config: DecodeConfig, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int]
 ) -> None:
     """Compile the steps of such a run, where models can be compiled; what is there already is not compiled again."""
-    from multidraft.models.compiled import prepare
+    from multidraft.models.huggingface import prepare
 
     lengths = [len(prompt) for prompt in prompts]
     longest = max(map(add, lengths, budgets)) + 2 * config.policy.most_nodes + 2

@@ -16,10 +16,10 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
-from multidraft.models.base import LanguageModel, check_sizes
+from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.huggingface import Model, home
+from multidraft.models.huggingface import Model, check_draft, home, size_of
 from multidraft.verification.named import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
@@ -112,9 +112,9 @@ def check_pieces(target: Model, draft: Model | None) -> None:
     """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
     if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
         return
-    if target.weights.pieces == draft.weights.pieces:
-        return
-    for token, names in enumerate(zip(target.weights.pieces, draft.weights.pieces, strict=False)):
+    ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
+    theirs = [pieces[token] for token in ids] if ids and pieces else pieces
+    for token, names in enumerate(zip(theirs, draft.weights.pieces, strict=False)):
         if names[0] != names[1] and all(names):
             raise AdviceError(
                 f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
@@ -144,16 +144,16 @@ def lengths(
     """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
-    sizes = [vocabulary_of(model) for model in (target_model, draft_model) if model is not None]
-    check_sizes(sizes[0], sizes[-1])
+    vocabulary = vocabulary_of(target_model)
+    check_draft(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
                 f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
             )
-        if strange := [token for token in prompt if not 0 <= token < sizes[0]]:
+        if strange := [token for token in prompt if not 0 <= token < vocabulary]:
             raise AdviceError(
-                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {sizes[0] - 1}; check the tokenizer"
+                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {vocabulary - 1}; check the tokenizer"
             )
     wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
     return [min(length, context or length) for length in wanted]
@@ -168,4 +168,4 @@ def context_of(model: Model) -> int | None:
 
 def vocabulary_of(model: Model) -> int:
     """The number of tokens that the model gives logits for."""
-    return model.config.get_text_config().vocab_size if isinstance(model, PreTrainedModel) else model.vocabulary
+    return size_of(model)

@@ -16,9 +16,10 @@ from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
 from multidraft.models.compat import check_supported
-from multidraft.models.vocabularies import Vocabulary
+from multidraft.models.vocabularies import Vocabulary, check_sizes
 
 Model = PreTrainedModel | LanguageModel
+SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
 VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
 
@@ -47,7 +48,7 @@ class CausalLM:
         self.model = model
         self.device = home(model)
         self.tokens = vocabulary_of(model)
-        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
+        self.vocabulary, self.ids = self.tokens.vocabulary, self.tokens.ids
         self.context = context(config)
         self.windows = windows(config)
         self.capacity, self.steps = capacity, steps_of(model) if compiled else None
@@ -66,14 +67,14 @@ class CausalLM:
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
-        if self.steps is not None and scored == "all" and not self.cache.width:
+        if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
         inputs = inputs.to(self.device, non_blocking=True)
-        scores = self.read(inputs[0], inputs[1], scored == "all")
+        scores = self.read(inputs[0], inputs[1], scored == "all" or width <= SHORT)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
@@ -107,10 +108,11 @@ class CausalLM:
         ).logits
 
     def settle(self) -> None:
-        """Move into buffers that stay, if there is memory for them."""
+        """Move into buffers that stay, if steps are compiled and there is memory for them."""
+        if self.steps is None:
+            return
         try:
-            assert self.steps is not None
-            self.cache = self.steps.settled(self.cache, self.capacity)
+            self.steps.settle(self.cache, self.capacity)
         except (AdviceError, torch.OutOfMemoryError) as error:
             self.steps = None
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
@@ -145,6 +147,25 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
         config = model.config.get_text_config(decoder=True)
         VOCABULARIES[model] = Vocabulary(config.vocab_size, getattr(model.config, "target_ids", None))
     return VOCABULARIES[model]
+
+
+def size_of(model: Model) -> int:
+    """The number of tokens that a model knows; the last id is one less."""
+    return vocabulary_of(model).vocabulary if isinstance(model, PreTrainedModel) else model.vocabulary
+
+
+def is_reduced(model: Model) -> bool:
+    """Whether a model has a part of another one's tokens, for which it drafts."""
+    ids = vocabulary_of(model).ids if isinstance(model, PreTrainedModel) else getattr(model, "ids", None)
+    return ids is not None
+
+
+def check_draft(target: Model, draft: Model | None) -> None:
+    """Raise unless a target has all its tokens, and a draft's tokens can be its own, so far as sizes tell."""
+    if is_reduced(target):
+        raise AdviceError("the target has a part of another model's tokens (target_ids), so it can only draft for that")
+    if draft is not None:
+        check_sizes(size_of(target), size_of(draft), is_reduced(draft))
 
 
 @torch.inference_mode()

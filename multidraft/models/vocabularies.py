@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -21,14 +21,14 @@ class Vocabulary:
     """
 
     def __init__(self, size: int, target_ids: Any = None):
-        self.columns, self.places, self.other = size, None, 0
+        self.columns, self.places, self.other, self.target_ids = size, None, 0, target_ids
         self.ids: Int[Tensor, " columns"] | None = None
-        self.size = size  # that the target's tokens go up to, as far as this model knows
+        self.vocabulary = size  # that the target's tokens go up to, as far as this model knows
         if target_ids is not None:
             check_ids(target_ids, size)
             self.ids, self.columns, self.other = torch.tensor(target_ids), size - 1, size - 1
             self.places = {token: place for place, token in enumerate(target_ids)}
-            self.size = max(target_ids) + 1
+            self.vocabulary = max(target_ids) + 1
 
     def own(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""
@@ -45,6 +45,12 @@ def check_ids(target_ids: Any, size: int) -> None:
             f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
             "the last token of the model stands for all others"
         )
+
+
+def resize(logits: Float[Tensor, "*rows own"], vocabulary: int) -> Float[Tensor, "*rows vocabulary"]:
+    """Leave tokens out at the end, or add some that have no probability."""
+    missing = vocabulary - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 def are_close(size: int, other: int) -> bool:

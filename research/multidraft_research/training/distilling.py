@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import home
-from multidraft.models.resized import resize
+from multidraft.models.vocabularies import resize
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.named import scheme
 from multidraft_research.captures.capturing import logits_at
