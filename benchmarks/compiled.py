@@ -17,7 +17,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.cli.pair import load
+from multidraft.cli.models import load_pretrained as load
 from multidraft.decoding.metrics import Info, Stopwatch
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import Plan

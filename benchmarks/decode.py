@@ -31,7 +31,7 @@ from tqdm import tqdm
 import multidraft as md
 from multidraft.autotune.keeping import plan_for
 from multidraft.autotune.subject import Subject
-from multidraft.cli.pair import load
+from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io.journal import Journal

@@ -16,7 +16,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.cli.drafters import Models, load
+from multidraft.cli.models import Models, load
 from multidraft.decoding.metrics import Info
 from multidraft.machine.identity import hardware
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    models = [load(None, draft) for draft, _ in DRAFTERS]
+    models = [load("embedded", draft) for draft, _ in DRAFTERS]
     texts = [json.loads(line)["prompt"] for line in options.prompts.read_text().splitlines()]
     prompts = [models[0].tokenizer(text)["input_ids"] for text in texts]
     infos: list[list[Info]] = [[] for _ in DRAFTERS]

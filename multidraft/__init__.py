@@ -9,10 +9,20 @@ if TYPE_CHECKING:
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
     from multidraft.models.gguf.model import GGUF
-    from multidraft.verification.named import scheme, schemes
     from multidraft.verification.optimal import optimal_acceptance_rate
+    from multidraft.verification.registry import scheme, schemes
 
-__all__ = ["GGUF", "AdviceError", "Tree", "audit", "generate", "optimal_acceptance_rate", "scheme", "schemes"]
+__all__ = [
+    "GGUF",
+    "AdviceError",
+    "Tree",
+    "audit",
+    "generate",
+    "optimal_acceptance_rate",
+    "register",
+    "scheme",
+    "schemes",
+]
 __version__ = "0.1.0"
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
@@ -22,8 +32,9 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "audit": "auditing",
     "generate": "generation.generate",
     "optimal_acceptance_rate": "verification.optimal",
-    "scheme": "verification.named",
-    "schemes": "verification.named",
+    "register": "verification.registry",
+    "scheme": "verification.registry",
+    "schemes": "verification.registry",
 }
 
 

@@ -49,5 +49,6 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     from multidraft.autotune import store
 
+    os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     store.fresh = made_up

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
-from multidraft.verification.laws import LAWS
-from multidraft.verification.named import scheme
+from multidraft.verification.acceptance import over_all_tuples
 from multidraft.verification.precision import FULL
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries, scheme
 from multidraft.verification.scheme import Scheme
 
 AT_ONCE = 25
@@ -45,7 +44,7 @@ def try_corners(name: str, pairs: int, seed: int = 0) -> Corners:
     cases = product(PROBABILITIES, TOTALS, ROUNDING, SHAPES, KINDS)
     for batch, case in enumerate(islice(cycle(shuffled(list(cases), seed)), -(-pairs // AT_ONCE))):
         probability, total, dtype, (vocabulary, drafts), kind = case
-        chosen = scheme(name, LAWS[name.split(":")[0]].fixed_drafts or drafts, draft_probability=probability)
+        chosen = scheme(name, entries()[name].law.fixed_drafts or drafts, draft_probability=probability)
         target, draft = adversarial(kind, AT_ONCE, vocabulary, seed + batch)
         examine(found, chosen, (total * target).to(dtype), drafting(chosen.law, draft.to(dtype)))
     return found
@@ -59,10 +58,9 @@ def shuffled(cases: list, seed: int) -> list:
 
 def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> None:
     """Add a batch of pairs to what was found."""
-    row, drafted, weight = chosen.law.tuples_of_rows(draft)
-    outcome = chosen.verify(target[row], draft[row], drafted)
+    summed = over_all_tuples(chosen.entry.rule, chosen.law, target, draft)
+    row, outcome, law = summed.row, summed.outcome, summed.emitted
     accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
-    law = torch.zeros_like(target, dtype=torch.float64).index_add_(0, row, weight.double()[:, None] * outcome.law())
     total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - FULL
     over = (total - 1).clamp(min=0)
     unit = ROUNDING[target.dtype]
@@ -82,4 +80,4 @@ def largest(known: float, values: Tensor) -> float:
 
 def exact_schemes() -> list[str]:
     """Those that are for large vocabularies too."""
-    return [name for name, entry in SCHEMES.items() if not entry.small]
+    return [name for name, entry in entries().items() if not entry.small]

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.pairs import Pair
+from multidraft.verification.acceptance import over_all_tuples
 from multidraft.verification.outcome import Outcome
+from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
-from multidraft.verification.solvers.linear_program import optimal_by_linear_program
 
 SHOWN = 6
+SOLVER = "iid:linear_program"  # whose rule is optimal for any law
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,8 @@ def examine_all(scheme: Scheme, pairs: list[Pair], totals: tuple[float, ...]) ->
 
 def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> tuple[Case, int]:
     """One pair: sum of P(drafted) * (accept + residual) over all tuples; also how many there are."""
-    drafted, weight = scheme.law.tuples(draft)
-    outcome = scheme.verify(target.expand(len(drafted), -1), draft.expand(len(drafted), *draft.shape), drafted)
-    law = (weight[:, None] * outcome.law()).sum(0)
+    found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
+    law, drafted, weight = found.emitted[0], found.drafted, found.probability
     likely = weight.argsort(descending=True, stable=True)[:SHOWN].tolist()
     case = Case(
         label,
@@ -80,8 +81,8 @@ def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> tuple[
         law.tolist(),
         number((law - target).abs().max()),
         number((law - target).abs().sum() / 2),
-        impossible(outcome, target),
-        float((weight * outcome.acceptance()).sum()),
+        impossible(found.outcome, target),
+        float(found.acceptance),
         optimum(scheme, target, draft) if float(target.sum()) > 1 - 1e-9 else None,
     )
     return case, len(drafted)
@@ -97,12 +98,12 @@ def impossible(outcome: Outcome, target: Tensor) -> float:
 
 
 def optimum(scheme: Scheme, target: Tensor, draft: Tensor) -> float | None:
-    """The largest acceptance rate that a lossless rule can reach; None where that takes SciPy and there is none."""
+    """The largest acceptance rate that a lossless rule can reach; None where that takes a solver and there is none."""
     if scheme.law.optimal is not None:
         return float(scheme.optimal_acceptance_rate(target, draft))
     try:
-        return optimal_by_linear_program(target, *scheme.law.tuples(draft))
-    except ImportError:
+        return float(over_all_tuples(entries()[SOLVER].rule, scheme.law, target[None], draft[None]).acceptance)
+    except (ImportError, KeyError):
         return None
 
 

@@ -13,7 +13,7 @@ from multidraft.decoding.walks import UNSEEN, Coin, Ending, Walk, Walker
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import at_each
 from multidraft.verification.laws import Iid
-from multidraft.verification.rules.lorenz import drawable_schedule, lorenz
+from multidraft.verification.rules.lorenz import lorenz, schedule
 from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
 
@@ -61,7 +61,7 @@ def pruned(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
 
 def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     """Divides what remains by a difference of totals, which may be rounding and nothing else."""
-    plan = drawable_schedule(target, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
+    plan = schedule(target, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
     accept = plan.accept(drafted)
     rejected = torch.maximum(1 - plan.optimum, target.double().sum(-1) - plan.optimum).clamp(
         min=torch.finfo(torch.float64).tiny
@@ -73,7 +73,7 @@ def divided_by_differences(target: Tensor, draft: Tensor, drafted: Tensor) -> Pa
 def rounding_up(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
     """Rounds p/q up to the next quarter, and takes the residual against the true target."""
     raised = draft * (4 * target / draft.clamp(min=1e-30)).ceil() / 4
-    plan = drawable_schedule(raised, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
+    plan = schedule(raised, draft, torch.full(drafted.shape[:-1], drafted.shape[-1]))
     accept, left = plan.accept(drafted).to(target), target - (raised - plan.remainder()).to(target)
     return accept, (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * normalise(left.clamp(min=0))
 

@@ -9,11 +9,12 @@ from multidraft.auditing.exact import Exact, examine_all
 from multidraft.auditing.pairs import DRAFTS, given_pairs, small_pairs, without_empty
 from multidraft.auditing.report import Report
 from multidraft.auditing.statistical import Sampled, sample
-from multidraft.auditing.subject import Foreign, Sampler, Subject, subject
+from multidraft.auditing.subject import Sampler, Subject, subject
 from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, vocabulary_for
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.verification.law import Law
+from multidraft.verification.outside import Outside
 from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample
@@ -42,10 +43,10 @@ def audit(
 
         sum over drafted tuples of P(drafted) * (accept + residual) = target
 
-    `verifier` is a scheme, its name, a rule, or a sampler. A rule(target (N, V), draft (N, V), drafted (N, n)) returns
-    (accept (N, n), residual (N, V)), or an object with these fields. A sampler verify(target, draft, drafted,
-    generator) returns N token ids. For the last two, `law` names what the drafts are really drawn from, and `settings`
-    are that law's (`draft_probability`, `anchors`, ...).
+    `verifier` is whatever `md.scheme` takes (a scheme, its name, a rule, "module:rule"), or a sampler. A rule(target
+    (N, V), draft (N, V), drafted (N, n)) returns (accept (N, n), residual (N, V)), or an object with these fields. A
+    sampler verify(target, draft, drafted, generator) returns N token ids. For functions, `law` names what the drafts
+    are really drawn from, and `settings` are that law's (`draft_probability`, `anchors`, ...).
 
     Three parts: every tuple of small vocabularies (or of your own `pairs`); bets on `trials` drawn tuples (by default
     5,000, or 3,000 of more than 8,192 tokens; 75,000 for a sampler, of which only tokens can be seen) for a draft near
@@ -65,11 +66,12 @@ def audit(
     sizes = sizes_for(audited) if vocabulary is None else as_tuple(vocabulary)
     check(sizes, within, odds)
     within = max(within, audited.within)
-    whole = isinstance(audited, Foreign) and not sub_probability
+    outside = isinstance(audited, Scheme) and isinstance(audited.entry.rule, Outside)
+    whole = isinstance(audited, Scheme) and not (audited.entry.sub_probability or sub_probability)
     jobs: list[Job] = []
     if isinstance(audited, Scheme):
         small = small_pairs(audited.law, seed) if pairs is None else given_pairs(audited.law, pairs)
-        small = without_empty(audited.law, small) if isinstance(audited, Foreign) else small
+        small = without_empty(audited.law, small) if outside else small
         jobs.append(partial(examine_all, audited, small, (1.0,) if whole or pairs is not None else (1.0, 0.37)))
     samples = [(size, kind) for size in sizes for kind in DRAFTS]
     alarm = Alarm(odds / max(TESTS * len(samples), 1), within)

@@ -121,7 +121,7 @@ def schemes() -> list[str]:
 
 def size(name: str) -> int | None:
     """One size instead of two where there are many audits; None leaves rules of small vocabularies their own."""
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
 
     return None if scheme(name).entry.small else SIZE_OF_ALL
 
@@ -130,7 +130,7 @@ def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[st
     """The audit of one line."""
     import multidraft as md
     from multidraft.auditing.mutants import MUTANTS, audit_mutant
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
 
     expected: list[str] = []
     settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == MUTANT else size(name)))

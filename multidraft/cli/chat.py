@@ -8,7 +8,7 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.prompts import Prompt, check_length
-from multidraft.cli.screens import Screen
+from multidraft.cli.terminal import Screen
 from multidraft.errors import AdviceError
 from multidraft.generation.conversations import Message, written
 
@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 
 Answer = Callable[[Prompt, Screen], "Decoded"]
 COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-
-
-def check_template(tokenizer: "PreTrainedTokenizerBase", target: str | None) -> None:
-    """Raise unless the tokenizer knows how conversations are written."""
-    with suppress(ValueError):
-        tokenizer.get_chat_template()
-        return
-    reason = f"the tokenizer of {target!r} has no chat template"
-    if target is None:
-        reason = "the embedded pair continues text and was never taught to chat"
-    raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
-
-
-def encode_chats(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:
-    """Fill in the tokens of prompts that are conversations of one message; answers begin on a line of their own."""
-    for prompt in prompts:
-        prompt.tokens = written(tokenizer, [{"role": "user", "content": prompt.text}])
-        prompt.text += "\n"
-        check_length(prompt, context)
 
 
 def check_session(options: dict[str, object]) -> None:

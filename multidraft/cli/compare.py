@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multidraft.cli.drafters import Models
+    from multidraft.cli.models import Models
     from multidraft.cli.prompts import Prompt
     from multidraft.decoding.metrics import Info
 

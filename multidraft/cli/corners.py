@@ -42,7 +42,7 @@ def corners(name: str | None, pairs: int, seed: int, as_json: bool) -> bool:
 
 def checked(name: str, exact: list[str]) -> str:
     """The scheme's name, if it is one of those that are tried."""
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
 
     if scheme(name).name not in exact:
         raise AdviceError(f"{name} is for small vocabularies only, and not tried in corners; try {', '.join(exact)}")

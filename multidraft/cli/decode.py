@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from multidraft.cli.drafters import Models
+from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
-from multidraft.cli.screens import Screen
+from multidraft.cli.terminal import Screen
 from multidraft.errors import AdviceError
 from multidraft.generation.detokenize import Pieces
 
@@ -39,18 +39,20 @@ class Job:
         draft = s["draft_temperature"]
         if "" in (s["stop"] or ()):
             raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
-        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]))
+        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if drafters else None)
         tree = tree_or_fixed(s["tree"])
         plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
-        check_drafters(plan.scheme, drafters > 1)
+        if drafters:
+            check_drafters(plan.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
 
 
 def context(pair: "Models | Pair") -> int | None:
-    """The longest sequence that both models can read."""
+    """The longest sequence that target and draft can read."""
     from multidraft.generation.inputs import context_of
 
-    return min((c for c in map(context_of, (pair.target, pair.draft)) if c is not None), default=None)
+    both = [context_of(model) for model in (pair.target, pair.draft) if model is not None]
+    return min((context for context in both if context is not None), default=None)
 
 
 def decode(

@@ -7,85 +7,122 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft.cli import compare as comparison
+from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.chat import Session, check_session, check_template, encode_chats
-from multidraft.cli.crews import RAY, WORKERS, crew_of
+from multidraft.cli.chat import Session, check_session
+from multidraft.cli.crews import crew_of
 from multidraft.cli.decode import SEEDS_APART, Job, context, decode
-from multidraft.cli.drafters import HELP, Models, load, parse
+from multidraft.cli.models import Loader, Models, load
+from multidraft.cli.names import parse, usual
 from multidraft.cli.planned import limits, plan_of
-from multidraft.cli.prompts import Prompt, digest, encode, read_prompts
+from multidraft.cli.prompts import Prompt, check_template, digest, encode, read_prompts
 from multidraft.cli.report import Report
-from multidraft.cli.screens import Bar, Live
+from multidraft.cli.terminal import Bar, Live
 from multidraft.cli.workers import Shards, spread
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME, TREE
 from multidraft.io import files
+from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
     from multidraft.decoding.trace_file import TraceFile
     from multidraft.io.journal import Journal
 
-SHARDS = "With several, --jsonl names a folder of shards."
+JSONL = (
+    "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
+)
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 
 
+def sampling(text: str) -> Any:
+    """An option of sampling."""
+    return Option(help=text, rich_help_panel=o.SAMPLING)
+
+
 def generate(
-    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help=HELP)] = None,
-    prompt: Annotated[str | None, Option(help="Text to continue.")] = None,
-    prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
-    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    jsonl: Annotated[
-        Path | None, Option(help="Write each result as it comes; the same call goes on where one was stopped.")
+    target: o.Target = None,
+    draft: o.Draft = None,
+    engine: o.Engine = None,
+    trust_remote_code: o.Trust = False,
+    prompt: Annotated[str | None, Option(help="Text to continue.", rich_help_panel=o.PROMPTS)] = None,
+    prompts: o.PromptFile = None,
+    limit: o.Limit = None,
+    chat: Annotated[
+        bool,
+        Option("--chat", help="Use the chat template; without a prompt, converse.", rich_help_panel=o.PROMPTS),
+    ] = False,
+    max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.", rich_help_panel=o.SAMPLING)] = 128,
+    temperature: Annotated[float, sampling("0 decodes greedily.")] = 1.0,
+    top_k: Annotated[int | None, sampling("Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, sampling("Sample from the smallest set that holds p.")] = None,
+    min_p: Annotated[float | None, sampling("Sample from tokens at least p times as likely as the best.")] = None,
+    repetition_penalty: Annotated[float | None, sampling("Above 1, tokens seen before become less likely.")] = None,
+    draft_temperature: Annotated[float | None, sampling("Of the draft. Default: the temperature.")] = None,
+    stop: Annotated[list[str] | None, sampling("Text that ends a row; may be repeated.")] = None,
+    scheme: o.Scheme = SCHEME,
+    tree: o.Tree = TREE,
+    plan: o.Plan = None,
+    walk: o.Walk = "deferred",
+    batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.", rich_help_panel=o.RUN)] = 1,
+    seed: o.Seed = 0,
+    compiles: Annotated[
+        bool,
+        Option("--compile", help="Compile both models' steps first: for long runs.", rich_help_panel=o.RUN),
+    ] = False,
+    workers: o.Workers = None,
+    ray: o.Ray = None,
+    jsonl: Annotated[Path | None, Option(help=JSONL, rich_help_panel=o.OUTPUT)] = None,
+    wait: o.Wait = False,
+    trace: Annotated[
+        Path | None,
+        Option(help="Record every draw and decision; see `multidraft replay`.", rich_help_panel=o.OUTPUT),
     ] = None,
-    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
-    tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
-    plan: Annotated[str | None, Option(help="What `multidraft tune --out` has written, for --tree auto.")] = None,
-    walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
-    temperature: Annotated[float, Option(help="0 decodes greedily.")] = 1.0,
-    top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, Option(help="Sample from the smallest set that holds p.")] = None,
-    min_p: Annotated[float | None, Option(help="Sample from tokens at least p times as likely as the best.")] = None,
-    repetition_penalty: Annotated[float | None, Option(help="Above 1, tokens seen before become less likely.")] = None,
-    draft_temperature: Annotated[float | None, Option(help="Default: the temperature.")] = None,
-    stop: Annotated[list[str] | None, Option(help="Text that ends a row; may be repeated.")] = None,
-    compiles: Annotated[bool, Option("--compile", help="Compile both models' steps first: for long runs.")] = False,
-    max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.")] = 128,
-    batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.")] = 1,
-    seed: Annotated[int, Option(min=0, max=2**32, help="The same seed gives the same output.")] = 0,
-    workers: Annotated[int | None, Option(min=1, max=1024, help=f"{WORKERS} {SHARDS}")] = None,
-    ray: Annotated[str | None, Option(help=RAY)] = None,
-    chat: Annotated[bool, Option("--chat", help="Use the chat template; without a prompt, converse.")] = False,
-    trace: Annotated[Path | None, Option(help="Record every draw and decision; see `multidraft replay`.")] = None,
-    compare: Annotated[bool, Option("--compare", help="Also decode plainly, and by assisted generation.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+    compare: Annotated[
+        bool,
+        Option("--compare", help="Also decode plainly, and by assisted generation.", rich_help_panel=o.OUTPUT),
+    ] = False,
+    as_json: o.Json = False,
 ) -> None:
-    """Continue prompts by multi-draft speculative decoding, with the embedded pair of models or with yours."""
+    """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, plan=plan, max_new_tokens=max_new_tokens)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     settings |= dict(compile=compiles)
-    job = Job(batch, seed, compare, settings)
+    job, loader = Job(batch, seed, compare, settings), Loader(engine, trust_remote_code)
     talks = chat and prompt is prompts is None
     if talks:
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
-    job.check(len(parse(draft)))
+    loader.check()
+    job.check(1 if draft is None else len(parse(draft)))
+    names = usual(target, draft)
+    shards = Shards(*names, loader, chat, job, chosen)
     if (workers or 1) > 1 or ray is not None:
         folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
-        return spread(Shards(target, draft, chat, job, chosen), folder, crew_of(workers, ray), as_json)
+        with hold(folder, wait):
+            return spread(shards, folder, crew_of(workers, ray), as_json)
     check_outputs(trace, jsonl, [prompts, target, draft, plan])
-    names = {"target": target or "embedded", "draft": draft or "embedded"}
-    report = Report(names | settings | {"batch": batch, "seed": seed}, compare)
-    journal = None if jsonl is None else begun(jsonl, report.settings | {"chat": chat, "compare": compare}, chosen)
+    chose = None if target or as_json else f"target {names[0]}, draft {names[1]} (--target and --draft name others)"
+    with hold(jsonl, wait):
+        here(shards, talks, trace, jsonl, as_json, chose)
+
+
+def here(shards: Shards, talks: bool, trace: Path | None, jsonl: Path | None, as_json: bool, chose: str | None) -> None:
+    """Decode in this process, and report; `chose` says which models were taken where none is named."""
+    job, chosen = shards.job, shards.prompts
+    names = {"target": shards.target, "draft": shards.draft}
+    report = Report(names | job.settings | {"batch": job.batch, "seed": job.seed}, job.compare)
+    journal = (
+        None if jsonl is None else begun(jsonl, report.settings | shards.manner | {"compare": job.compare}, chosen)
+    )
     if journal and journal.records and trace is not None and trace.exists():
         raise AdviceError(f"--trace {str(trace)!r} is of the prompts before, and would be lost; give another file")
-    pair = load(target, draft)
-    if chat:
-        check_template(pair.tokenizer, target)
-        encode_chats(chosen, pair.tokenizer, context(pair))
-    else:
-        encode(chosen, pair.tokenizer, context(pair))
+    pair = load(shards.target, shards.draft, shards.loader)
+    if shards.chat:
+        check_template(pair.tokenizer, shards.target)
+    encode(chosen, pair.tokenizer, context(pair), shards.chat)
+    if chose:
+        terminal.note(chose)
     if trace is not None:
         job = replace(job, trace=trace_file(trace, pair, report))
     if talks:

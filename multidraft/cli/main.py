@@ -1,30 +1,27 @@
-"""The command line: `multidraft generate | schemes | study | ..`. Each command is a file in `multidraft/cli`."""
+"""The command line: its commands, those that other packages add, and one line for whatever a user can mend."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
 import typer
-from multidraft_research.cli.acceptance import acceptance
-from multidraft_research.cli.capture import capture
-from multidraft_research.cli.distill import distill
-from multidraft_research.cli.study import study
-from multidraft_research.cli.train import train
 from typer.core import TyperGroup
 
 from multidraft import __version__
 from multidraft.cli import terminal
 from multidraft.cli.audit import audit
-from multidraft.cli.checked import Checked
+from multidraft.cli.checked import Checked, without_types
 from multidraft.cli.generate import generate
 from multidraft.cli.replay import replay
 from multidraft.cli.schemes import schemes
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError
+from multidraft.machine import signals
 
+COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
 UsageError: Any = typer.BadParameter.__bases__[
     0
 ]  # typer does not export it, and where it comes from depends on the version
@@ -44,7 +41,7 @@ def one_line(ctx: Any) -> Iterator[None]:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
     except KeyboardInterrupt as interrupt:
-        line, code = str(interrupt) or "stopped", 130
+        line, code = str(interrupt) or "stopped", signals.STOPPED
     except BrokenPipeError:
         terminal.give_up()
         line = "what reads the output was closed before the end; read all of it, or write into a file"
@@ -55,8 +52,8 @@ def one_line(ctx: Any) -> Iterator[None]:
     raise typer.Exit(code)
 
 
-class OneLineErrors(TyperGroup):
-    """All commands, none of which ends with a traceback over what a user can mend."""
+class Commands(TyperGroup):
+    """Our commands and those of entry points, none of which ends with a traceback over what a user can mend."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args:
@@ -69,6 +66,47 @@ class OneLineErrors(TyperGroup):
         with one_line(ctx):
             return super().invoke(ctx)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return without_types(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted({*super().list_commands(ctx), *(point.name for point in entry_points(group=COMMANDS))})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if (ours := super().get_command(ctx, cmd_name)) is not None:
+            return ours
+        for point in entry_points(group=COMMANDS, name=cmd_name):
+            self.commands[cmd_name] = loaded(point)
+        return super().get_command(ctx, cmd_name)
+
+
+def loaded(point: EntryPoint) -> Any:
+    """The command of an entry point; one that cannot be loaded says so when it is called."""
+    group = typer.Typer(rich_markup_mode="markdown", add_completion=False)
+    try:
+        found = point.load()
+    except Exception as error:  # whatever happens while a module of others is imported
+        reason = f"the command {point.name} cannot be loaded from {point.value} ({error}); install its package again"
+        group.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(refuser(reason))
+        return typer.main.get_command(group)
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=point.name)
+        return typer.main.get_group(group).commands[point.name]
+    group.command(point.name, cls=Checked)(found)
+    return typer.main.get_command(group)
+
+
+ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def refuser(reason: str) -> Any:
+    """A command that says why it cannot run."""
+
+    def refuse() -> None:
+        raise AdviceError(reason)
+
+    return refuse
+
 
 def show_version(asked: bool) -> bool:
     """Print the version, and end."""
@@ -79,15 +117,14 @@ def show_version(asked: bool) -> bool:
 
 
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=Commands,
     help="Multi-draft speculative decoding: faster generation, with exactly the target model's distribution.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (acceptance, audit, capture, distill, generate, replay, schemes, serve, train, tune):
+for command in (audit, generate, replay, schemes, serve, tune):
     app.command(cls=Checked)(command)
-app.add_typer(study, name="study")
 
 
 @app.callback()
@@ -100,7 +137,7 @@ def options(
 
 
 def main() -> None:
-    """The entry point; a polite kill ends as Ctrl-C does."""
+    """Run a command; streams take any text, and signals end it as Ctrl-C does."""
     terminal.prepare()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signals.listen()
     app()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from multidraft.cli.decode import Job
-from multidraft.cli.drafters import Models
+from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ MEASURED = 32  # prompts after which a pair is measured
 
 
 def limits(job: Job) -> "Limits | None":
-    """Of the trees that are chosen; None where one is given."""
+    """Of the trees that are chosen; None where one is given, or nothing drafts."""
     from multidraft.generation.inputs import limits_of
 
     return limits_of(job.settings["tree"], job.settings["scheme"])
@@ -40,7 +40,7 @@ def subject(pair: Models, job: Job, prompts: list[Prompt]) -> "Subject":
     """What is measured."""
     from multidraft.autotune.subject import Subject
     from multidraft.generation.inputs import as_drafter
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
 
     draft = as_drafter(pair.draft)
     assert draft is not None  # a command always has one

@@ -2,13 +2,16 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multidraft.cli.names import EMBEDDED
 from multidraft.errors import AdviceError
+from multidraft.generation.conversations import written
 from multidraft.io import json_lines
 
 if TYPE_CHECKING:
@@ -68,11 +71,17 @@ def digest(prompts: list[Prompt]) -> str:
     return sha256(asked.encode()).hexdigest()[:16]
 
 
-def encode(prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None) -> None:
-    """Fill in the tokens, and refuse a prompt that leaves no room for even one new token."""
+def encode(
+    prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None, chat: bool = False
+) -> None:
+    """Fill in the tokens, with `chat` those of a conversation of one message; refuse what leaves no room for more."""
     for prompt in prompts:
-        # verbose: transformers warns of long prompts, for which there is an error below
-        prompt.tokens = tokenizer(prompt.text, verbose=False)["input_ids"]
+        if chat:
+            prompt.tokens = written(tokenizer, [{"role": "user", "content": prompt.text}])
+            prompt.text += "\n"  # the answer begins on a line of its own
+        else:
+            # verbose: transformers warns of long prompts, for which there is an error below
+            prompt.tokens = tokenizer(prompt.text, verbose=False)["input_ids"]
         if not prompt.tokens and tokenizer.bos_token_id is not None:
             prompt.tokens = [tokenizer.bos_token_id]
         if not prompt.tokens:
@@ -87,3 +96,14 @@ def check_length(prompt: Prompt, context: int | None) -> None:
             f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
             "shorten it or leave it out"
         )
+
+
+def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
+    """Raise unless the tokenizer knows how conversations are written."""
+    with suppress(ValueError):
+        tokenizer.get_chat_template()
+        return
+    reason = f"the tokenizer of {target!r} has no chat template"
+    if target == EMBEDDED:
+        reason = "the embedded pair continues text and was never taught to chat"
+    raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")

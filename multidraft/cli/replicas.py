@@ -5,9 +5,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from multidraft_research.studies.running.on_ray import join, one_gpu
 from ray import serve
 
+from multidraft.cli.on_ray import join, one_gpu
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server.limits import Limits

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from multidraft.cli import terminal
-from multidraft.cli.drafters import HELP
+from multidraft.cli.names import DRAFT, TARGET
 from multidraft.cli.serving import Serving, template_of
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
@@ -18,8 +18,8 @@ USUAL = Limits()
 
 
 def serve(
-    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help=HELP)] = None,
+    target: Annotated[str | None, Option(help=TARGET)] = None,
+    draft: Annotated[str | None, Option(help=DRAFT)] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     tree: Annotated[str, Option(help="auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths.")] = TREE,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
@@ -78,8 +78,7 @@ def on_ray(address: str, serving: Serving, host: str, port: int, least: int, mos
     if least > most:
         raise AdviceError(f"--replicas {least} is more than --most-replicas {most}; give fewer, or allow more")
     optional("ray.serve", "Ray", "ray")
-    from multidraft_research.studies.running.on_ray import check_address
-
+    from multidraft.cli.on_ray import check_address
     from multidraft.cli.replicas import run
 
     check_address(address)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from multidraft.cli import terminal
 from multidraft.cli.decode import context
-from multidraft.cli.drafters import Models, load, parse
-from multidraft.cli.pair import EMBEDDED
+from multidraft.cli.models import Models, load
+from multidraft.cli.names import parse, usual
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME, TREE
@@ -41,7 +41,7 @@ class Serving:
     @property
     def known_as(self) -> str:
         """The model's name in requests."""
-        return self.name or self.target or EMBEDDED
+        return self.name or usual(self.target, self.draft)[0]
 
     def check(self) -> None:
         """Raise on what cannot work, before anything is loaded."""
@@ -105,7 +105,7 @@ def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
     from multidraft.generation.inputs import limits_of
 
     choice = limits_of(tree, plan.scheme)
-    if choice is None:
+    if choice is None or models.draft is None:
         return plan
     import torch
 

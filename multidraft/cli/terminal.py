@@ -1,4 +1,4 @@
-"""What people and scripts see: text that streams piece by piece, coloured by origin, tables, and JSON."""
+"""What people and scripts see: text that streams piece by piece, coloured by origin, tables, JSON, and progress."""
 
 import io
 import json
@@ -7,10 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from multidraft.io import files as outputs
+
+if TYPE_CHECKING:
+    from multidraft.cli.prompts import Prompt
 
 COLOURS = {"accepted": "green", "corrected": "yellow", "bonus": "cyan"}
 LEGEND = {"accepted": "drafted and accepted", "corrected": "corrected", "bonus": "bonus"}
@@ -101,3 +105,78 @@ def give_up() -> None:
     """Forget what stdout did not take, or Python would try again at the end and say so."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Screen:
+    """Shows nothing, says what there is to show, and knows the texts of the batch so far."""
+
+    def __init__(self) -> None:
+        self.rows: list[Prompt] = []
+        self.texts: list[list[str]] = []
+
+    def begin(self, prompts: "list[Prompt]") -> None:
+        """A batch is about to be decoded."""
+        self.rows, self.texts = prompts, [[] for _ in prompts]
+
+    def show(self, row: int, piece: str, kind: str) -> None:
+        """A row of it has a new piece of text."""
+        self.texts[row].append(piece)
+
+    def end(self, prompts: "list[Prompt]") -> None:
+        """The batch is done."""
+
+    def forget(self) -> None:
+        """The batch is kept elsewhere."""
+        self.rows, self.texts = [], []
+
+    def close(self) -> None:
+        """All is done, or was interrupted."""
+
+
+class Bar(Screen):
+    """A progress bar on stderr."""
+
+    def __init__(self, total: int):
+        from tqdm import tqdm
+
+        super().__init__()
+        self.bar = tqdm(total=total, desc="decoding", unit="prompt")
+
+    def end(self, prompts: "list[Prompt]") -> None:
+        self.bar.update(len(prompts))
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+class Live(Screen):
+    """The text as it comes for one prompt at a time; a batch is shown when it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[list[tuple[str, str]]] = []
+        legend()
+
+    def begin(self, prompts: "list[Prompt]") -> None:
+        super().begin(prompts)
+        self.held = [[] for _ in prompts]
+        if len(prompts) == 1:
+            heading(prompts[0].id, prompts[0].text)
+
+    def show(self, row: int, piece: str, kind: str) -> None:
+        super().show(row, piece, kind)
+        if len(self.held) == 1:
+            show(piece, kind)
+        else:
+            self.held[row].append((piece, kind))
+
+    def end(self, prompts: "list[Prompt]") -> None:
+        for prompt, pieces in zip(prompts, self.held, strict=True):
+            if len(prompts) > 1:
+                heading(prompt.id, prompt.text)
+            for piece, kind in pieces:
+                show(piece, kind)
+            typer.echo("\n")
+
+    def close(self) -> None:
+        typer.echo()

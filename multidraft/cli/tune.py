@@ -9,7 +9,8 @@ from typer import Option
 
 from multidraft.cli import terminal
 from multidraft.cli.decode import context
-from multidraft.cli.drafters import HELP, Models, load, parse
+from multidraft.cli.models import Models, load
+from multidraft.cli.names import DRAFT, TARGET, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
@@ -25,8 +26,8 @@ DEFAULT = [0.0, 0.7, 1.0]
 
 
 def tune(
-    target: Annotated[str | None, Option(help="Target: folder, hub name or GGUF file. Default: embedded.")] = None,
-    draft: Annotated[str | None, Option(help=HELP)] = None,
+    target: Annotated[str | None, Option(help=TARGET)] = None,
+    draft: Annotated[str | None, Option(help=DRAFT)] = None,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
@@ -42,6 +43,8 @@ def tune(
     checked(out, plot, [prompts, target, draft], temperature or [], scheme, walk, len(parse(draft)))
     chosen = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
+    if pair.draft is None:
+        raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
     plan, lines = measure(pair, [one.tokens for one in chosen], scheme, walk, temperature or DEFAULT, quick)
     if out is not None:
@@ -92,6 +95,7 @@ def measure(
     from multidraft.autotune.keeping import made_and_kept, place
     from multidraft.autotune.subject import Subject
 
+    assert pair.draft is not None  # `tune` has checked
     subject = Subject(pair.target, pair.draft, prompts, md.scheme(scheme), walk)
     plan = made_and_kept(subject, place(subject.identity))
     steps = QUICK if quick else STEPS

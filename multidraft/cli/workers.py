@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from multidraft.cli import terminal
-from multidraft.cli.chat import check_template, encode_chats
 from multidraft.cli.decode import Job, context, decode
-from multidraft.cli.drafters import Models, load
+from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.planned import MEASURED, adopt, limits, plan_of
-from multidraft.cli.prompts import Prompt, digest, encode
+from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io import files as outputs
 
 if TYPE_CHECKING:
-    from multidraft_research.studies.running.jobs import Crew
-
+    from multidraft.cli.jobs import Crew
     from multidraft.io.journal import Journal, Record
 
 SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
@@ -31,12 +29,18 @@ SHARD = 16  # prompts at least, and whole batches: what a stop may cost each wor
 class Shards:
     """The prompts by shards, and how to decode one; sent to the workers, each of which loads the models once."""
 
-    target: str | None
-    draft: str | None
+    target: str
+    draft: str
+    loader: Loader
     chat: bool
     job: Job
     prompts: list[Prompt]
     plan: str | None = None  # in JSON, where trees are chosen by one
+
+    @property
+    def manner(self) -> dict[str, object]:
+        """What the texts depend on beside the models' names and the settings."""
+        return {"chat": self.chat, "engine": self.loader.engine}
 
     @property
     def size(self) -> int:
@@ -53,7 +57,7 @@ class Shards:
     @cached_property
     def models(self) -> Models:
         """Loaded in the process that decodes."""
-        models = load(self.target, self.draft)
+        models = load(self.target, self.draft, self.loader)
         if self.chat:
             check_template(models.tokenizer, self.target)
         if self.plan is not None:
@@ -62,7 +66,7 @@ class Shards:
 
     def read(self, rows: list[Prompt]) -> list[Prompt]:
         """Prompts with their tokens."""
-        (encode_chats if self.chat else encode)(rows, self.models.tokenizer, context(self.models))
+        encode(rows, self.models.tokenizer, context(self.models), self.chat)
         return rows
 
     def __call__(self, shard: int) -> "Record":
@@ -79,7 +83,7 @@ class Shards:
         from multidraft.io.journal import Journal
 
         rows = self.prompts if shard is None else self.rows(shard)
-        names = {"results": "multidraft generate", "target": self.target, "draft": self.draft, "chat": self.chat}
+        names = {"results": "multidraft generate", "target": self.target, "draft": self.draft} | self.manner
         own = {"batch": self.job.batch, "seed": self.job.seed, "shard": shard, "prompts": digest(rows)}
         file = "plan.jsonl" if shard is None else f"{shard:06}.jsonl"
         return Journal(folder / file, names | self.job.settings | own)
@@ -99,7 +103,7 @@ class Planning:
 
 def planned(shards: Shards, folder: Path, crew: "Crew") -> Shards:
     """The shards with the plan that the folder has, or gets now, where trees are to be chosen."""
-    from multidraft_research.studies.running.jobs import run
+    from multidraft.cli.jobs import run
 
     if limits(shards.job) is None:
         return shards

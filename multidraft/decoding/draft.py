@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
@@ -76,7 +76,9 @@ def read_level(
         }
         parts.append((said, isinstance(answer, Scores), laws))
     for line, (row, node) in enumerate(places):
-        trees[row].laws[node] = node_law([own[2][line] for own in parts], parts[0][0][line], parts[0][1])
+        laws = [own[2][line] for own in parts]
+        ids, law = several(laws) if config.scheme.law.several else laws[0]
+        trees[row].laws[node] = NodeLaw(ids, law, parts[0][0][line], parts[0][1])
     return faults
 
 
@@ -108,15 +110,15 @@ def at(
     return values[rows, lines]
 
 
-def node_law(laws: Sequence[tuple[Tensor, Tensor]], logits: Float[Tensor, " columns"], partial: bool) -> NodeLaw:
-    """One drafter's law as it is; of several, a line each over all their tokens."""
-    if len(laws) == 1:
-        return NodeLaw(*laws[0], logits, partial)
+def several(
+    laws: Sequence[tuple[Tensor, Tensor]],
+) -> tuple[Int[Tensor, " support"], Float[Tensor, "drafters support"]]:
+    """The laws of several drafters, a line each over all their tokens."""
     ids = torch.cat([own for own, _ in laws]).unique()
     lines = torch.zeros(len(laws), len(ids), dtype=torch.float64)
     for line, (own, probabilities) in zip(lines, laws, strict=True):
         line[torch.searchsorted(ids, own)] = probabilities
-    return NodeLaw(ids, lines, logits, partial)
+    return ids, lines
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:

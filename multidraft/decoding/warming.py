@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
-from multidraft.models.huggingface import Model
+from multidraft.models.huggingface import Model, prepare
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick
 from multidraft.verification.rules.coupling import residual
@@ -27,8 +27,6 @@ def compile_steps(
     config: DecodeConfig, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int]
 ) -> None:
     """Compile the steps of such a run, where models can be compiled; what is there already is not compiled again."""
-    from multidraft.models.huggingface import prepare
-
     lengths = [len(prompt) for prompt in prompts]
     longest = max(map(add, lengths, budgets)) + 2 * config.policy.most_nodes + 2
     for number, model in enumerate(models):

@@ -1,5 +1,6 @@
 """The way in by `model.generate(..., custom_generate=multidraft.generate)`: transformers prepares, we decode."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
+from multidraft.decoding.streams import Streamer
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.generation.options import Options
@@ -52,13 +54,14 @@ def generate_sequences(
             "or leave out custom_generate"
         )
     generation_config.check(config)
-    generation_config.check_tokens(config, vocabulary_of(model))
+    generation_config.check_values(config, vocabulary_of(model))
+    generation_config.check_sequences(config, vocabulary_of(model))
     if options.config.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
-    check_prepared(prepared, mask)
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
+    check_prepared(prepared, mask.bool())
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, room, options)
     criteria = [*criteria, *stop_strings(options.stop, options.stop_tokenizer)]
@@ -70,12 +73,39 @@ def generate_sequences(
     rows = range(len(prompts))
     lists = [for_row(listed, row) for row in rows] if any(map(is_bound, listed)) else [for_row(listed, 0)] * len(rows)
     measured = options.config.measure if config.return_dict_in_generate else 0
-    options = replace(options, config=replace(options.config, measure=measured))
+    stream = options.stream or streamer_of_transformers()
+    options = replace(options, config=replace(options.config, measure=measured), stream=stream)
     new, info = run(model, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
     sequences: Any = joined(input_ids, new, pad)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
+
+
+class AfterPrompt:
+    """A streamer that already has the prompt."""
+
+    def __init__(self, streamer: Streamer):
+        self.streamer, self.has_prompt = streamer, False
+
+    def put(self, value: Tensor) -> None:
+        """Pass on all values but the first."""
+        if self.has_prompt:
+            self.streamer.put(value)
+        self.has_prompt = True
+
+    def end(self) -> None:
+        """Pass on that there is no more."""
+        self.streamer.end()
+
+
+def streamer_of_transformers() -> Streamer | None:
+    """The `streamer` of `model.generate`, which gives it the prompt, and a custom function nothing of it."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
+        frame = frame.f_back
+    streamer = None if frame is None else frame.f_locals.get("streamer")
+    return None if streamer is None else AfterPrompt(streamer)
 
 
 def pad_token(config: GenerationConfig, stopping: Stopping) -> int:

@@ -16,11 +16,13 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
+from multidraft.models import huggingface
 from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
-from multidraft.models.huggingface import Model, check_draft, home, size_of
-from multidraft.verification.named import scheme as scheme_named
+from multidraft.models.huggingface import Model, home
+from multidraft.models.vocabularies import check_sizes
+from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
@@ -93,6 +95,8 @@ def check_model(model: Any, name: str) -> None:
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
             "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
         )
+    if isinstance(model, PreTrainedModel) and model.training:
+        raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
     device = home(model) if isinstance(model, PreTrainedModel) else model.device
     if device.type == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
@@ -113,8 +117,8 @@ def check_pieces(target: Model, draft: Model | None) -> None:
     if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
         return
     ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
-    theirs = [pieces[token] for token in ids] if ids and pieces else pieces
-    for token, names in enumerate(zip(theirs, draft.weights.pieces, strict=False)):
+    pieces = tuple(pieces[token] for token in ids) if ids and pieces else pieces
+    for token, names in enumerate(zip(pieces, draft.weights.pieces, strict=False)):
         if names[0] != names[1] and all(names):
             raise AdviceError(
                 f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
@@ -144,28 +148,42 @@ def lengths(
     """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
-    vocabulary = vocabulary_of(target_model)
-    check_draft(target_model, draft_model)
+    size = vocabulary_of(target_model)
+    check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
                 f"prompt {row} has {len(prompt)} tokens and the models' context is {context}; shorten the prompt"
             )
-        if strange := [token for token in prompt if not 0 <= token < vocabulary]:
+        if strange := [token for token in prompt if not 0 <= token < size]:
             raise AdviceError(
-                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {vocabulary - 1}; check the tokenizer"
+                f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {size - 1}; check the tokenizer"
             )
     wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
     return [min(length, context or length) for length in wanted]
 
 
+def check_vocabularies(target: Model, draft: Model | None) -> None:
+    """Raise unless a target has all of its tokens, and a draft's can be its own, as far as sizes tell."""
+    if is_reduced(target):
+        raise AdviceError(
+            "the target has a part of another model's tokens (target_ids); it can only draft for that one"
+        )
+    if draft is not None:
+        check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
+
+
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence."""
-    from multidraft.models.huggingface import context
-
-    return context(model.config) if isinstance(model, PreTrainedModel) else model.context
+    return huggingface.context(model.config) if isinstance(model, PreTrainedModel) else model.context
 
 
 def vocabulary_of(model: Model) -> int:
-    """The number of tokens that the model gives logits for."""
-    return size_of(model)
+    """How far the tokens go that the model knows."""
+    return huggingface.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
+
+
+def is_reduced(model: Model) -> bool:
+    """Whether a draft model knows a part of the target's tokens only."""
+    known = huggingface.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
+    return getattr(known, "ids", None) is not None

@@ -13,11 +13,13 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.decoding.trace import Tell
 from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_integer, check_number, shown
-from multidraft.sampling.from_logits import check_sampling
+from multidraft.errors.checks import shown
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
+from multidraft.sampling.settings_table import check_all, check_biases
+
+CHECKED = ("draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty tune_budget").split()
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,13 @@ class Options:
     stream: Stream | Streamer | None = None
 
     def __post_init__(self) -> None:
-        check_penalties(self.presence_penalty, self.frequency_penalty, self.logit_bias)
+        check_all({name: getattr(self, name) for name in CHECKED})
+        check_biases("logit_bias", self.logit_bias)
         check_stop(self.stop, self.stop_tokenizer)
-        check_number(self.tune_budget, "tune_budget", 0)
         if self.config.synchronise and not torch.cuda.is_available():
             raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
         if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
             raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
-        for name in ("draft_temperature", "draft_top_k", "draft_top_p"):
-            given = {name.removeprefix("draft_"): getattr(self, name)}
-            if getattr(self, name) is not None:
-                check_sampling(**({"temperature": 1.0, "top_k": None, "top_p": None} | given))
 
     def processors(self, prompt_length: int) -> list[LogitsProcessor]:
         """Biases and penalties that transformers does not have."""
@@ -70,18 +68,6 @@ class Options:
             return sampling
         made = {each: replace(each, for_draft=replace(each, **given)) for each in sampling}
         return [made[each] for each in sampling]
-
-
-def check_penalties(presence: Any, frequency: Any, bias: Any) -> None:
-    """Raise unless penalties are finite numbers, and biases numbers by token, of which minus infinity forbids one."""
-    check_number(presence, "presence_penalty")
-    check_number(frequency, "frequency_penalty")
-    if not isinstance(bias, Mapping):
-        raise AdviceError(f"logit_bias is {shown(bias)}; use a dictionary from token ids to numbers")
-    for token, value in bias.items():
-        check_integer(token, "a token of logit_bias", 0)
-        if value != -float("inf"):
-            check_number(value, f"the logit_bias of token {token}")
 
 
 def check_callables(trace: Any, processors: Any, criteria: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -32,6 +33,8 @@ def unpadded(inputs: Mapping) -> list[list[int]]:
     mask = rows_of(inputs["attention_mask"], "attention_mask")
     if [len(row) for row in mask] != [len(row) for row in ids]:
         raise AdviceError("attention_mask has another shape than input_ids; give it a number for every token")
+    if wrong := [number for row in mask for number in row if number not in (0, 1)]:
+        raise AdviceError(f"attention_mask holds {shown(wrong[0])}; use 1 for a token that counts and 0 for padding")
     return [[token for token, kept in zip(row, seen, strict=True) if kept] for row, seen in zip(ids, mask, strict=True)]
 
 
@@ -50,6 +53,8 @@ def rows_of(values: Any, name: str) -> list[list]:
 
 def plain(values: Any) -> Any:
     """A tensor or an array as lists."""
+    if isinstance(values, Tensor) and (values.layout != torch.strided or values.device.type == "meta"):
+        raise AdviceError(f"the prompts are a {values.layout} tensor on {values.device}; pass a dense one with values")
     return values.tolist() if isinstance(values, Tensor | np.ndarray) else values
 
 

@@ -36,6 +36,7 @@ from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
 from multidraft.sampling.settings import Sampling
+from multidraft.sampling.settings_table import check_biases
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def generate_rows(
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
     wanted = [generation_config.new_tokens(config, len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, wanted, options)
+    generation_config.check_values(config, vocabulary_of(target))
     device = home(target) if isinstance(target, PreTrainedModel) else target.device
     stopping = Stopping(
         budgets,
@@ -85,6 +87,7 @@ def budgets_of(
 ) -> list[int]:
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
+    check_biases("logit_bias", options.logit_bias, vocabulary_of(target))
     limits = lengths(prompts, target, draft, wanted)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
@@ -112,7 +115,7 @@ def row_processors(
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
-    generation_config.check_tokens(config, vocabulary)  # whose kinds transformers has checked by now
+    generation_config.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
     return result
 
 

@@ -73,6 +73,15 @@ def write(path: Path, content: bytes) -> None:
         raise cannot_write(path, error) from None
 
 
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    try:
+        from platformdirs import user_cache_path
+    except ImportError:  # run from the sources, where nothing could be installed
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multidraft"
+    return user_cache_path("multidraft", appauthor=False)
+
+
 def clear(folder: Path) -> None:
     """Remove what a kill has left half written in a folder."""
     for path in folder.glob(f"{NEW}*"):

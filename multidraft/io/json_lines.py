@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 from weakref import finalize
+from zlib import crc32
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import cannot_write, is_regular
@@ -21,15 +22,15 @@ def parse(text: str, where: str, advice: str) -> Any:
     raise AdviceError(f"{where} is not JSON ({reason}); {advice}")
 
 
-def whole(path: Path, what: str, advice: str) -> tuple[list[str], bytes]:
-    """The lines of a file that have their end, and what there is of a last one without it."""
+def whole(path: Path, what: str, advice: str, errors: str = "strict") -> tuple[list[str], bytes]:
+    """The lines of a file that have their end, and what there is of a last one without it; `errors` as for `decode`."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise AdviceError(f"cannot read {what} {path} ({error.strerror}); check the path") from None
     end = content.rfind(b"\n") + 1
     try:
-        return content[:end].decode().split("\n")[:-1], content[end:]
+        return content[:end].decode(errors=errors).split("\n")[:-1], content[end:]
     except UnicodeDecodeError as error:
         raise AdviceError(f"{what} {path} is not UTF-8 text ({error.reason}); {advice}") from None
 
@@ -37,6 +38,19 @@ def whole(path: Path, what: str, advice: str) -> tuple[list[str], bytes]:
 def line(value: Any) -> bytes:
     """A value as a line; half a character, which UTF-8 does not know, is escaped as JSON does it."""
     return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def sealed(record: dict[str, Any], number: int) -> dict[str, Any]:
+    """A record with the checksum of its content and of the number of its line."""
+    return record | {
+        "check": crc32(f"{number} {json.dumps(record, ensure_ascii=False)}".encode(errors="surrogatepass"))
+    }
+
+
+def unsealed(record: dict[str, Any], number: int) -> dict[str, Any] | None:
+    """A record without its checksum; None where it is not what was written in this line."""
+    content = {name: value for name, value in record.items() if name != "check"}
+    return content if sealed(content, number)["check"] == record.get("check") else None
 
 
 class Writer:

@@ -12,11 +12,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
+from multidraft.models.compat import check_supported
 from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.compat import check_supported
-from multidraft.models.vocabularies import Vocabulary, check_sizes
+from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel
 SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
@@ -48,7 +48,7 @@ class CausalLM:
         self.model = model
         self.device = home(model)
         self.tokens = vocabulary_of(model)
-        self.vocabulary, self.ids = self.tokens.vocabulary, self.tokens.ids
+        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = context(config)
         self.windows = windows(config)
         self.capacity, self.steps = capacity, steps_of(model) if compiled else None
@@ -147,25 +147,6 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
         config = model.config.get_text_config(decoder=True)
         VOCABULARIES[model] = Vocabulary(config.vocab_size, getattr(model.config, "target_ids", None))
     return VOCABULARIES[model]
-
-
-def size_of(model: Model) -> int:
-    """The number of tokens that a model knows; the last id is one less."""
-    return vocabulary_of(model).vocabulary if isinstance(model, PreTrainedModel) else model.vocabulary
-
-
-def is_reduced(model: Model) -> bool:
-    """Whether a model has a part of another one's tokens, for which it drafts."""
-    ids = vocabulary_of(model).ids if isinstance(model, PreTrainedModel) else getattr(model, "ids", None)
-    return ids is not None
-
-
-def check_draft(target: Model, draft: Model | None) -> None:
-    """Raise unless a target has all its tokens, and a draft's tokens can be its own, so far as sizes tell."""
-    if is_reduced(target):
-        raise AdviceError("the target has a part of another model's tokens (target_ids), so it can only draft for that")
-    if draft is not None:
-        check_sizes(size_of(target), size_of(draft), is_reduced(draft))
 
 
 @torch.inference_mode()

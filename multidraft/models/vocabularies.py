@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -16,19 +16,19 @@ class Vocabulary:
     """How a model's own tokens, of which there are `size`, stand for the target's.
 
     Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next
-    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands for
-    all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
+    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands
+    for all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
     """
 
     def __init__(self, size: int, target_ids: Any = None):
         self.columns, self.places, self.other, self.target_ids = size, None, 0, target_ids
         self.ids: Int[Tensor, " columns"] | None = None
-        self.vocabulary = size  # that the target's tokens go up to, as far as this model knows
+        self.size = size  # that the target's tokens go up to, as far as this model knows
         if target_ids is not None:
             check_ids(target_ids, size)
             self.ids, self.columns, self.other = torch.tensor(target_ids), size - 1, size - 1
             self.places = {token: place for place, token in enumerate(target_ids)}
-            self.vocabulary = max(target_ids) + 1
+            self.size = max(target_ids) + 1
 
     def own(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""
@@ -45,12 +45,6 @@ def check_ids(target_ids: Any, size: int) -> None:
             f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
             "the last token of the model stands for all others"
         )
-
-
-def resize(logits: Float[Tensor, "*rows own"], vocabulary: int) -> Float[Tensor, "*rows vocabulary"]:
-    """Leave tokens out at the end, or add some that have no probability."""
-    missing = vocabulary - logits.shape[-1]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 def are_close(size: int, other: int) -> bool:

@@ -8,26 +8,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer, is_number
 from multidraft.sampling.gate import in_full, not_finite, problem_of, softmax
+from multidraft.sampling.settings_table import check, check_all
 from multidraft.verification.loops import paired
-
-SMALLEST_TEMPERATURE = 1e-3  # below it, logits of ordinary size overflow; 0 means the limit and is exact
 
 HEAD = 1024  # tokens that hold top-p nearly always, and are found many times faster than all are sorted
 
 
 def check_sampling(temperature: float | int, top_k: int | None, top_p: float | int | None) -> None:
-    """Raise on settings that make no distribution."""
-    if not is_number(temperature) or (temperature != 0 and not SMALLEST_TEMPERATURE <= temperature < float("inf")):
-        raise AdviceError(
-            f"temperature {temperature!r} is out of range; use 0 for greedy, or a number of at least "
-            f"{SMALLEST_TEMPERATURE}"
-        )
-    if top_k is not None and (not is_integer(top_k) or top_k < 1):
-        raise AdviceError(f"top_k {top_k!r} keeps no token; use a whole number, at least 1, or leave it out")
-    if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
-        raise AdviceError(f"top_p {top_p!r} is out of range; use a number in (0, 1], or leave it out")
+    """Raise AdviceError on settings that make no distribution."""
+    check("temperature", temperature)
+    check_all({"top_k": top_k, "top_p": top_p})
 
 
 def distribution(

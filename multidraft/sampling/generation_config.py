@@ -5,7 +5,6 @@ A field that is in none of the lists, because transformers is newer than this fi
 
 import copy
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_flag, check_integer, check_number, is_integer, shown
+from multidraft.errors.checks import shown
 from multidraft.models import compat
-from multidraft.sampling import from_logits
+from multidraft.sampling.settings_table import BIAS, FACTOR, check_all, check_stops, check_tokens, require
 
 HONOURED = set(
     "max_length max_new_tokens min_length min_new_tokens max_time stop_strings do_sample temperature top_k top_p min_p "
@@ -63,18 +62,7 @@ INSTEAD = {
     "cache_implementation": "trees have a cache of their own; leave it out",
     "use_cache": "trees have a cache of their own; leave it out",
 }
-COUNTS = {  # whole numbers, and the least that makes sense
-    **dict.fromkeys("max_length max_new_tokens top_k num_return_sequences".split(), 1),
-    **dict.fromkeys("min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size".split(), 0),
-}
-NUMBERS = (
-    "temperature top_p min_p top_h typical_p epsilon_cutoff eta_cutoff repetition_penalty encoder_repetition_penalty "
-    "max_time"
-).split()
-FLAGS = "do_sample renormalize_logits remove_invalid_values return_dict_in_generate".split()
-TOKENS = (
-    "eos_token_id pad_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
-)
+TOKENS = "eos_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
 OURS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}  # by their names there
 KNOWN = HONOURED | MEANINGLESS | set(REFUSED)
 
@@ -84,50 +72,39 @@ def fields() -> dict[str, Any]:
     return {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
 
 
-def check_kinds(config: GenerationConfig) -> None:
-    """Raise on the first field that holds a value of a wrong kind."""
+def check_values(config: GenerationConfig, vocabulary: int | None = None) -> None:
+    """Raise AdviceError on the first field that holds what it cannot, or names a token beyond the vocabulary."""
     given = {name: value for name in HONOURED if (value := getattr(config, name, None)) is not None}
-    for name in given.keys() & COUNTS.keys():
-        check_integer(given[name], name, 0 if name == "top_k" else COUNTS[name])  # transformers' top_k=0 is none
-    for name in given.keys() & set(NUMBERS):
-        check_number(given[name], name, 0)
-    for name in given.keys() & set(FLAGS):
-        check_flag(given[name], name)
-    for name in given.keys() & set(TOKENS):
-        listed = given[name] if isinstance(given[name], list | tuple | set) else [given[name]]
-        if not all(map(is_integer, listed)):
-            raise AdviceError(f"{name} is {shown(given[name])}; use a token id, or a list of them")
+    check_all({name: value for name, value in given.items() if (name, value) != ("top_k", 0)})  # which is none there
+    for name in TOKENS:
+        if name in given:
+            check_tokens(name, given[name], vocabulary)
     if "stop_strings" in given:
-        check_stop(given["stop_strings"], None)
+        check_stops("stop_strings", given["stop_strings"])
+    if isinstance(decay := given.get("exponential_decay_length_penalty"), list | tuple) and len(decay) == 2:
+        require(FACTOR, decay[1], "the factor of exponential_decay_length_penalty")
 
 
-def check_tokens(config: GenerationConfig, vocabulary: int) -> None:
-    """Raise on a field that forces or biases a token beyond the vocabulary, or by no number."""
+def check_sequences(config: GenerationConfig, vocabulary: int) -> None:
+    """Raise AdviceError on forbidden or biased sequences that are empty, go beyond the vocabulary, or have no number.
+
+    Their kinds are what transformers checks as it makes processors of them.
+    """
     bias = config.sequence_bias or {}
-    pairs = bias.items() if isinstance(bias, Mapping) else [(tuple(tokens), value) for tokens, value in bias]
-    listed: dict[str, Any] = {
-        "forced_bos_token_id": config.forced_bos_token_id,
-        "forced_eos_token_id": config.forced_eos_token_id,
-        "bad_words_ids": config.bad_words_ids,
-        "sequence_bias": [sequence for sequence, _ in pairs],
-    }
-    if wrong := [sequence for sequence, value in pairs if math.isnan(value)]:
-        raise AdviceError(f"sequence_bias of {list(wrong[0])} is not a number; give one, or leave it out")
-    for name, tokens in listed.items():
-        if wrong := [token for token in flat(tokens) if not 0 <= token < vocabulary]:
-            raise AdviceError(f"{name} names token {wrong[0]}, but the vocabulary is 0 to {vocabulary - 1}; check it")
-
-
-def flat(tokens: Any) -> list[int]:
-    """All numbers in lists of lists."""
-    if isinstance(tokens, list | tuple | set):
-        return [token for part in tokens for token in flat(part)]
-    return [] if tokens is None else [tokens]
+    pairs = list(bias.items()) if isinstance(bias, Mapping) else [(tuple(tokens), value) for tokens, value in bias]
+    for sequence, value in pairs:
+        require(BIAS, value, f"the sequence_bias of {list(sequence)}")
+    named = {"bad_words_ids": config.bad_words_ids or [], "sequence_bias": [sequence for sequence, _ in pairs]}
+    for name, sequences in named.items():
+        for sequence in sequences:
+            if not sequence:
+                raise AdviceError(f"{name} has an empty sequence; leave it out")
+            check_tokens(name, list(sequence), vocabulary)
 
 
 def check(config: GenerationConfig) -> None:
     """Raise AdviceError on the first field that is set to what cannot be honoured."""
-    check_kinds(config)
+    check_values(config)
     for name, default in fields().items():
         value = getattr(config, name, None)
         allowed = REFUSED.get(name, (default,))
@@ -154,9 +131,8 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
     config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)
     for name, value in settings.items():
         setattr(config, name, value)
-    given = settings.get("temperature"), settings.get("top_k"), settings.get("top_p")
-    from_logits.check_sampling(1.0 if given[0] is None else given[0], *given[1:])
-    check_kinds(config)
+    check_all(settings)
+    check_values(config)
     if config.temperature == 0:
         config.do_sample, config.temperature = False, 1.0
     config.eos_token_id = sorted(ends_of(config, ends))
@@ -187,9 +163,8 @@ def new_tokens(config: GenerationConfig, prompt: int, default: int = 128) -> int
 
 
 def check_stop(stop: Any, tokenizer: Any) -> None:
-    """Raise unless the texts that end a row are texts, none of them empty, and have a tokenizer."""
-    listed = [stop] if isinstance(stop, str) else stop if isinstance(stop, list | tuple) else None
-    if stop is not None and (listed is None or not all(isinstance(text, str) and text for text in listed)):
-        raise AdviceError(f"stop is {shown(stop)}; use a text that is not empty, or a list of such")
+    """Raise AdviceError unless the texts that end a row are texts, and have a tokenizer if there is one."""
+    if stop is not None:
+        check_stops("stop", stop)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise AdviceError(f"stop_tokenizer is {shown(tokenizer)}; pass the target's tokenizer")

@@ -3,11 +3,9 @@
 import math
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
 
-from multidraft.verification.loops import compiled, lines, same_shape, sum_of
+from multidraft.verification.loops import compiled, sum_of
 from multidraft.verification.precision import BELOW_ONE
 
 LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
@@ -16,22 +14,8 @@ ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n 
 BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
-def pick(
-    weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
-) -> Int[Tensor, "*batch draws"]:
-    """As `distributions.pick`."""
-    same_shape("weights and uniform numbers", weights.shape[:-1], uniform.shape[:-1])
-    return torch.from_numpy(pick_lines(lines(weights), lines(uniform))).view(uniform.shape)
-
-
-def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
-    """As `distributions.pick_each`."""
-    same_shape("weights and numbers", weights.shape[:-1], (len(numbers),))
-    return pick_lines(lines(weights), np.array(numbers)[:, None])[:, 0].tolist()
-
-
 def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
-    """As `distributions.draw`."""
+    """The token that a number draws from the softmax of logits at a temperature."""
     return draw_soft(logits, logits[logits.argmax()], np.float32(1 / math.log(2) / temperature), number)
 
 
@@ -60,15 +44,6 @@ def soften(weights, logits, largest, scale):
 def two_to(part):
     """Two to a power between -1/2 and 1/2, by its series, which goes into vector instructions."""
     return ONE + part * (A + part * (B + part * (C + part * (D + part * (E + part * F)))))
-
-
-@compiled
-def pick_lines(weights, uniform):
-    """As `pick_into`, for every line."""
-    tokens = np.full(uniform.shape, -1)
-    for row in range(len(weights)):
-        pick_into(tokens[row], weights[row], uniform[row])
-    return tokens
 
 
 @compiled

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.machine.device import placed, waits
+from multidraft.machine.device import placed
 from multidraft.verification.loops import paired
 from multidraft.verification.precision import BELOW_ONE
 
@@ -32,7 +32,6 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
         )
 
 
-@paired("multidraft.verification.distribution_loops")
 def pick(
     weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
 ) -> Int[Tensor, "*batch draws"]:
@@ -52,7 +51,6 @@ def pick(
     return torch.where(total > 0, index, -1)
 
 
-@paired("multidraft.verification.distribution_loops")
 def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """One token of every row, as `pick` draws it with the row's number."""
     return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
@@ -70,29 +68,11 @@ def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Te
     >>> most_likely(torch.tensor([0.25, 0.0, 0.75]), 3)
     tensor([ 2,  0, -1])
     """
-    size = draft.shape[-1]
-    if waits(draft):
-        value, token = first_of_equals(draft, min(count, size))
-        token = token.masked_fill(value <= 0, -1)
-        return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
-    value, token = draft.topk(min(count + 1, size), -1)
+    value, token = draft.topk(min(count + 1, draft.shape[-1]), -1)
     if (value[..., 1:] == value[..., :-1]).logical_and(value[..., 1:] > 0).any():  # topk has no order among equals
         value, token = draft.sort(dim=-1, descending=True, stable=True)
     token = token.masked_fill(value <= 0, -1)[..., :count]
     return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
-
-
-def first_of_equals(
-    draft: Float[Tensor, "*batch vocabulary"], count: int
-) -> tuple[Float[Tensor, "*batch count"], Int[Tensor, "*batch count"]]:
-    """The largest values and where they are, the first of equal ones, without a look at whether there are any."""
-    size, least = draft.shape[-1], draft.topk(max(count, 1), -1).values[..., -1:]
-    above, equal = draft > least, draft == least
-    chosen = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    from_the_end = torch.where(chosen, torch.arange(size, 0, -1, device=draft.device), 0)
-    token = size - from_the_end.topk(count, -1).values
-    value, order = draft.gather(-1, token).sort(dim=-1, descending=True, stable=True)
-    return value, token.gather(-1, order)
 
 
 def descending(
@@ -109,8 +89,13 @@ def descending(
 
 
 def normalise(weights: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
-    """Divide by the sum; a row of zeros stays zero."""
-    return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    """Divide by the sum, which is taken in float64; a row of zeros stays zero.
+
+    >>> normalise(torch.tensor([1.0, 3.0]))
+    tensor([0.2500, 0.7500])
+    """
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
+    return weights / total.clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 def tempered(values: Float[Tensor, "*batch vocabulary"], temper: float) -> Float[Tensor, "*batch vocabulary"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, is_number, shown
-from multidraft.verification.distributions import pick
+from multidraft.verification.distributions import normalise, pick
 from multidraft.verification.precision import least
 
 MOST_TUPLES = 1_000_000
@@ -168,6 +168,13 @@ def at_each(
     return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)
 
 
+def one_hot(
+    draft: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch 1"]
+) -> Float[Tensor, "*batch vocabulary"]:
+    """All mass on one token, or none where it is empty."""
+    return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
+
+
 def without(
     draft: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
 ) -> Float[Tensor, "*batch vocabulary"]:
@@ -179,9 +186,7 @@ def without(
         return draft
     index = torch.where(tokens >= 0, tokens, draft.shape[-1])
     kept = torch.nn.functional.pad(draft, (0, 1)).scatter_(-1, index, 0.0)[..., :-1]
-    kept = kept.masked_fill(kept < least(kept.dtype), 0.0)
-    total = kept.sum(-1, keepdim=True)
-    return kept / torch.where(total > 0, total, 1.0)
+    return normalise(kept.masked_fill(kept < least(kept.dtype), 0.0))
 
 
 def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:

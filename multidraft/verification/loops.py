@@ -84,6 +84,17 @@ def same_shape(names: str, *shapes: tuple[int, ...]) -> None:
         raise AdviceError(f"{names} have shapes {' and '.join(str(tuple(shape)) for shape in shapes)}; make them equal")
 
 
+@compiled
+def forget(weights, tokens, lowest):
+    """Take tokens out of a line of weights, and all that count as nothing beside them."""
+    for token in tokens:
+        if token >= 0:
+            weights[token] = 0.0
+    for token in range(weights.size):
+        if weights[token] < lowest:
+            weights[token] = 0.0
+
+
 @partial(compiled, any_order=True)
 def sum_of(values):
     """The sum in float64."""

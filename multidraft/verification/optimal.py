@@ -10,7 +10,7 @@ from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer
 from multidraft.verification.distributions import check_distribution
 from multidraft.verification.law import Law, check_draft_probability, check_drafts
-from multidraft.verification.laws.listed import LAWS
+from multidraft.verification.laws import LAWS
 
 
 def optimal_acceptance_rate(
@@ -28,12 +28,10 @@ def optimal_acceptance_rate(
 
         alpha* = min over H of  P(H) + 1 - Q(H)
 
-    Each law has its own way to that minimum, in a function of `multidraft.transport`: `optimal_iid`,
-    `optimal_without_replacement`, `optimal_anchored` (also `greedy`), `optimal_spechub`, `optimal_top`,
-    `optimal_distinct` (whose `draft` has one distribution a draft: (..., drafts, vocab)). `settings` are the law's:
-    `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the result
-    has its dtype. Raises AdviceError for an unknown law, for a setting that the law does not have, and for what is no
-    distribution.
+    Each law has its own way to that minimum, in its file of `multidraft.verification.laws`. The `draft` of `distinct`
+    has one distribution a draft: (..., drafts, vocab). `settings` are the law's: `anchors` (None: `anchor_count`) and
+    `top_up` (True) for `anchored`. `target` may sum to less than one; the result has its dtype. Raises AdviceError for
+    an unknown law, for a setting that the law does not have, and for what is no distribution.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
 
@@ -43,8 +41,7 @@ def optimal_acceptance_rate(
     """
     if law not in LAWS:
         raise AdviceError(
-            f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {', '.join(LAWS)}, or "
-            "list the law's tuples and pass them to optimal_by_linear_program (small vocabularies)"
+            f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {', '.join(LAWS)}"
         )
     understood = set(LAWS[law].settings()) - {"draft_probability"}
     if unknown := set(settings) - understood:
@@ -61,7 +58,7 @@ def optimal_acceptance_rate(
 def optimum(
     target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
 ) -> Float[Tensor, "*batch"]:
-    """The same for drafts of a law with its settings: the rate of a rule that solves the full problem.
+    """The optimal acceptance rate for drafts of a law with its settings: that of a rule that solves the full problem.
 
     Raises AdviceError for a law without a formula.
     """
@@ -80,8 +77,8 @@ def solve(
     """
     if law.optimal is None:
         raise AdviceError(
-            f"no optimal acceptance rate is known for the drafting law {law.name!r}; list its tuples and pass them to "
-            "optimal_by_linear_program (small vocabularies)"
+            f"no optimal acceptance rate is known for the drafting law {law.name!r}; for small vocabularies, "
+            "md.scheme with the rule linear_program computes it"
         )
     if probability == 0:
         return torch.zeros_like(target[..., 0])

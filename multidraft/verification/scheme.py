@@ -1,5 +1,6 @@
 """A scheme is a drafting law with a verification rule that is valid for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -10,11 +11,26 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification import distributions
-from multidraft.verification.acceptance import Acceptance, by_enumeration, by_sampling
+from multidraft.verification.acceptance import Acceptance, Rule, by_enumeration, by_sampling
 from multidraft.verification.law import Law
 from multidraft.verification.optimal import optimum
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.registry import SCHEMES, Entry
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a scheme: its law and rule, the formula of its acceptance rate if any, where it is from."""
+
+    law: type[Law]
+    rule: Rule
+    source: str = ""
+    cost: str = ""
+    rate: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None  # None where the settings leave the formula
+    exact: bool = True
+    small: bool = False  # for small vocabularies only: its work grows with the number of token sets
+    known_as: str = ""  # the name it goes by with the deferred walk
+    coupling: bool = False  # whether a single draft, drawn from q itself, is coupled: accepted with min(1, p/q)
+    sub_probability: bool = True  # whether it takes targets that sum to less than one, as the deferred walk asks
 
 
 @dataclass(frozen=True)
@@ -23,14 +39,8 @@ class Scheme:
 
     name: str
     law: Law
+    entry: Entry  # with the settings of the rule
     settings: tuple[tuple[str, Any], ...] = ()  # of the rule
-
-    @property
-    def entry(self) -> Entry:
-        """The scheme's line in the list, its rule with the settings asked for."""
-        entry = SCHEMES[self.name]
-        rule: Any = entry.rule  # a dataclass where there are settings
-        return replace(entry, rule=replace(rule, **dict(self.settings))) if self.settings else entry
 
     @cached_property
     def is_coupling(self) -> bool:
@@ -49,7 +59,7 @@ class Scheme:
 
     @cache  # noqa: B019  # schemes are few, and the decoding loop asks at every level
     def with_drafts(self, drafts: int) -> "Scheme":
-        """The same scheme with another number of drafts."""
+        """This scheme with another number of drafts."""
         return replace(self, law=self.law.with_drafts(drafts))
 
     def draw(
@@ -108,8 +118,7 @@ class Scheme:
 
     def expected_acceptance(self, target: Tensor, draft: Tensor) -> Tensor | None:
         """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
-        formula = self.entry.formula
-        return None if formula is None else formula(target, draft, self.law)
+        return None if self.entry.rate is None else self.entry.rate(target, draft, self.law)
 
     def acceptance(
         self,
@@ -125,8 +134,8 @@ class Scheme:
         if (rate := self.expected_acceptance(target, draft)) is not None:
             return Acceptance(rate, "formula")
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
-            return by_enumeration(self.tuples, self.verify, target, draft)
-        return by_sampling(self.draw, self.verify, target, draft, samples, generator)
+            return by_enumeration(self.entry.rule, self.law, target, draft)
+        return by_sampling(lambda: self.verify(target, draft, self.draw(draft, generator)), samples)
 
     def acceptance_rate(
         self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,12 +22,12 @@ from multidraft.auditing.pairs import drafting, large_pair
 from multidraft.auditing.statistical import sample
 from multidraft.cli.main import app
 from multidraft.verification.laws import LAWS, Iid
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
-from multidraft.verification.solvers.global_resolution_rule import GlobalResolution
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "audit_verifiers.py"))
 CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
+SCHEMES = entries()
 FAST = [name for name, entry in SCHEMES.items() if not entry.small]
 LAWS_THAT_REPEAT = [law.name for law in LAWS.values() if law.repeats]
 SMALL = [name for name, entry in SCHEMES.items() if entry.small]
@@ -368,9 +369,7 @@ def test_command_advises_on_one_line(arguments: list, monkeypatch) -> None:
 def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> None:
     """`--all` on one scheme and two mutants, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
-    mutants, command = (
-        importlib.import_module(f"multidraft.{name}") for name in ("auditing.mutants", "commands.audit")
-    )
+    mutants, command = (importlib.import_module(f"multidraft.{name}") for name in ("auditing.mutants", "cli.audit"))
     innocent = mutants.Mutant("top", EXAMPLES["matching"])
     monkeypatch.setattr(command, "schemes", lambda: ["iid:naive"])
     monkeypatch.setattr(mutants, "MUTANTS", {guilty: MUTANTS[guilty], "innocent": innocent})

@@ -5,9 +5,9 @@ schemes, drafters, sizes) what is wrong for it. Whatever would be work fails the
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -20,6 +20,7 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
+from multidraft.cli import main
 from multidraft.cli.main import app
 from multidraft.decoding.trace_file import checksum
 
@@ -190,15 +191,19 @@ def functions(group: typer.Typer) -> Iterator[tuple[str, Any]]:
     """Every command's name and function."""
     for command in group.registered_commands:
         yield command.name or command.callback.__name__.replace("_", "-"), command.callback
-    for inner in group.registered_groups:
-        yield from ((f"{inner.name} {name}", function) for name, function in functions(inner.typer_instance))
+    for point in entry_points(group=main.COMMANDS) if group is app else ():
+        found = point.load()
+        if isinstance(found, typer.Typer):
+            yield from ((f"{point.name} {name}", function) for name, function in functions(found))
+        else:
+            yield point.name, found
 
 
 def parameters(names: Call) -> list[Any]:
     """The options and arguments of a command."""
     command: Any = typer.main.get_command(app)
     for name in names:
-        command = command.commands[name]
+        command = command.get_command(None, name)
     return [parameter for parameter in command.params if parameter.name != "help"]
 
 
@@ -358,13 +363,13 @@ def nothing_works(monkeypatch) -> None:
         raise AssertionError("work was begun")
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
-    monkeypatch.setattr("multidraft.cli.hub.answers", lambda: False)
+    monkeypatch.setattr("multidraft.cli.models.answers", lambda: False)
     monkeypatch.setattr("multidraft_research.cli.acceptance.measured", work)
-    monkeypatch.setattr("multidraft_research.studies.running.jobs.run", work)
+    monkeypatch.setattr("multidraft.cli.jobs.run", work)
     monkeypatch.setattr("multidraft_research.training.recipe.train_model", work)
     monkeypatch.setattr("multidraft_research.studies.walks.measure", work)
     monkeypatch.setattr("multidraft_research.studies.toys.figures", work)
-    monkeypatch.setattr(sys.modules["multidraft_research.cli.solve_time"], "measured", work)  # its function hides it
+    monkeypatch.setattr("multidraft_research.cli.solve_time.measured", work)
 
 
 @pytest.fixture(autouse=True)

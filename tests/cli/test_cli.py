@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from multidraft_research.training import corpus
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.main import app
-from multidraft.cli.pair import load
+from multidraft.cli.models import load_pretrained
 from multidraft.generation.detokenize import Pieces
 from multidraft.verification.registry import SCHEMES
-from multidraft.zoo import corpus, load_pair
+from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]
@@ -369,7 +370,7 @@ def test_a_draft_of_another_size_is_trained_for_a_target_that_there_is(pair, tmp
 
 def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
     shutil.copytree(FOLDER / "draft", tmp_path / "copy")
-    theirs, ours = load("embedded", str(tmp_path / "copy")), load(None, None)
+    theirs, ours = load_pretrained("embedded", str(tmp_path / "copy")), load_pretrained(None, None)
     assert all(map(torch.equal, theirs.draft.parameters(), ours.draft.parameters()))
     assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 

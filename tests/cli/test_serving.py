@@ -9,7 +9,7 @@ from serving import letters
 
 from multidraft.autotune import steering
 from multidraft.cli import serving
-from multidraft.cli.drafters import Models
+from multidraft.cli.models import Models
 from multidraft.cli.serving import Serving
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.job import Ended, Job

@@ -44,8 +44,8 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
     "draft_temperature": {**NUMBERS, "negative": -1, "tiny": 1e-9},
     "draft_top_k": {**COUNTS, "zero": 0},
     "draft_top_p": {**NUMBERS, "negative": -1, "zero": 0, "above one": 1.5},
-    "presence_penalty": NUMBERS,
-    "frequency_penalty": NUMBERS,
+    "presence_penalty": {**NUMBERS, "huge": 1e30},
+    "frequency_penalty": {**NUMBERS, "huge": -1e30},
     "logit_bias": {
         **without(THINGS, "dictionary"),
         "list": [1],
@@ -57,7 +57,14 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
         "inf": {1: INF},
         "nan": {1: NAN},
     },
-    "stop": {**without(THINGS, "text"), "empty": "", "empties": ["a", ""], "numbers": [1], "number": 3, "alone": "x"},
+    "stop": {
+        **without(THINGS, "text"),
+        "empty": "",
+        "empties": ["a", ""],
+        "numbers": [1],
+        "many": ["x"] * 3000,
+        "alone": "x",
+    },
     "stop_tokenizer": {**THINGS, "number": 3},
     "logprobs": without(COUNTS, "true"),
     "generator": {
@@ -83,32 +90,54 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
     "top_p": {**NUMBERS, "negative": -1, "zero": 0, "above one": 1.5},
     "min_p": {**NUMBERS, "negative": -1, "above one": 1.5},
     "top_h": {**NUMBERS, "negative": -1, "above one": 1.5},
-    "typical_p": {**NUMBERS, "negative": -1},
-    "epsilon_cutoff": {**NUMBERS, "negative": -1},
-    "eta_cutoff": {**NUMBERS, "negative": -1},
-    "repetition_penalty": {**NUMBERS, "negative": -1, "zero": 0.0},
-    "encoder_repetition_penalty": {**NUMBERS, "negative": -1.0, "zero": 0.0},
+    "typical_p": {**NUMBERS, "negative": -1, "zero": 0, "above one": 2},
+    "epsilon_cutoff": {**NUMBERS, "negative": -1, "one": 1, "above one": 2},
+    "eta_cutoff": {**NUMBERS, "negative": -1, "above one": 2},
+    "repetition_penalty": {**NUMBERS, "negative": -1, "zero": 0.0, "overflows": 1e-300, "huge": 1e300},
+    "encoder_repetition_penalty": {**NUMBERS, "negative": -1.0, "zero": 0.0, "huge": 1e300},
     "max_time": {**NUMBERS, "negative": -1},
-    "max_new_tokens": {**COUNTS, "zero": 0},
-    "max_length": {**COUNTS, "zero": 0},
+    "max_new_tokens": {**COUNTS, "zero": 0, "endless": 2**70},
+    "max_length": {**COUNTS, "zero": 0, "endless": 2**70},
     "min_length": COUNTS,
     "min_new_tokens": COUNTS,
     "no_repeat_ngram_size": COUNTS,
     "encoder_no_repeat_ngram_size": COUNTS,
-    "num_return_sequences": {**COUNTS, "zero": 0},
+    "num_return_sequences": {**COUNTS, "zero": 0, "endless": 2**40},
     "do_sample": FLAGS,
     "renormalize_logits": FLAGS,
     "remove_invalid_values": FLAGS,
-    "eos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
+    "eos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": 61, "negative": -1},
     "forced_eos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": 61, "negative": -1},
     "forced_bos_token_id": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": 61, "negative": -1},
-    "suppress_tokens": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
-    "begin_suppress_tokens": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True},
-    "bad_words_ids": {**THINGS, "number": 3, "flat": [1], "negative": [[-1]], "words": [["x"]], "beyond": [[99]]},
-    "sequence_bias": {**THINGS, "number": 3, "word": {(1,): "x"}, "beyond": {(99,): 1.0}, "nan": {(1,): NAN}},
-    "exponential_decay_length_penalty": {**THINGS, "number": 3, "one": (1,), "words": ("a", "b"), "inf": (1, INF)},
+    "suppress_tokens": {
+        **THINGS,
+        "fraction": 1.5,
+        "words": ["x"],
+        "true": True,
+        "beyond": [3, 61],
+        "all": [*range(61)],
+    },
+    "begin_suppress_tokens": {**THINGS, "fraction": 1.5, "words": ["x"], "true": True, "beyond": [3, 61]},
+    "bad_words_ids": {
+        **THINGS,
+        "empty": [[]],
+        "number": 3,
+        "flat": [1],
+        "negative": [[-1]],
+        "words": [["x"]],
+        "beyond": [[99]],
+    },
+    "sequence_bias": {
+        **THINGS,
+        "number": 3,
+        "word": {(1,): "x"},
+        "beyond": {(99,): 1.0},
+        "nan": {(1,): NAN},
+        "inf": {(1,): INF},
+    },
+    "exponential_decay_length_penalty": {**THINGS, "number": 3, "one": (1,), "inf": (1, INF), "nan": (1, NAN)},
     "watermarking_config": {**THINGS, "number": 3},
-    "stop_strings": {**without(THINGS, "text"), "empty": "", "numbers": [1], "alone": "x"},
+    "stop_strings": {**without(THINGS, "text"), "empty": "", "numbers": [1], "alone": "x", "long": "x" * 10**5},
     "num_beams": {"three": 3, "text": "x"},
     "unknown_setting": {"one": 1},
     "assistant_model": {"one": 1},
@@ -125,6 +154,7 @@ MODELS = {
     "compiled": lambda: torch.compile(tiny_model("llama")),
     "headless": lambda: tiny_model("llama").model,
     "classifier": lambda: transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**ROTARY)).eval(),
+    "in training mode": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**ROTARY)).train(),
     "without weights": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**ROTARY)).eval().to("meta"),
 }
 INPUTS = {
@@ -154,6 +184,8 @@ INPUTS = {
     "empty tensor": torch.empty(0, 2, dtype=torch.int64),
     "empty rows": torch.empty(2, 0, dtype=torch.int64),
     "float array": np.ones((1, 2)),
+    "on the meta device": torch.ones(1, 2, dtype=torch.int64, device="meta"),
+    "sparse": torch.ones(1, 2, dtype=torch.int64).to_sparse(),
     "object": object(),
     "generator": (row for row in PROMPTS),
     "set": {1, 2},
@@ -164,6 +196,8 @@ INPUTS = {
     "mask of other width": {"input_ids": [[1, 2]], "attention_mask": [[1]]},
     "mask of other height": {"input_ids": [[1, 2]], "attention_mask": [[1, 1], [1, 1]]},
     "mask of text": {"input_ids": [[1, 2]], "attention_mask": "11"},
+    "mask of no numbers": {"input_ids": [[1, 2]], "attention_mask": [[NAN, 1.0]]},
+    "mask tensor of no numbers": {"input_ids": torch.ones(1, 2).long(), "attention_mask": torch.tensor([[NAN, 1.0]])},
     "all masked": {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]},
 }
 
@@ -371,10 +405,10 @@ def test_more_anchors_than_drafts_are_all_of_them(drafts):
 
 def test_missing_weights_are_named_and_tied_ones_are_none():
     nothing = {"missing_keys": set(), "unexpected_keys": {"h.0.attn.bias"}, "mismatched_keys": set()}
-    pretrained.check_whole("model", nothing)
+    loading.check_whole("model", nothing)
     for kind in nothing:
         with pytest.raises(md.AdviceError, match=r"'model' .*: a\.weight and 1 more; get the whole model"):
-            pretrained.check_whole("model", nothing | {kind: {"a.weight", "b.weight"}})
+            loading.check_whole("model", nothing | {kind: {"a.weight", "b.weight"}})
 
 
 def test_settings_that_transformers_trips_over_are_advice():

@@ -204,6 +204,17 @@ def test_streamers_get_the_prompt_and_then_every_token():
     assert ours.ends == plain.ends == 1
 
 
+def test_transformers_own_streamer_gets_every_token_too(tokenizer, capsys):
+    """It gives the streamer the prompt, and a custom function no streamer."""
+    ours, plain = Recorder(), Recorder()
+    sequence = continued(PROMPTS[1:], None, streamer=ours)
+    continued(PROMPTS[1:], None, plain=True, streamer=plain)
+    assert ours.values == plain.values
+    assert ours.ends == plain.ends == 1
+    continued(PROMPTS[1:], None, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out.split() == tokenizer.decode(sequence[0]).split()
+
+
 def test_text_streamers(tokenizer, capsys):
     reader = TextIteratorStreamer(tokenizer, skip_prompt=True)
     sequence = continued(PROMPTS[1:], None, stream=reader)
@@ -246,7 +257,7 @@ def test_a_function_is_called_after_every_step():
         (dict(stream=Recorder()), "a streamer follows one prompt, and there are 2"),
         (dict(pad_token_id=None, stopping_criteria=[LastIsSmall()]), "pass pad_token_id"),
         (dict(scheme="iid:nothing"), "unknown scheme"),
-        (dict(temperature=1e-4, do_sample=True), "temperature 0.0001 is out of range"),
+        (dict(temperature=1e-4, do_sample=True), "temperature is 0.0001; use a number from 0.001 to 100"),
     ],
 )
 def test_advice(changes, advice):

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-
-from multidraft.verification.solvers.moved import Moved
-from multidraft.verification.solvers.network import Network
+from multidraft_research.solvers.moved import Moved
+from multidraft_research.solvers.network import Network
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ def canonical(target: Float[np.ndarray, " vocab"], moved: Moved) -> Canonical:
 
     Khisti et al., 2025; Global Resolution, Theorems 4.1 and B.1.
 
-    >>> from multidraft.verification.solvers.max_flow import max_flow
-    >>> from multidraft.verification.solvers.network import iid_network
+    >>> from multidraft_research.solvers.max_flow import max_flow
+    >>> from multidraft_research.solvers.network import iid_network
     >>> canonical(p := np.array([0.25, 0.75]), max_flow(p, iid_network(np.array([0.5, 0.5]), 2))).weight.tolist()
     [1.0, 1.0, 0.0, 1.0]
     """

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from multidraft.cli.main import app
-from multidraft.cli.pair import load
+from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError
 
 SETTINGS = {**CONFIGURATIONS["llama"][1], "num_hidden_layers": 3, "tie_word_embeddings": True}

@@ -19,11 +19,12 @@ from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.work import Capturing, Passage, check_room
 from multidraft_research.studies.acceptance import random_pairs
-from multidraft_research.studies.running.jobs import Processes, alone, run
 from tiny import VOCABULARY, tiny_model
 from typer.testing import CliRunner
 
 import multidraft as md
+from multidraft.cli.crews import Processes
+from multidraft.cli.jobs import alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io import files as outputs
@@ -178,7 +179,7 @@ def test_a_worker_that_is_killed_is_survived(tmp_path) -> None:
 
 
 def test_a_job_that_kills_every_worker_ends_with_advice(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("multidraft_research.studies.running.jobs.PATIENCE", 1)
+    monkeypatch.setattr("multidraft.cli.crews.PATIENCE", 1)
     with pytest.raises(AdviceError, match="job 0"):
         run(Deadly(tmp_path, 0, 9), 2, Journal(tmp_path / "journal", {}), Processes(2), "squaring")
 

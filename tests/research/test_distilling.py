@@ -10,13 +10,13 @@ from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft_research.captures.work import Capturing, Passage
 from multidraft_research.cli.distill import check_same
 from multidraft_research.studies.running.cells import ratio, sums
-from multidraft_research.studies.running.jobs import alone, run
 from multidraft_research.training import distilling
 from multidraft_research.training.distilling import Lesson, distil, gains, loss_of
 from tiny import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
+from multidraft.cli.jobs import alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal

@@ -9,10 +9,10 @@ from captures import keep
 from deadly import Deadly
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.on_captures.by_task import measure
-from multidraft_research.studies.running.jobs import alone, run
 from multidraft_research.studies.running.work import OverCapture
 from typer.testing import CliRunner
 
+from multidraft.cli.jobs import alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
@@ -22,7 +22,7 @@ from multidraft.io.journal import Journal
 def cluster() -> Iterator:
     """Two workers of this machine, once for all tests."""
     ray = pytest.importorskip("ray")
-    from multidraft_research.studies.running.on_ray import Cluster
+    from multidraft.cli.on_ray import Cluster
 
     yield Cluster("local", 2)
     ray.shutdown()

@@ -7,6 +7,9 @@ import pytest
 import torch
 from captures import keep
 from multidraft_research.captures.recording import Recording
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution
+from multidraft_research.solvers.linear_program import OutOfTime, linear_program
+from multidraft_research.solvers.network import iid_network
 from multidraft_research.studies import solve_time
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.solve_time import Result, measure, power_law_pairs, tasks, top_k
@@ -22,11 +25,7 @@ from multidraft.io.journal import Journal
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules import formulas
-from multidraft.verification.rules.naive import naive
-from multidraft.verification.solvers.global_resolution_rule import GlobalResolution
-from multidraft.verification.solvers.linear_program import OutOfTime, linear_program
-from multidraft.verification.solvers.network import iid_network
+from multidraft.verification.rules.naive import naive, rate_of_iid
 
 EXACT = ("lorenz", "max_flow", "reduced_max_flow", "linear_program", "k_sequential", "recursive_rejection", "naive")
 OPTIMAL = EXACT[:4]
@@ -213,8 +212,8 @@ def test_enumeration_catches_a_biased_rule() -> None:
     def biased(p: Tensor, q: Tensor, x: Tensor, law: Iid) -> Outcome:
         return Outcome(naive(p, q, x, law).accept, (1 - naive(p, q, x, law).accept.sum(-1))[..., None] * p, x)
 
-    assert closed_facts(naive, formulas.naive_iid, target, draft, Iid(2)).total_variation < 1e-12
-    assert closed_facts(biased, formulas.naive_iid, target, draft, Iid(2)).total_variation > 0.01
+    assert closed_facts(naive, rate_of_iid, target, draft, Iid(2)).total_variation < 1e-12
+    assert closed_facts(biased, rate_of_iid, target, draft, Iid(2)).total_variation > 0.01
 
 
 def test_facts_of_global_resolution_are_those_of_its_rule() -> None:

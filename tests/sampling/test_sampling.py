@@ -433,13 +433,13 @@ def test_a_field_that_nobody_knows_yet_is_refused_once_it_is_set(monkeypatch):
         (dict(logprobs=-1), "logprobs is -1"),
         (dict(min_p=2.0), "min_p"),
         (dict(repetition_penalty=-1.0), "penalty"),
-        (dict(logit_bias={9: 1.0}), "logit_bias names a token beyond the vocabulary, 0 to 3"),
+        (dict(logit_bias={9: 1.0}), "logit_bias names token 9, but the vocabulary is 0 to 3"),
         (dict(logits_processor=[Counter()]), "Counter keeps a state between calls or between rows"),
         (dict(logits_processor=[Neighbour()]), "Neighbour keeps a state between calls or between rows"),
         (dict(suppress_tokens=[0, 1, 2, 3]), "leave no token with a finite logit"),
         (dict(draft_model=models()[1]), "the draft model comes second"),
         (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
-        (dict(draft_temperature=-2), "temperature -2 is out of range"),
+        (dict(draft_temperature=-2), "draft_temperature is -2; use a number from 0.001"),
     ],
 )
 def test_advice(changes, advice):

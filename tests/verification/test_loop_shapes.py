@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.verification import distribution_loops, distributions, loops
-from multidraft.verification.laws.anchored import anchors_of
-from multidraft.verification.laws.anchored_loops import anchor_lines
-from multidraft.verification.rules import coupling_loops
+from multidraft.verification import distributions, loops
+from multidraft.verification.laws import Anchored
+from multidraft.verification.laws.anchored_loops import draw_anchored, draw_lines
+from multidraft.verification.rules import lorenz_loops
 
 TINY = 5e-324
 
@@ -29,18 +29,21 @@ def test_the_process_is_what_the_environment_asks_for():
     assert loops.HAS_NUMBA == (importlib.util.find_spec("numba") is not None)
     if loops.HAS_NUMBA and os.environ.get("NUMBA_BOUNDSCHECK") == "1":
         with pytest.raises(IndexError):
-            coupling_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy(), 1.0)
+            lorenz_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_picking_needs_numbers_for_every_row(rows):
-    with pytest.raises(md.AdviceError, match="weights and uniform numbers have shapes"):
-        distribution_loops.pick(torch.ones(2, 4), torch.zeros(rows, 1).double())
+def test_drawing_needs_numbers_for_every_row(rows):
+    with pytest.raises(md.AdviceError, match="draft and uniform numbers have shapes"):
+        draw_anchored(torch.ones(2, 4), torch.zeros(rows, 5).double(), Anchored(2))
 
 
-def test_what_is_left_needs_two_of_one_size():
-    with pytest.raises(md.AdviceError, match="target and law have shapes"):
-        coupling_loops.residual(torch.ones(3), torch.ones(2), 1.0, 0.5)
+def test_a_rule_needs_a_target_and_a_tuple_of_the_drafts_size():
+    law, draft, drafted = md.scheme("iid:lorenz", 2).law, torch.ones(1, 2), torch.zeros(1, 2).long()
+    with pytest.raises(md.AdviceError, match="target and draft have shapes"):
+        lorenz_loops.lorenz(torch.ones(1, 3), draft, drafted, law)
+    with pytest.raises(md.AdviceError, match="the rows of draft and drafted have shapes"):
+        lorenz_loops.lorenz(draft, draft, drafted.expand(3, -1), law)
 
 
 @pytest.mark.parametrize("total", [TINY, 2 * TINY, 2.3e-308, 1.0, 1e308])
@@ -55,16 +58,19 @@ def test_a_pick_never_leaves_the_row(total):
 @pytest.mark.parametrize("wanted", [None, 0, 1, 3, 20])
 def test_anchors_fit_into_the_drafts(drafts, wanted):
     draft = torch.tensor([[0.4, 0.6, 0.0], [0.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
-    found = anchors_of(draft, drafts, wanted)
-    assert found.shape == (3, drafts)
-    assert found[1].tolist() == [-1] * drafts  # nothing leaks from the row above
+    law = Anchored(drafts, anchors=wanted)
+    found = law.draw(draft, torch.zeros(3, law.width).double())
+    assert found.shape == (3, law.width)
+    assert found[1].tolist() == [-1] * law.width  # nothing leaks from the row above
+    assert found[:, :drafts].equal(law.anchor_tokens(draft))
     if wanted is not None:
-        assert (found >= 0).sum(-1).tolist() == [min(wanted, drafts, count) for count in (2, 0, 3)]
+        assert (found[:, :drafts] >= 0).sum(-1).tolist() == [min(wanted, drafts, count) for count in (2, 0, 3)]
 
 
 def test_the_loop_itself_stays_within_its_array():
-    found = anchor_lines(torch.ones(2, 9).numpy(), 2, 7)
-    assert found.tolist() == [[0, 1], [0, 1]]
+    found = torch.full((2, 4), -1).numpy()
+    draw_lines(found, torch.ones(2, 9).numpy(), torch.zeros(2, 4).double().numpy(), 2, 7, False, 1e-30)
+    assert found.tolist() == [[0, 1, -1, -1]] * 2
 
 
 @pytest.mark.parametrize("anchors", [None, 0, 1, 2, 20])

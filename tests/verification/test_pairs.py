@@ -1,6 +1,7 @@
 """Every function that has a compiled twin beside it: the same numbers, at every setting of the laws that use it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import multidraft as md
 from multidraft.autotune.ease import TEXTS, updated
 from multidraft.autotune.sight import looked_at
 from multidraft.decoding.draft import grow
@@ -21,17 +23,15 @@ from multidraft.models.table import TableModel
 from multidraft.sampling.from_logits import drafting
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
-from multidraft.verification.distributions import draw, pick, pick_each
+from multidraft.verification.distributions import draw
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Iid
-from multidraft.verification.laws.anchored import anchors_of
+from multidraft.verification.laws.anchored import draw_anchored
 from multidraft.verification.levels import draw_level, numbers_of
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.places import Drawing
 from multidraft.verification.rules.anchored_lorenz import anchored_lorenz
-from multidraft.verification.rules.coupling import residual
-from multidraft.verification.rules.lorenz import drawable_schedule, lorenz
-from multidraft.verification.scheme import Scheme  # every pair is known once all rules are
+from multidraft.verification.rules.lorenz import lorenz  # every pair is known once all rules are
 
 DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
 IID = [Iid(n, a) for n, a in product(DRAFTS, PROBABILITIES)]
@@ -67,21 +67,15 @@ def parts_of(outcome: Outcome) -> Iterator[Tensor]:
     assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-5)
 
 
-def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield pick(draft, torch.rand(len(draft), 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
-
-
-def picked_each(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield torch.tensor([pick_each(draft, [number] * len(draft)) for number in (0.0, 0.01, 0.4, 0.99)])
-
-
 def drawn_softly(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     lines, numbers = (4 * draft.float().log()).numpy(), torch.linspace(0.001, 0.999, 30, dtype=torch.float64).tolist()
     yield torch.tensor([draw(*way) for way in product(lines, (0.05, 0.7, 4.0), numbers)])
 
 
-def anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield anchors_of(draft, law.drafts, law.anchors)
+def drawn_with_anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(5):
+        yield draw_anchored(draft, torch.rand(len(draft), law.width, generator=generator, dtype=torch.float64), law)
 
 
 def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -94,14 +88,7 @@ def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[
     yield from (tokens, tuples)
 
 
-def coupled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    for p, q, weight in zip(target, draft, (1.0, 0.7, 0.05), strict=True):
-        yield residual(p, law.draft_probability * q, weight, 0.25)
-
-
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    plan = drawable_schedule(target, draft, torch.full((len(draft),), law.drafts), law.draft_probability)
-    yield from (plan.optimum, plan.record, plan.undrafted, plan.remainder(), plan.accept(drafted))
     yield from parts_of(lorenz(target, draft, drafted, law))
 
 
@@ -139,7 +126,7 @@ def grown(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iter
     n, model = law.drafts, Told(draft.float().log().numpy())
     tree = Tree.from_drafts([n, *[1] * n, *[2] * n, *[0] * 2 * n])
     for shape, temperature in product((Fixed(tree), Flatter(tree), Fixed(NO_DRAFTS)), (0, 0.7)):
-        plan = Plan(Scheme("anchored:lorenz", law), shape)
+        plan = Plan(replace(md.scheme("anchored:lorenz"), law=law), shape)
         random = Randomness(torch.Generator().manual_seed(n))
         drafts = grow(State(model, model, [random], [1], [5], [[3, 4]], [Sampling(temperature)]), plan)
         yield from (drafts.tokens, drafts.alias, drafts.sees, drafts.drafted, drafts.depths, torch.tensor(drafts.read))
@@ -147,18 +134,15 @@ def grown(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iter
 
 
 WAYS: dict[str, tuple[list, Way]] = {
-    "multidraft.verification.distributions.pick": ([Iid(1)], picked),
-    "multidraft.verification.distributions.pick_each": ([Iid(1)], picked_each),
     "multidraft.verification.distributions.draw": ([Iid(1)], drawn_softly),
-    "multidraft.verification.laws.anchored.anchors_of": (ANCHORED, anchors),
+    "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
     "multidraft.verification.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.autotune.ease.updated": ([Iid(1)], heard),
     "multidraft.sampling.from_logits.drafting": ([Iid(1)], softened),
     "multidraft.decoding.draft.grow": (ANCHORED, grown),
     "multidraft.autotune.sight.looked_at": ([Iid(1)], seen),
     "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
-    "multidraft.verification.rules.coupling.residual": (IID, coupled),
-    "multidraft.verification.rules.lorenz.drawable_schedule": (IID, scheduled),
+    "multidraft.verification.rules.lorenz.lorenz": (IID, scheduled),
     "multidraft.verification.rules.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
 }
 

@@ -2,17 +2,18 @@
 
 import pytest
 import torch
+from multidraft_research.solvers.linear_program import optimal_by_linear_program
 from mutants import rule_of
 from pairs import all_pairs, stacked_pairs
 from torch import Tensor
 
 import multidraft as md
+from multidraft.verification.acceptance import over_all_tuples
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.registry import SCHEMES
 from multidraft.verification.rules.lorenz import lorenz
-from multidraft.verification.solvers.linear_program import optimal_by_linear_program
 
 EXACT = 1e-12
 NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py
@@ -40,11 +41,9 @@ def drafting(law: Law, draft: Tensor) -> Tensor:
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """The exact law of the emitted token and the acceptance rate of every pair, over every tuple."""
     draft = drafting(law, draft)
-    row, drafted, weight = law.tuples_of_rows(draft)
-    outcome = rule(target[row], draft[row], drafted, law)
-    assert_possible(outcome)
-    emitted = torch.zeros_like(target).index_add_(0, row, weight[:, None] * outcome.law())
-    return emitted, torch.zeros_like(target[:, 0]).index_add_(0, row, weight * outcome.acceptance())
+    found = over_all_tuples(rule, law, target, draft)
+    assert_possible(found.outcome)
+    return found.emitted, found.acceptance
 
 
 def assert_possible(outcome: Outcome) -> None:

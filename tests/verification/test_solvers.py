@@ -1,7 +1,7 @@
 """Every solver of the full problem against the linear program and the closed forms; every rule by enumeration.
 
-The solvers are those of `multidraft.transport` (mass moved from drafted token sets to tokens), the rules those made of
-them in `multidraft.verification`. A rule is lossless if its law, summed over all tuples, is the target.
+The solvers (`multidraft_research.solvers`) move mass from drafted token sets to tokens; the rules are made of them. A
+rule is lossless if its law, summed over all tuples, is the target.
 """
 
 import itertools
@@ -20,6 +20,18 @@ from bounds import (
 )
 from canonical import canonical
 from minimum_cut import best_set_by_cut
+from multidraft_research.solvers.convex import minimise, potential
+from multidraft_research.solvers.global_resolution import global_resolution as resolve
+from multidraft_research.solvers.global_resolution_rule import FALLBACKS, GlobalResolution, ResolutionFailure
+from multidraft_research.solvers.linear_program import linear_program as solve_program
+from multidraft_research.solvers.linear_program import optimal_by_linear_program
+from multidraft_research.solvers.max_flow import max_flow as solve_flow
+from multidraft_research.solvers.max_flow import reduced_max_flow as solve_reduced
+from multidraft_research.solvers.moved import Moved, trimmed, upper_bound
+from multidraft_research.solvers.network import edges_of, iid_network, merged, sets_of_draws
+from multidraft_research.solvers.outer_residuals import outer_residuals
+from multidraft_research.solvers.rules import linear_program, max_flow, reduced_max_flow
+from multidraft_research.solvers.solved import by_solving, network_of, next_target_of
 from multidraft_research.studies import toy_pairs
 from pairs import all_pairs, random_pair
 from torch import Tensor
@@ -27,25 +39,13 @@ from torch import Tensor
 import multidraft as md
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
-from multidraft.verification.optima import optimal_distinct, optimal_iid
-from multidraft.verification.optima.best_set import Box, best_set, lower_bound
+from multidraft.verification.laws.best_set import Box, best_set, lower_bound
+from multidraft.verification.laws.distinct import optimal_distinct
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.optimal import optimal_acceptance_rate, optimum
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules import formulas
-from multidraft.verification.rules.k_sequential import k_sequential
-from multidraft.verification.solvers.convex import minimise, potential
-from multidraft.verification.solvers.global_resolution import global_resolution as resolve
-from multidraft.verification.solvers.global_resolution_rule import FALLBACKS, GlobalResolution, ResolutionFailure
-from multidraft.verification.solvers.linear_program import linear_program as solve_program
-from multidraft.verification.solvers.linear_program import optimal_by_linear_program
-from multidraft.verification.solvers.linear_program_rule import linear_program
-from multidraft.verification.solvers.max_flow import max_flow as solve_flow
-from multidraft.verification.solvers.max_flow import reduced_max_flow as solve_reduced
-from multidraft.verification.solvers.max_flow_rule import max_flow, reduced_max_flow
-from multidraft.verification.solvers.moved import Moved, trimmed, upper_bound
-from multidraft.verification.solvers.network import edges_of, iid_network, merged, sets_of_draws
-from multidraft.verification.solvers.outer_residuals import outer_residuals
-from multidraft.verification.solvers.solved import by_solving, network_of, next_target_of
+from multidraft.verification.registry import entries
+from multidraft.verification.rules import k_sequential, naive
 
 UNIT = 2.0**-52
 EXACT = 1e-12
@@ -222,7 +222,7 @@ def test_trimming_never_raises_a_mass_and_repairs_what_a_solver_let_through() ->
 
 def test_solvers_refuse_and_advise(monkeypatch) -> None:
     p, q = pair_of(0, 5)
-    monkeypatch.setattr("multidraft.verification.solvers.linear_program.MOST_VARIABLES", 3)
+    monkeypatch.setattr("multidraft_research.solvers.linear_program.MOST_VARIABLES", 3)
     with pytest.raises(md.AdviceError, match="at most 3 are accepted"):
         solve_program(p, iid_network(q, 2))
     for module, call in (
@@ -466,7 +466,8 @@ def test_failure_is_never_silent() -> None:
     drafted = law.tuples(q)[0]
     with pytest.raises(ResolutionFailure, match=r"Global Resolution failed: the inner gradient .* fallback='k_seq"):
         GlobalResolution(tolerance=1e-5, iterations=6)(p, q, drafted[0], law)
-    for name, other in FALLBACKS.items():
+    for name in FALLBACKS:
+        other = entries()[f"iid:{name}"].rule
         fallen = GlobalResolution(tolerance=1e-5, iterations=6, fallback=name)
         emitted, _, outcome = law_of(fallen, law, p, q)
         assert not outcome.solved.any()
@@ -566,8 +567,7 @@ def test_distinct_at_a_large_vocabulary_and_in_batches() -> None:
     rate = optimal_acceptance_rate(p, q, "distinct", drafts=3)
     assert rate.shape == (2,)
     assert rate.dtype == torch.float32
-    naive = formulas.naive_distinct(p, q, Distinct(3))
-    assert (rate > naive).all()
+    assert (rate > naive.rate_of_distinct(p, q, Distinct(3))).all()
     assert (rate < 1).all()
     with pytest.raises(md.AdviceError, match="one distribution a draft"):
         optimal_distinct(p, q[:, 0], 3)
@@ -586,7 +586,7 @@ def test_bounds_hold(drafts: int) -> None:
     gaps = []
     for label, p, q in PAIRS:
         best, (low, high) = float(optimal_iid(p, q, drafts)), information_bounds(p, q, drafts)
-        reached = float(formulas.k_sequential(p, q, Iid(drafts)))
+        reached = float(k_sequential.acceptance_rate(p, q, Iid(drafts)))
         assert low - EXACT <= best <= high + EXACT, label
         assert best <= float(marginal_bound(p, q, drafts)) + EXACT, label
         assert high <= float(marginal_bound(p, q, drafts)) + EXACT, label
@@ -623,7 +623,7 @@ def test_toys_are_the_optimum(drafts: int) -> None:
         p = torch.where(torch.arange(120) < 120 // ratio, ratio / 120, 0.0).double()
         formula = toy_pairs.uniform_optimum(ratio * 1.0, drafts)
         assert float(optimal_iid(p, q, drafts)) == pytest.approx(formula, abs=1e-12)
-        assert float(formulas.k_sequential(p, q, Iid(drafts))) == pytest.approx(formula, abs=1e-9)
+        assert float(k_sequential.acceptance_rate(p, q, Iid(drafts))) == pytest.approx(formula, abs=1e-9)
 
 
 def test_figures_show_what_the_paper_says_of_them() -> None:
@@ -701,7 +701,3 @@ def test_many_distinct_drafts_meet_the_linear_program(drafts: int) -> None:
         p, q = draft_set(seed, 2 + seed % 5, drafts)
         expected = optimal_by_linear_program(p, *Distinct(drafts).tuples(q))
         assert float(optimal_distinct(p, q, drafts)) == pytest.approx(expected, abs=1e-9), seed
-
-
-def test_k_sequential_is_a_fallback_by_name() -> None:
-    assert FALLBACKS["k_sequential"] is k_sequential

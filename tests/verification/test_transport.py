@@ -6,20 +6,20 @@ import sys
 
 import pytest
 import torch
+from multidraft_research.solvers.linear_program import optimal_by_linear_program
 
 from multidraft.errors import AdviceError
 from multidraft.verification.laws import LAWS
-from multidraft.verification.laws.anchored import anchor_count
-from multidraft.verification.optima import (
-    optimal_anchored,
-    optimal_iid,
-    optimal_spechub,
-    optimal_top,
+from multidraft.verification.laws.anchored import anchor_count, optimal_anchored
+from multidraft.verification.laws.iid import optimal_iid
+from multidraft.verification.laws.spechub import optimal_spechub
+from multidraft.verification.laws.top import optimal_top
+from multidraft.verification.laws.without_replacement import (
+    fewer_arrivals,
     optimal_without_replacement,
+    some_outside,
 )
-from multidraft.verification.optima.without_replacement import fewer_arrivals, some_outside
 from multidraft.verification.optimal import optimal_acceptance_rate
-from multidraft.verification.solvers.linear_program import optimal_by_linear_program
 
 # --- a slow twin: every law as it is told, one draw after another --------------------------------------------------
 
@@ -359,7 +359,7 @@ def test_messages_advise():
 
 
 def test_linear_program_refuses_what_will_not_fit(monkeypatch):
-    monkeypatch.setattr("multidraft.verification.solvers.linear_program.MOST_VARIABLES", 3)
+    monkeypatch.setattr("multidraft_research.solvers.linear_program.MOST_VARIABLES", 3)
     with pytest.raises(ValueError, match="at most 3 are accepted"):
         optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0, 1], [1, 1], [0, 0]]), t64(0.5, 0.25, 0.25))
 

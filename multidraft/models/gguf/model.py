@@ -43,7 +43,7 @@ class GGUF:
 
     def _hold(self, weights: Weights, memory: Memory, capacity: int = 0) -> None:
         self.weights, self.memory, self.capacity = weights, memory, capacity
-        self.vocabulary, self.ids = weights.tokens.vocabulary, weights.tokens.ids
+        self.vocabulary, self.ids = weights.tokens.size, weights.tokens.ids
         self.context: int | None = weights.context
         self.rows: list[Row] = []  # none before the first forward
 

@@ -1,19 +1,20 @@
 """A few sure tokens and independent draws among the others, with a top-up for every duplicate (ours)."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.errors import AdviceError
 from multidraft.errors.checks import check_flag, check_integer
-from multidraft.machine.device import waits
 from multidraft.verification.distributions import most_likely, pick
-from multidraft.verification.law import Law, is_duplicate, without
-from multidraft.verification.loops import paired
-from multidraft.verification.optima.anchored import optimal_anchored
-from multidraft.verification.precision import TIE
+from multidraft.verification.law import Law, is_duplicate, one_hot, without
+from multidraft.verification.laws.iid import optimal_iid
+from multidraft.verification.laws.top import is_most_likely
+from multidraft.verification.laws.without_replacement import optimal_without_replacement
+from multidraft.verification.loops import paired, same_shape
+from multidraft.verification.precision import TIE, least
 
 
 def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
@@ -24,17 +25,7 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     >>> anchor_count(torch.tensor([0.6, 0.2, 0.2]), 2)
     tensor(1)
     """
-    return (anchors_of(draft, drafts) >= 0).sum(-1)
-
-
-@paired("multidraft.verification.laws.anchored_loops")
-def anchors_of(
-    draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
-) -> Int[Tensor, "*batch drafts"]:
-    """The anchors of each row, padded with -1: `wanted` of them at most, or as many as `anchor_count` says."""
-    top = most_likely(draft, drafts)
-    count = count_of(draft.double(), top)[..., None] if wanted is None else min(wanted, drafts)
-    return top.masked_fill(torch.arange(drafts, device=draft.device) >= count, -1)
+    return count_of(draft.double(), most_likely(draft, drafts))
 
 
 def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
@@ -46,6 +37,46 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
     mass = value.flip(-1).cumsum(-1).flip(-1) + unlikely  # from the small end: exact even where q is nearly one-hot
     drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
     return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
+
+
+def optimal_anchored(
+    target: Float[Tensor, "*batch vocab"],
+    draft: Float[Tensor, "*batch vocab"],
+    drafts: int | Int[Tensor, "*batch"],
+    anchors: int | Int[Tensor, "*batch"],
+    top_up: bool,
+) -> Float[Tensor, "*batch"]:
+    """Largest acceptance rate with the `anchors` most likely tokens of `draft` and `drafts - anchors` random ones.
+
+    The random ones come from `q'`, the draft without the anchors, renormalised. An anchor is always there to be
+    accepted, so with `p'` the target without the anchors
+
+        alpha* = p(anchors) + alpha*(p', q', drafts - anchors)
+
+    where the second optimum is that of i.i.d. draws, or with `top_up` that of draws *without replacement*: i.i.d. draws
+    followed by one draw without replacement for every duplicate give a sequence of distinct tokens with exactly the
+    without-replacement law, and the optimum depends on nothing but the law of the drafted set. If there is nothing to
+    draw, it is zero. Ties between anchors go to the lower token id, and a token without draft probability is never an
+    anchor. `target` may sum to less than one; the result has its dtype. Raises AdviceError if the shapes differ or
+    there are more anchors than drafts.
+
+    docs/theory.md, section 4; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
+    Speculative Decoding, Theorem 7.
+
+    >>> p, q = torch.tensor([0.25, 0.75, 0.0]), torch.tensor([0.5, 0.25, 0.25])
+    >>> optimal_anchored(p, q, drafts=2, anchors=1, top_up=False)
+    tensor(0.7500)
+    """
+    same_shape("target and draft", target.shape, draft.shape)
+    draws = torch.as_tensor(drafts, device=draft.device) - torch.as_tensor(anchors, device=draft.device)
+    if bool((draws < 0).any()):
+        raise AdviceError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
+    anchored = is_most_likely(draft, anchors) & (draft > 0)
+    q = draft.masked_fill(anchored | (draft < least(draft.dtype)), 0.0)  # as the law draws
+    p, q = target.double(), q.double()  # the optima below renormalise q
+    optimum = optimal_without_replacement if top_up else optimal_iid
+    of_draws = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
+    return (torch.where(anchored, p, 0.0).sum(-1) + of_draws).to(target.dtype)
 
 
 @dataclass(frozen=True)
@@ -90,7 +121,7 @@ class Anchored(Law):
 
     @property
     def draws_one(self) -> bool:
-        """Without an anchor, whatever its empty positions."""
+        """Whether a tuple is a single token drawn from q itself: with one draft and without an anchor."""
         return super().draws_one and not self.has_anchors
 
     @property
@@ -100,19 +131,17 @@ class Anchored(Law):
 
     def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
         """The anchors of each row, padded with -1."""
-        if self.has_anchors:
-            return anchors_of(draft, self.drafts, self.anchors)
-        return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
+        if not self.has_anchors:
+            return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
+        top = most_likely(draft, self.drafts)
+        count = count_of(draft.double(), top)[..., None] if self.anchors is None else self.anchors
+        return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
 
     def without_anchors(
         self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
     ) -> Float[Tensor, "*batch vocabulary"]:
         """q': the draft distribution without the anchors."""
-        return without(draft, anchors) if self.finds(anchors) else draft
-
-    def finds(self, anchors: Int[Tensor, "*batch drafts"]) -> bool:
-        """Whether there are anchors in any row, as far as can be known without waiting."""
-        return self.has_anchors and (waits(anchors) or bool((anchors >= 0).any()))
+        return without(draft, anchors) if self.has_anchors else draft
 
     def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
         """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
@@ -126,8 +155,7 @@ class Anchored(Law):
         anchors, draws, top_ups = self.parts(drafted)
         j = anchors.shape[-1]
         if j < self.drafts:
-            token = self.anchor_tokens(draft)[..., j : j + 1]
-            return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
+            return one_hot(draft, self.anchor_tokens(draft)[..., j : j + 1])
         if draws.shape[-1] < self.drafts:
             wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
             return self.without_anchors(draft, anchors) * wanted
@@ -137,39 +165,32 @@ class Anchored(Law):
     def draw_all(
         self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
     ) -> Int[Tensor, "*batch width"]:
-        """As the general way, with one search for the anchors, one sum for the draws, and top-ups only where needed."""
-        n, anchors = self.drafts, self.anchor_tokens(draft)
-        found = self.finds(anchors)
-        draws = pick(without(draft, anchors) if found else draft, uniform[..., n : 2 * n])
-        if found:
-            free = (anchors < 0).sum(-1, keepdim=True)
-            draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
-        drafted = torch.cat([anchors, draws], -1)
-        for j in range(2 * n, 2 * n + most_repeats(draws) if self.top_up and n > 1 else 0):
-            drafted = torch.cat([drafted, pick(self.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
-        return torch.nn.functional.pad(drafted, (0, self.width - drafted.shape[-1]), value=-1)
+        """One search for the anchors, one sum for the draws, and top-ups only where needed."""
+        return draw_anchored(draft, uniform, self)
 
     def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
         """The distinct tokens in the order in which they first came."""
         if self.drafts == 1 and not self.has_anchors:
             return drafted[..., 1:2]
-        if waits(drafted):
-            first = (drafted >= 0) & ~is_duplicate(drafted)
-            order = (~first).to(torch.uint8).argsort(dim=-1, stable=True)
-            return drafted.masked_fill(~first, -1).gather(-1, order)[..., : self.drafts]
-        distinct = [list(filled(row)) for row in drafted.reshape(-1, drafted.shape[-1]).tolist()]
+        distinct = [
+            list(dict.fromkeys(token for token in row if token >= 0))
+            for row in drafted.reshape(-1, drafted.shape[-1]).tolist()
+        ]
         padded = [(tokens + [-1] * self.drafts)[: self.drafts] for tokens in distinct]
         return torch.tensor(padded, dtype=torch.int64, device=drafted.device).view(*drafted.shape[:-1], self.drafts)
 
 
-def filled(positions: list[int]) -> dict[int, int]:
-    """The tokens at some positions in the order in which they first came, each with how often."""
-    return Counter(token for token in positions if token >= 0)
-
-
-def most_repeats(draws: Int[Tensor, "*batch draws"]) -> int:
-    """The largest number of draws in a row that were there before, as far as can be known without waiting."""
-    if waits(draws):
-        return draws.shape[-1] - 1
-    counts = map(filled, draws.reshape(-1, draws.shape[-1]).tolist())
-    return max((sum(count.values()) - len(count) for count in counts), default=0)
+@paired("multidraft.verification.laws.anchored_loops")
+def draw_anchored(
+    draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"], law: Anchored
+) -> Int[Tensor, "*batch width"]:
+    """The tuple of the law where something is drafted."""
+    n, anchors = law.drafts, law.anchor_tokens(draft)
+    draws = pick(law.without_anchors(draft, anchors), uniform[..., n : 2 * n])
+    free = (anchors < 0).sum(-1, keepdim=True)
+    draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
+    drafted = torch.cat([anchors, draws], -1)
+    repeats = int(is_duplicate(draws).sum(-1).max()) if law.top_up and draws.numel() else 0
+    for j in range(2 * n, 2 * n + repeats):
+        drafted = torch.cat([drafted, pick(law.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
+    return torch.nn.functional.pad(drafted, (0, law.width - drafted.shape[-1]), value=-1)

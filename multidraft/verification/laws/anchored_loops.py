@@ -1,29 +1,50 @@
-"""Anchors as compiled loops, for CPUs."""
+"""Drawing by the law `anchored` as compiled loops, for CPUs."""
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.verification.loops import compiled, lines, sum_of
-from multidraft.verification.precision import TIE
+from multidraft.verification.distribution_loops import pick_into
+from multidraft.verification.laws.anchored import Anchored
+from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
+from multidraft.verification.precision import TIE, least
 
 
-def anchors_of(
-    draft: Float[Tensor, "*batch vocabulary"], drafts: int, wanted: int | None = None
-) -> Int[Tensor, "*batch drafts"]:
-    """As `anchored.anchors_of`."""
-    found = anchor_lines(lines(draft), drafts, -1 if wanted is None else wanted)
-    return torch.from_numpy(found).view(*draft.shape[:-1], drafts)
+def draw_anchored(
+    draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"], law: Anchored
+) -> Int[Tensor, "*batch width"]:
+    """The tuple of the law where something is drafted, row by row."""
+    same_shape("draft and uniform numbers", (*draft.shape[:-1], law.width), uniform.shape)
+    drafted = np.full((draft.shape[:-1].numel(), law.width), -1)
+    wanted = 0 if not law.has_anchors else -1 if law.anchors is None else law.anchors
+    draw_lines(drafted, lines(draft), lines(uniform), law.drafts, wanted, law.top_up, least(draft.dtype))
+    return torch.from_numpy(drafted).view(uniform.shape)
 
 
 @compiled
-def anchor_lines(draft, drafts, wanted):
-    """The anchors of each line; as many as the rule says where `wanted` is negative."""
-    anchors = np.full((len(draft), drafts), -1)
-    for row in range(len(draft)):
-        take_anchors(draft[row].astype(np.float64), wanted, anchors[row])
-    return anchors
+def draw_lines(drafted, draft, uniform, count, wanted, top_up, lowest):
+    """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws, for every line."""
+    for row in range(len(drafted)):
+        tokens, numbers, rest = drafted[row], uniform[row], draft[row].astype(np.float64)
+        found = take_anchors(rest, wanted, tokens[:count])
+        if wanted != 0:
+            forget(rest, tokens[:found], lowest)
+        draws = tokens[count : 2 * count]
+        pick_into(draws, rest, numbers[count : 2 * count - found])
+        for j in range(2 * count, 2 * count + repeats(draws) if top_up else 0):
+            rest = draft[row].astype(np.float64)
+            forget(rest, tokens[:j], lowest)
+            pick_into(tokens[j : j + 1], rest, numbers[j : j + 1])
+
+
+@compiled
+def repeats(tokens):
+    """How many of the tokens were there before."""
+    found = 0
+    for j in range(tokens.size):
+        found += tokens[j] >= 0 and (tokens[:j] == tokens[j]).any()
+    return found
 
 
 @compiled
@@ -57,7 +78,7 @@ def likeliest(draft, most):
 
 @compiled
 def count_of(values, unlikely, drafts):
-    """As `anchored.count_of`, from the values of the likeliest tokens and the sum of all others."""
+    """How many of the likeliest tokens are anchors, from their values and the sum of all others."""
     mass, count = unlikely, 0
     for j in range(values.size - 1, -1, -1):  # from the small end: exact even where q is nearly one-hot
         mass += values[j]

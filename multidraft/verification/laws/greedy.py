@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.verification.distributions import most_likely
-from multidraft.verification.law import Law, without
-from multidraft.verification.optima.anchored import optimal_anchored
+from multidraft.verification.law import Law, one_hot, without
+from multidraft.verification.laws.anchored import optimal_anchored
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Greedy(Law):
         draft: Float[Tensor, "*batch vocabulary"],
         drafts: int | Int[Tensor, "*batch"],
     ) -> Float[Tensor, "*batch"]:
-        """That of one draw beside anchors."""
+        """The optimum of one draw beside n - 1 anchors."""
         anchors = max(drafts - 1, 0) if isinstance(drafts, int) else (drafts - 1).clamp(min=0)
         return optimal_anchored(target, draft, drafts, anchors, top_up=False)
 
@@ -34,5 +33,4 @@ class Greedy(Law):
         j = drafted.shape[-1]
         if j == self.drafts - 1:
             return without(draft, drafted)
-        token = most_likely(draft, self.drafts - 1)[..., j : j + 1]
-        return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
+        return one_hot(draft, most_likely(draft, self.drafts - 1)[..., j : j + 1])

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.machine.device import waits
-from multidraft.verification.law import at_each
+from multidraft.verification.law import at_each, without
 from multidraft.verification.laws.anchored import Anchored
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.rules.coupling import couple
-from multidraft.verification.rules.lorenz import ScheduleOf, drawable_schedule, verify_draws
+from multidraft.verification.rules.lorenz import ScheduleOf, schedule, verify_draws
 from multidraft.verification.rules.naive import naive
 
 
@@ -22,7 +22,7 @@ def anchored_lorenz(
     law: Anchored,
 ) -> Outcome:
     """Optimal without top-ups: p(anchors) + alpha*(p, q', draws)."""
-    return in_three_stages(target, draft, drafted, law)
+    return in_three_stages(target, draft, drafted, law, schedule)
 
 
 def in_three_stages(
@@ -30,7 +30,7 @@ def in_three_stages(
     draft: Float[Tensor, "*batch vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Anchored,
-    schedule_of: ScheduleOf = drawable_schedule,
+    schedule_of: ScheduleOf,
 ) -> Outcome:
     """Draws by the Lorenz rule, top-ups by single-draft coupling, then a sample of what remains, accepted if an anchor.
 
@@ -40,31 +40,25 @@ def in_three_stages(
     anchors, draws, top_ups = law.parts(drafted)
     known = anchors if law.draft_probability == 1 else law.anchor_tokens(draft)
     drawn_from, count = law.without_anchors(draft, known), (known < 0).sum(-1)
-    verified = verify_draws(target, drawn_from, draws, count, law.draft_probability, schedule_of)
-    alive, new_target = (1 - verified.accept.sum(-1)).clamp(min=0), None
+    of_draws, new_target = verify_draws(target, drawn_from, draws, count, law.draft_probability, schedule_of)
+    alive = (1 - of_draws.sum(-1)).clamp(min=0)
     of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)
-    for j in range(most_filled(top_ups)):
+    for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
         conditional = law.conditional(draft, drafted[..., : 2 * law.drafts + j]).double()
-        new_target = verified.next_target() if new_target is None else new_target
         b, new_target = couple(new_target, conditional, top_ups[..., j])
         of_top_ups[..., j] = alive * b
         alive = alive * (1 - b)
-    if new_target is None:  # only its anchors and its sum are needed at once: the draws take nothing of the anchors
-        of_anchors, total = at_each(target, anchors) / verified.rejected[..., None], verified.next_mass
-    else:
-        of_anchors, total = at_each(new_target, anchors), new_target.sum(-1)
-
-    def residual() -> Tensor:
-        last = verified.next_target() if new_target is None else new_target
-        return naive(alive[..., None] * last, draft, anchors, law).residual.to(target.dtype)
-
-    accept = torch.cat([alive[..., None] * of_anchors, verified.accept, of_top_ups], -1)
-    residual_mass = (alive * (total - of_anchors.sum(-1))).clamp(min=0)
-    return Outcome(accept.to(target.dtype), residual, drafted, residual_mass.to(target.dtype))
+    last = naive(alive[..., None] * new_target, draft, anchors, law)
+    accept = torch.cat([last.accept, of_draws, of_top_ups], -1)
+    return Outcome(accept.to(target.dtype), last.residual.to(target.dtype), drafted)
 
 
-def most_filled(positions: Int[Tensor, "*batch some"]) -> int:
-    """The largest number of positions in a row that hold a token, as far as can be known without waiting."""
-    if waits(positions):
-        return positions.shape[-1]
-    return int((positions >= 0).sum(-1).max()) if positions.numel() else 0
+def acceptance_rate(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Anchored
+) -> Float[Tensor, "*batch"] | None:
+    """The rate p(anchors) + alpha*(p, q', draws); None with top-ups, or where nothing may be drafted."""
+    if (law.top_up and law.drafts > 1) or law.draft_probability < 1:
+        return None
+    anchors = law.anchor_tokens(draft)
+    of_draws = optimal_iid(target, without(draft, anchors), (anchors < 0).sum(-1))
+    return at_each(target, anchors).sum(-1) + of_draws

@@ -32,7 +32,7 @@ from multidraft.verification.laws.anchored import Anchored
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL
 from multidraft.verification.rules.anchored_lorenz import anchored_lorenz, in_three_stages
-from multidraft.verification.rules.lorenz import Schedule, drawable_schedule, lorenz, phases
+from multidraft.verification.rules.lorenz import Schedule, by_schedule, lorenz, phases
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class BinnedLorenz:
         drafted: Int[Tensor, "*batch width"],
         law: Law,
     ) -> Outcome:
-        """As `lorenz`, or for anchored drafts `anchored_lorenz`; no more tokens than there are bins are sorted."""
+        """The Lorenz rule, of i.i.d. or of anchored drafts; tokens are sorted where there are no more than bins."""
         few, schedule_of = target.shape[-1] <= self.bins, partial(binned_schedule, self.bins)
         if isinstance(law, Anchored):
             if few:
                 return anchored_lorenz(target, draft, drafted, law)
             return in_three_stages(target, draft, drafted, law, schedule_of)
-        return lorenz(target, draft, drafted, law, drawable_schedule if few else schedule_of)
+        return lorenz(target, draft, drafted, law) if few else by_schedule(target, draft, drafted, law, schedule_of)
 
     def least(self, optimum: Float[Tensor, "*batch"], drafts: int) -> Float[Tensor, "*batch"]:
         """What it accepts at least of i.i.d. drafts."""
@@ -73,16 +73,6 @@ class Binned:
     bin: Int[Tensor, "*batch vocabulary"]
     edge: Float[Tensor, "*batch bins"]  # e_b
     plan: Schedule  # of bins
-
-    @property
-    def record(self) -> Float[Tensor, "*batch"]:
-        """What remains of p'."""
-        return self.plan.record
-
-    @property
-    def undrafted(self) -> Float[Tensor, "*batch"]:
-        """The rest of the target: what was rounded away, and what is never drafted."""
-        return self.rounded().sum(-1)
 
     def rounded(self) -> Float[Tensor, "*batch vocabulary"]:
         """p - p'."""
@@ -104,7 +94,6 @@ def binned_schedule(
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
-    most: int | None = None,
 ) -> Binned:
     """The schedule for `count` i.i.d. drafts; what is never drafted, or has hardly any target, is in the last bin."""
     p, q = target.double(), draft.double()
@@ -122,5 +111,5 @@ def binned_schedule(
     Q = torch.zeros_like(edge).scatter_add_(-1, place, q)
     P = edge * Q
     order = torch.arange(bins + 1, device=p.device).expand_as(Q)
-    plan = Schedule(P, Q, order, *phases(edge, Q, P, count, draft_probability, most), torch.zeros_like(total[..., 0]))
+    plan = Schedule(P, Q, order, *phases(edge, Q, P, count, draft_probability))
     return Binned(p, q, place, edge, plan)

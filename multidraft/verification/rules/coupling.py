@@ -3,7 +3,6 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.verification.loops import paired
 from multidraft.verification.precision import next_target, ratio
 
 
@@ -23,7 +22,6 @@ def remainder(
     return (target - law).clamp_(min=0)
 
 
-@paired("multidraft.verification.rules.coupling_loops")
 def residual(
     target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
 ) -> Float[Tensor, " vocabulary"]:

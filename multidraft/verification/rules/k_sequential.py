@@ -60,7 +60,9 @@ def k_sequential(
     return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
 
 
-def accepted(target: Tensor, draft: Tensor, law: Law) -> Tensor:
+def acceptance_rate(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
     """The exact acceptance rate a (1 - (1 - beta)^n)."""
     p, q, a = target.double(), draft.double(), law.draft_probability
     count = torch.full(p.shape[:-1], law.drafts, device=p.device)

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.machine.device import waits
 from multidraft.verification.distributions import descending
 from multidraft.verification.law import Law, at_each
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL, SPARE, missing, next_target
+from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL, SPARE, next_target
 from multidraft.verification.rules import coupling
 from multidraft.verification.rules.roots import by_count, power, smallest_root
 
@@ -40,7 +40,6 @@ class Schedule:
     survive: Float[Tensor, "*batch vocabulary"]  # s: what survives of a draw after the phase of a position
     optimum: Float[Tensor, "*batch"]  # alpha*
     record: Float[Tensor, "*batch"]  # the sum of all drops: what remains of the target on tokens that can be drafted
-    undrafted: Float[Tensor, "*batch"]  # the target's mass on tokens that are never drafted
 
     @cached_property
     def stages(self) -> "Stages":
@@ -78,7 +77,7 @@ class Schedule:
         alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
         each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
         accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
-        # A token without any target claims nothing, and not the rounding of its neighbours either.
+        # A token without any target is never accepted, not even with the rounding of its neighbours.
         return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
 
 
@@ -98,50 +97,22 @@ class Stages:
         return (self.logs.gather(-1, end) - self.logs.gather(-1, start)).clamp_(max=0).exp_() * sure
 
 
-@dataclass(frozen=True)
-class Verified:
-    """I.i.d. draws verified: what each may claim, and the next target once all are rejected."""
-
-    target: Float[Tensor, "*batch vocabulary"]
-    accept: Float[Tensor, "*batch width"]
-    remainder: Callable[[], Float[Tensor, "*batch vocabulary"]]  # R = p - r
-    remainder_mass: Callable[[], Float[Tensor, "*batch"]]  # the sum of R
-
-    @cached_property
-    def rejected(self) -> Float[Tensor, "*batch"]:
-        """1 - alpha* = (1 - sum p) + sum R, in positive terms; positive also where nothing is ever rejected."""
-        return missing(self.target) + self.remainder_mass() + SPARE
-
-    @cached_property
-    def next_mass(self) -> Float[Tensor, "*batch"]:
-        """The sum of the next target: one where the target is full."""
-        lacks, mass = missing(self.target), self.remainder_mass()
-        return torch.where(lacks > 0, mass / (lacks + mass), 1.0)
-
-    def next_target(self) -> Float[Tensor, "*batch vocabulary"]:
-        """R / (1 - alpha*), the target of whatever comes next."""
-        return next_target(self.remainder(), self.target.double())
-
-
 def schedule(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
-    most: int | None = None,
 ) -> Schedule:
-    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`).
-
-    `most` is the largest count that is possible, where a look at the counts is a wait.
-    """
+    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
     p, q = target.double(), draft.double()
     total = q.sum(-1, keepdim=True)
     q = q / total.clamp(min=SMALLEST_NORMAL)
     drawable = p * (q > DRAWABLE)
     ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
     count = torch.where(total[..., 0] > 0, count, 0)
-    in_order = (ratio, q.gather(-1, order), drawable.gather(-1, order))
-    return Schedule(p, q, order, *phases(*in_order, count, draft_probability, most), (p - drawable).sum(-1))
+    return Schedule(
+        p, q, order, *phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
+    )
 
 
 def phases(
@@ -150,74 +121,22 @@ def phases(
     p: Float[Tensor, "*batch positions"],
     count: Int[Tensor, "*batch"],
     a: float,
-    most: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Q, T, drop, s, alpha* and the record of a `Schedule`, from its tokens in the order of their ratios p/q."""
     Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
-    D = (1 - by_count(count, most, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
+    D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
     M = D.cummin(-1).values.clamp_(max=0)
     drop = shifted(M).sub_(D)
     m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1)
     c = (P + M).sub_(m * Q).clamp_(min=0)
-    T = by_count(count, most, lambda n, c, m: smallest_root(n, c, m, a), c, m)
+    T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
     T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
     survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
     return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
 
 
-@dataclass(frozen=True)
-class Truncated:
-    """The schedule of some tokens, which hold all that can be drafted."""
-
-    target: Float[Tensor, "*batch vocabulary"]
-    tokens: Int[Tensor, "*batch some"]
-    plan: Schedule
-
-    @property
-    def optimum(self) -> Float[Tensor, "*batch"]:
-        """alpha*."""
-        return self.plan.optimum
-
-    @property
-    def record(self) -> Float[Tensor, "*batch"]:
-        """What remains of the target on tokens that can be drafted."""
-        return self.plan.record
-
-    @property
-    def undrafted(self) -> Float[Tensor, "*batch"]:
-        """The target's mass on tokens that are never drafted."""
-        return self.plan.undrafted + self.target.double().scatter(-1, self.tokens, 0.0).sum(-1)
-
-    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Probability of emitting each draw."""
-        ranks = (self.tokens[..., None, :] == draws[..., None]).to(torch.uint8).argmax(-1)
-        return self.plan.accept(torch.where(draws >= 0, ranks, -1))
-
-    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
-        """R = p - r, by token; all of p where nothing can be drafted."""
-        return self.target.double().scatter(-1, self.tokens, self.plan.remainder())
-
-
-@paired("multidraft.verification.rules.lorenz_loops")
-def drawable_schedule(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-    most: int | None = None,
-) -> Schedule | Truncated:
-    """The schedule of the tokens that can be drafted alone, where they are few enough for a short sort to pay."""
-    if waits(draft):
-        return schedule(target, draft, count, draft_probability, most)
-    size = max(int((draft > 0).sum(-1).max()), 1)
-    if 2 * size >= draft.shape[-1]:
-        return schedule(target, draft, count, draft_probability)
-    tokens = draft.topk(size, -1).indices  # shorter rows are filled up
-    plan = schedule(target.gather(-1, tokens), draft.gather(-1, tokens), count, draft_probability)
-    return Truncated(target, tokens, plan)
-
-
-ScheduleOf = Callable[[Tensor, Tensor, Tensor, float, int], Any]  # as `schedule`: what a Schedule offers
+ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: what has `accept` and `remainder`
+Verified = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
 
 
 def verify_draws(
@@ -226,15 +145,22 @@ def verify_draws(
     draws: Int[Tensor, "*batch width"],
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
-    schedule_of: ScheduleOf = drawable_schedule,
+    schedule_of: ScheduleOf = schedule,
 ) -> Verified:
-    """Verify `count` i.i.d. draws from `draft`; where there is one at most, in the first position, it is a coupling."""
-    most = draws.shape[-1] if waits(draws) else int(count.max())
-    if most <= 1:
-        possible = draft if not waits(draws) and int(count.min()) == 1 else draft * (count > 0)[..., None]
-        return verify_one(target, possible, draws, draft_probability)
-    plan = schedule_of(target, draft, count, draft_probability, most)
-    return Verified(target, plan.accept(draws), plan.remainder, lambda: plan.record + plan.undrafted)
+    """Verify `count` i.i.d. draws from `draft`: a schedule, and in rows with one draw at most a coupling.
+
+    What a row gets does not depend on the others.
+    """
+    single = count <= 1
+    coupled = verify_one(target, draft * (count > 0)[..., None], draws, draft_probability) if single.any() else None
+    if coupled and single.all():
+        return coupled
+    plan = schedule_of(target, draft, count, draft_probability)
+    scheduled = plan.accept(draws), next_target(plan.remainder(), target.double())
+    if coupled is None:
+        return scheduled
+    accept, new_target = (torch.where(single[..., None], *both) for both in zip(coupled, scheduled, strict=True))
+    return accept, new_target
 
 
 def verify_one(
@@ -243,20 +169,18 @@ def verify_one(
     draws: Int[Tensor, "*batch width"],
     draft_probability: float,
 ) -> Verified:
-    """The same for one draw at most, in the first position: a coupling, of one token alone until it is rejected."""
-    law = draft * draft_probability if draft_probability < 1 else draft
-    accept = coupling.acceptance(target, law, draws[..., 0])[..., None]
-    remainder = lambda: coupling.remainder(target.double(), law.double())  # noqa: E731
-    accept = torch.nn.functional.pad(accept, (0, draws.shape[-1] - 1))
-    return Verified(target, accept, remainder, lambda: remainder().sum(-1))
+    """Verify one draw at most, in any position, by coupling."""
+    p, law = target.double(), draft.double() * draft_probability
+    accept = coupling.acceptance(p, law, draws.amax(-1))
+    return accept[..., None] * (draws >= 0), next_target(coupling.remainder(p, law), p)
 
 
+@paired("multidraft.verification.rules.lorenz_loops")
 def lorenz(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
     drafted: Int[Tensor, "*batch width"],
     law: Law,
-    schedule_of: ScheduleOf = drawable_schedule,
 ) -> Outcome:
     """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
 
@@ -264,16 +188,36 @@ def lorenz(
     before the tokens were drawn. Where nothing may be drafted, F(t) = a (1 - (1 - t)^n), and with one draft this is
     the rule of Randomised Drafting.
     """
-    a = law.draft_probability
-    if drafted.shape[-1] == 1:
-        draws = verify_one(target, draft, drafted, a)
-    else:
-        count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-        draws = verify_draws(target, draft, drafted, count, a, schedule_of)
-    alive = lambda: (1 - draws.accept.sum(-1)).clamp(min=0)  # noqa: E731
-    residual = lambda: (alive()[..., None] * draws.next_target()).to(target.dtype)  # noqa: E731
-    mass = lambda: (alive() * draws.next_mass).to(target.dtype)  # noqa: E731
-    return Outcome(draws.accept.to(target.dtype), residual, drafted, mass)
+    return by_schedule(target, draft, drafted, law, schedule)
+
+
+def by_schedule(
+    target: Float[Tensor, "*batch vocabulary"],
+    draft: Float[Tensor, "*batch vocabulary"],
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+    schedule_of: ScheduleOf,
+) -> Outcome:
+    """The Lorenz rule for i.i.d. drafts with schedules of one kind or another."""
+    accept, new_target = verify_draws(
+        target, draft, drafted, count_of(drafted, law), law.draft_probability, schedule_of
+    )
+    residual = (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * new_target
+    return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
+
+
+def count_of(drafted: Int[Tensor, "*batch width"], law: Law) -> Int[Tensor, "*batch"]:
+    """How many i.i.d. drafts were to be drawn in each row."""
+    if law.draft_probability == 1:
+        return (drafted >= 0).sum(-1)
+    return torch.full_like(drafted[..., 0], law.drafts)
+
+
+def acceptance_rate(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate, which is the optimum alpha*."""
+    return optimal_iid(target, draft, law.drafts, law.draft_probability)
 
 
 def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:

@@ -1,128 +1,145 @@
-"""The Lorenz schedule as compiled loops, for CPUs: the numbers of `lorenz.drawable_schedule`, several times faster.
+"""The Lorenz rule as compiled loops, for CPUs: the numbers of `lorenz`, several times faster.
 
-One loop over the drafted tokens takes the place of some sixty passes, and only tokens that can be drafted are sorted.
-`tests/verification/test_loops.py` and `test_pairs.py` compare the two.
+A few loops over the tokens that can be drafted take the place of some sixty passes over all of them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.verification.law import Law
 from multidraft.verification.loops import compiled, lines, same_shape, sum_of
-from multidraft.verification.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE
 from multidraft.verification.rules.roots import CONVERGED, STEPS
 
 
-@dataclass(frozen=True)
-class Row:
-    """The schedule of one row; positions count its drafted tokens sorted by p/q, largest first."""
+class Node(NamedTuple):
+    """What the rule knows of several draws before it looks at them; positions count tokens sorted by p/q."""
 
     target: np.ndarray  # (vocabulary,)
-    draft: np.ndarray  # (vocabulary,), not normalised
-    count: int  # of drafts
-    total: float  # of the draft
     order: np.ndarray  # position -> token
-    columns: np.ndarray  # (4, positions): Q, T, drop and s, as in `lorenz.Schedule`; s is what survives a phase
-    optimum: float
-    record: float  # the sum of all drops: what remains of the target on tokens that can be drafted
-    undrafted: float  # the target's mass on tokens that are never drafted
-
-    def is_of(self, p: np.ndarray, q: np.ndarray, count: int) -> bool:
-        """Whether it is the schedule of these."""
-        return count == self.count and np.array_equal(p, self.target) and np.array_equal(q, self.draft)
+    survive: np.ndarray  # s: what survives of a draw after the phase of a position
+    after: np.ndarray  # the next target, once all draws are rejected
 
     def accept(self, draws: np.ndarray) -> np.ndarray:
         """Probability of emitting each draw."""
-        return accept(self.target, self.order, self.columns[3], draws)
-
-    def remainder(self) -> np.ndarray:
-        """R = p - r, by token."""
-        return remainder(self.target, self.draft, self.total, self.order, self.columns, self.record)
+        return accept(self.target, self.order, self.survive, draws)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The schedules of all rows."""
+class Single(NamedTuple):
+    """What the rule knows of one draw at most: a coupling."""
 
-    rows: list[Row]
-    shape: torch.Size  # of the target
+    target: np.ndarray  # (vocabulary,)
+    law: np.ndarray  # (vocabulary,), what the draw comes from; zero where there is none
+    after: np.ndarray  # the next target, once it is rejected
 
-    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Probability of emitting each draw."""
-        accepted = [row.accept(line) for row, line in zip(self.rows, lines(draws), strict=True)]
-        return torch.from_numpy(np.stack(accepted)).view(draws.shape)
-
-    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
-        """R = p - r, by token."""
-        return torch.from_numpy(np.stack([row.remainder() for row in self.rows])).view(self.shape)
-
-    @property
-    def optimum(self) -> Float[Tensor, "*batch"]:
-        """alpha*."""
-        return self.of_rows([row.optimum for row in self.rows])
-
-    @property
-    def record(self) -> Float[Tensor, "*batch"]:
-        """What remains of the target on tokens that can be drafted."""
-        return self.of_rows([row.record for row in self.rows])
-
-    @property
-    def undrafted(self) -> Float[Tensor, "*batch"]:
-        """The target's mass on tokens that are never drafted."""
-        return self.of_rows([row.undrafted for row in self.rows])
-
-    def of_rows(self, numbers: list[float]) -> Float[Tensor, "*batch"]:
-        """One number a row as a tensor."""
-        return torch.tensor(numbers, dtype=torch.float64).view(self.shape[:-1])
+    def accept(self, draws: np.ndarray) -> np.ndarray:
+        """Probability of emitting each draw, of which one alone may hold a token."""
+        return np.where(draws >= 0, acceptance(self.target, self.law, draws.max()), 0.0)
 
 
-def drawable_schedule(
+def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node | Single:
+    """What the rule knows of `count` draws from a draft distribution (none with probability 1 - a)."""
+    if count <= 1:
+        law = q.astype(np.float64) * (a if count else 0.0)
+        return Single(p, law, next_target(p, law))
+    tokens, rising, total = candidates(p, q)
+    order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
+    columns, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
+    after = remainder(p, q, total, order, columns, record)
+    hand_on(after, sum_of(after), p, sum_of(p))
+    return Node(p, order, columns[3], after)
+
+
+Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
+
+
+def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node | Single]:
+    """What the rule knows of each row; a row equal to the one before shares it."""
+    before: Inputs | None = None
+    for p, q, count in rows:
+        if before is None or before[2] != count or not (np.array_equal(p, before[0]) and np.array_equal(q, before[1])):
+            before, node = (p, q, count), node_of(p, q, count, a)
+        yield node
+
+
+def lorenz(
     target: Float[Tensor, "*batch vocabulary"],
     draft: Float[Tensor, "*batch vocabulary"],
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-    most: int | None = None,
-) -> Schedule:
-    """As `lorenz.drawable_schedule`, row by row; a row equal to the one before shares its schedule.
+    drafted: Int[Tensor, "*batch width"],
+    law: Law,
+) -> Outcome:
+    """The outcome of the Lorenz rule for i.i.d. drafts, row by row."""
+    same_shape("target and draft", target.shape, draft.shape)
+    same_shape("the rows of draft and drafted", draft.shape[:-1], drafted.shape[:-1])
+    tuples = lines(drafted)
+    counts = (tuples >= 0).sum(-1) if law.draft_probability == 1 else np.full(len(tuples), law.drafts)
+    known = nodes(zip(lines(target), lines(draft), counts.tolist(), strict=True), law.draft_probability)
+    found = [verified(node, draws) for node, draws in zip(known, tuples, strict=True)]
+    accept, residual = (torch.from_numpy(np.stack(part)).to(target.dtype) for part in zip(*found, strict=True))
+    return Outcome(accept.view(drafted.shape), residual.view(target.shape), drafted)
 
-    Here a look costs nothing, and `most` is not needed.
-    """
-    rows = list[Row]()
-    for p, q, n in zip(lines(target), lines(draft), count.flatten().tolist(), strict=True):
-        rows.append(rows[-1] if rows and rows[-1].is_of(p, q, n) else row_of(p, q, n, draft_probability))
-    return Schedule(rows, target.shape)
+
+def verified(node: Node | Single, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is accepted of each draw, and the residual."""
+    accepted = node.accept(draws)
+    return accepted, max(1 - accepted.sum(), 0.0) * node.after
 
 
-def row_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Row:
-    """The schedule of one row."""
-    same_shape("target and draft", p.shape, q.shape)
-    tokens, rising, total, undrafted = candidates(p, q)
-    order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
-    columns, optimum, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
-    return Row(p, q, count, total, order, columns, optimum, record, undrafted)
+def acceptance(target: np.ndarray, law: np.ndarray, token: int | np.integer) -> float:
+    """The probability min(1, t(x) / law(x)) of accepting a token."""
+    wanted, drawn = target[token], law[token]
+    return float(wanted > 0) if wanted >= drawn else float(wanted / drawn)
+
+
+@partial(compiled, any_order=True)
+def next_target(target, law):
+    """(t - law)_+ / (1 - sum min(t, law)), with all sums in the same pass."""
+    remains, whole, total = np.empty(target.size), 0.0, 0.0
+    for token in range(target.size):
+        part = np.float64(target[token])
+        remains[token] = max(part - np.float64(law[token]), 0.0)
+        whole += part
+        total += remains[token]
+    hand_on(remains, total, target, whole)
+    return remains
+
+
+@compiled
+def hand_on(remains, total, target, whole):
+    """Divide what remains by what is missing plus its total; where nothing remains, the target is handed on."""
+    missing = 1 - whole if 1 - whole > FULL else 0.0
+    if total > 0:
+        rejected = missing + total
+        for token in range(remains.size):
+            remains[token] /= rejected
+    elif missing == 0:
+        for token in range(remains.size):
+            remains[token] = np.float64(target[token]) / whole
 
 
 @compiled
 def candidates(p, q):
-    """The tokens that can be drafted, -p/q up to a factor, the sum of q, and the sum of p over all other tokens."""
-    total, undrafted = sum_of(q), 0.0
+    """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
+    total = sum_of(q)
     lowest = DRAWABLE * max(total, SMALLEST_NORMAL)
     tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
         if q[token] > lowest:
             tokens[found], rising[found] = token, -np.float64(p[token]) / np.float64(q[token])
             found += 1
-        else:
-            undrafted += p[token]
-    return tokens[:found], rising[:found], total, undrafted
+    return tokens[:found], rising[:found], total
 
 
 @compiled
 def phases(p, q, total, order, n, a):
-    """Q, T, drop and s at every position (docs/theory.md), alpha*, and the sum of all drops."""
+    """Q, T, drop and s at every position (docs/theory.md), and the sum of all drops."""
     columns = np.empty((4, order.size))
     Q, P, M, T, x = 0.0, 0.0, 0.0, 0.0, 1.0
     for k in range(order.size):
@@ -136,7 +153,7 @@ def phases(p, q, total, order, n, a):
         T = Q if drop > 0 else max(T, min(1 - x, Q))
         columns[0, k], columns[1, k], columns[2, k] = Q, T, drop
         columns[3, k] = (Q - T) / before if before > 0 else 1.0  # an empty phase lets everything through
-    return columns, P + M, -M
+    return columns, -M
 
 
 @compiled
@@ -154,7 +171,7 @@ def power(x, n):
 def last_root(c, m, n, a, guess):
     """1 - t for the smallest t in [0, 1] with a (1 - (1 - t)^n) - m t = c, and 1 where every t is a root.
 
-    As in `roots`; Newton's method goes on from the root before where that is above this one.
+    Newton's method goes on from the root before where that is above this one.
     """
     if n == 0:
         return 1.0
@@ -193,7 +210,7 @@ def accept(p, order, survive, draws):
         lost = alive * (1 - power(through, c + 1))
         alive -= lost
         for j in by_place[: c + 1]:
-            # A token without any target claims nothing, and not the rounding of its neighbours either.
+            # A token without any target is never accepted, not even with the rounding of its neighbours.
             accepted[j] += lost / (c + 1) if draws[j] >= 0 and p[draws[j]] > 0 else 0.0
     return accepted
 

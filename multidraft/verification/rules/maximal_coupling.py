@@ -5,9 +5,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.verification.distributions import most_likely
-from multidraft.verification.law import Law, without
+from multidraft.verification.law import Law, at_each, without
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules.coupling import couple
+from multidraft.verification.precision import next_target
+from multidraft.verification.rules.coupling import couple, remainder
 from multidraft.verification.rules.naive import naive
 
 
@@ -29,6 +30,17 @@ def maximal_coupling(
     otherwise = naive((1 - b)[..., None] * new_target, draft, sure, law)
     accept = torch.cat([otherwise.accept, b[..., None]], -1)
     return Outcome(accept.to(target.dtype), otherwise.residual.to(target.dtype), drafted)
+
+
+def acceptance_rate(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate m + (a - m) t(sure tokens), with m = sum min(p, a q') and t = (p - a q')_+ / (1 - m)."""
+    sure, a = most_likely(draft, law.drafts - 1), law.draft_probability
+    random = a * without(draft, sure)
+    overlap = torch.minimum(target, random).sum(-1)
+    new_target = next_target(remainder(target, random), target)
+    return overlap + (a - overlap).clamp(min=0) * at_each(new_target, sure).sum(-1)
 
 
 def spechub(

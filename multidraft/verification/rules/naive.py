@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, at_each, is_duplicate
 from multidraft.verification.outcome import Outcome
 
@@ -24,3 +25,24 @@ def naive(
     index = drafted % (target.shape[-1] + 1)  # an empty position (-1) points behind the vocabulary
     residual = torch.nn.functional.pad(target, (0, 1)).scatter(-1, index, 0.0)[..., :-1]
     return Outcome(accept, residual, drafted)
+
+
+def rate_of_iid(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate for i.i.d. drafts: a sum_i p_i (1 - (1 - q_i)^n)."""
+    return law.draft_probability * (target * (1 - (1 - draft) ** law.drafts)).sum(-1)
+
+
+def rate_of_top(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate for the n most likely tokens of q: a p(these tokens)."""
+    return law.draft_probability * at_each(target, most_likely(draft, law.drafts)).sum(-1)
+
+
+def rate_of_distinct(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch drafts vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate for distinct drafts: a sum_i p_i (1 - prod_j (1 - q_j,i))."""
+    return law.draft_probability * (target * (1 - (1 - draft).prod(-2))).sum(-1)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
+from multidraft.verification.precision import next_target
 from multidraft.verification.rules.coupling import couple
 
 
@@ -32,3 +33,23 @@ def recursive_rejection(
         accept.append(alive * b)
         alive = alive * (1 - b)
     return Outcome(torch.stack(accept, -1).to(dtype), (alive[..., None] * target).to(dtype), drafted)
+
+
+def acceptance_rate(
+    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
+) -> Float[Tensor, "*batch"]:
+    """The acceptance rate for drafts whose law does not depend on each other.
+
+        1 - prod_j (1 - sum min(t_j, q_j)),    t_{j+1} = (t_j - q_j)_+ / (1 - sum min(t_j, q_j))
+
+    The first round has a q in place of q, and the others happen with the probability a - sum min(t_1, a q) only.
+    """
+    total = torch.full_like(target[..., 0], law.draft_probability)
+    accepted = torch.zeros_like(total)
+    for j in range(law.drafts):
+        before = torch.empty((*target.shape[:-1], j), dtype=torch.int64, device=target.device)
+        q = law.conditional(draft, before) * (law.draft_probability if j == 0 else 1)
+        overlap = torch.minimum(target, q)
+        accepted = accepted + (total - accepted) * overlap.sum(-1) / (total if j == 0 else 1)
+        target = next_target(target - overlap, target)
+    return accepted

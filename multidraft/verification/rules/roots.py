@@ -1,28 +1,20 @@
 """The roots that the Lorenz schedule needs: where F(t) - m t = c, with F(t) = a (1 - (1 - t)^n)."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.machine.device import waits
 from multidraft.verification.precision import NEVER_ZERO
 
 STEPS = 40
 CONVERGED = 1e-15
 ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
-BLIND = 28  # steps on a device, where a look is a wait: as many as a root has needed that is double but for rounding
 
 
-def by_count(count: Int[Tensor, "*batch"], most: int | None, function, *arguments: Tensor) -> Tensor:
-    """`function(n, *rows)` for the rows of each number of drafts n, put together again.
-
-    On a device all numbers up to the largest possible, `most`, are computed for all rows, and nobody waits.
-    """
-    if waits(count) and most is not None:
-        result = function(most, *arguments)
-        for n in range(most):
-            result = torch.where(count[..., None] == n, function(n, *arguments), result)
-        return result
+def by_count(count: Int[Tensor, "*batch"], function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """`function(n, *rows)` for the rows of each number of drafts n, put together again."""
     counts = set(count.flatten().tolist())
     if len(counts) == 1:
         return function(counts.pop(), *arguments)
@@ -69,7 +61,7 @@ def newton(
     there stays above the root.
     """
     above = (1 - c / a).clamp_(min=0).log_().div_(n).exp_()  # several times faster than a general power
-    return descend(above, n, c + m - a, m, a).neg_().add_(1)
+    return descend(above, n, c + m - a, m, a, STEPS).neg_().add_(1)
 
 
 def descend(
@@ -78,25 +70,24 @@ def descend(
     d: Float[Tensor, "*rows"],
     m: Float[Tensor, "*rows"],
     a: float,
-    steps: int = STEPS,
+    steps: int,
 ) -> Float[Tensor, "*rows"]:
     """Newton's method for a x^n - m x + d from above; once little is left to do in many rows, that goes on alone.
 
     A small value is enough: where the function is flat, the law hardly depends on the root. What has not converged
     after `STEPS` has x^n below 1e-16 and cannot be seen in any law. A root that has converged stays while others go
-    on: a step more would divide rounding by a slope that may be rounding too. On a device nobody looks at all.
+    on: a step more would divide rounding by a slope that may be rounding too.
     """
     small = CONVERGED * max(1, n / 4)  # the rounding of x^n
-    for step in range(BLIND if waits(x) else steps):
+    for step in range(steps):
         high = power(x, n - 1)
         slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
         value = high.mul_(a).sub_(m).mul_(x).add_(d)
-        if not waits(value):
-            if float(value.max()) <= small:
-                break
-            if step == ALL_TOGETHER and x.numel() > MANY:
-                going = (value > small).nonzero(as_tuple=True)
-                x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
-                break
+        if not x.numel() or float(value.max()) <= small:
+            break
+        if step == ALL_TOGETHER and x.numel() > MANY:
+            going = (value > small).nonzero(as_tuple=True)
+            x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
+            break
         x = x.sub_((value / slope).masked_fill_(value <= small, 0.0))
     return x

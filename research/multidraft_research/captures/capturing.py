@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
 from multidraft.models.huggingface import home
-from multidraft.models.vocabularies import resize
+from multidraft_research.captures.recording import resize
 from multidraft_research.captures.folder import Entry
 from multidraft_research.captures.recording import Recording
 from multidraft_research.captures.shard import Shard, losses

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multidraft.errors import AdviceError
-from multidraft.io import json_lines
+from multidraft.io import journal, json_lines
 from multidraft_research.captures import shard
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.shard import Shard
@@ -46,10 +46,10 @@ class Capture:
         if not path.is_file():
             raise AdviceError(f"there is no capture in {str(folder)!r}; {HOW}")
         lines, _ = json_lines.whole(path, "the manifest", HOW)
-        settings, *records = [json_lines.parse(line, f"{path} line {n}", HOW) for n, line in enumerate(lines, 1)] or [0]
+        (settings,) = journal.parsed(path, lines[:1]) or [{}]
         check_settings(settings, path)
-        entries = [entry(record, path) for record in records]
-        if len(entries) != settings["prompts"]:
+        entries = [entry(record, path) for record in journal.sound(path, lines)]
+        if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
             raise AdviceError(
                 f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; "
                 "run the command that makes it again, and it goes on"

@@ -25,6 +25,12 @@ def joined(recordings: Iterable[Recording]) -> Recording:
     return Recording(torch.cat([r.target for r in parts]), torch.cat([r.draft for r in parts]))
 
 
+def resize(logits: Float[Tensor, "*batch own"], vocabulary: int) -> Float[Tensor, "*batch vocabulary"]:
+    """Leave tokens out at the end, or add some that have no probability."""
+    missing = vocabulary - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+
 def fault_of(target: Tensor, draft: Tensor) -> str | None:
     """What is wrong with the logits of a pair."""
     if target.shape != draft.shape or target.ndim != 2 or not target.numel():

@@ -22,7 +22,7 @@ def acceptance(
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
     drafts: Annotated[list[int] | None, Option(min=1, max=64, help="May be repeated. Default: 2, 3, 4, 8.")] = None,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
@@ -39,7 +39,7 @@ def acceptance(
     elif capture is not None:
         pairs, source = Capture.open(capture).recording(), str(capture)
     else:
-        pairs, source = recorded(Source(target, draft, prompts, limit), new_tokens, seed), target or "embedded pair"
+        pairs, source = recorded(Source(target, draft, prompts, limit), max_new_tokens, seed), target or "embedded pair"
     report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,19 +11,20 @@ from typer import Option
 
 from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
-from multidraft.cli.pair import EMBEDDED, load
+from multidraft.cli.models import load_pretrained
+from multidraft.cli.names import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine.identity import versions
 
 if TYPE_CHECKING:
+    from multidraft.cli.jobs import Crew
     from multidraft.zoo import Pair
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
     from multidraft_research.captures.recording import Recording
     from multidraft_research.captures.work import Load
-    from multidraft_research.studies.running.jobs import Crew
 
 PROMPTS, SHIPPED = 'File with one {"id", "task", "prompt"} a line.', "those of make demo"
 
@@ -39,7 +41,7 @@ class Source:
     @cached_property
     def load(self) -> "Load":
         """What loads the models, in this process or in another; one object, so that a process loads them once."""
-        return partial(load, self.target, self.draft)
+        return partial(load_pretrained, self.target, self.draft)
 
     @property
     def names(self) -> dict[str, str]:
@@ -63,7 +65,7 @@ def capture(
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
+    max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[float, Option(min=0, help="Of the text; the logits serve all temperatures.")] = 1.0,
     top_k: Annotated[
         int | None, Option(min=1, help="Keep K tokens at each position, and what all others have together.")
@@ -85,7 +87,7 @@ def capture(
     check_sampling(temperature, None, None)
     crew = crew_of(workers, ray)
     if out is not None:
-        manner = Manner(new_tokens, temperature, seed, score, top_k)
+        manner = Manner(max_new_tokens, temperature, seed, score, top_k)
         made = captured(Source(target, draft, prompts, limit), manner, out, crew)
     else:
         assert show is not None  # as of the check above
@@ -97,10 +99,10 @@ def capture(
 
 def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is a crew."""
+    from multidraft.cli.jobs import alone, run
     from multidraft.io.journal import Journal
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
-    from multidraft_research.studies.running.jobs import alone, run
 
     files.make_folder(folder, "--out")
     pair, chosen = source.read()
@@ -110,6 +112,8 @@ def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None"
     asked: dict[str, object] = {"capture": FORMAT} | source.names | {"vocabulary": vocabulary}
     asked |= {"prompts": len(passages), "prompts_digest": digest(chosen)} | asdict(manner) | versions()
     journal = Journal(folder / MANIFEST, asked)
+    pairs = zip(journal.records, passages, strict=False)
+    journal.keep(sum(1 for _ in takewhile(lambda pair: pair[0].get("id") == pair[1].id, pairs)))
     if len(journal.records) < len(passages):
         files.clear(folder)
         terminal.note(f"up to {check_room(pair, len(passages), manner, vocabulary, folder) / 1e6:,.0f} MB")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft.cli import terminal
-from multidraft.cli.hub import settle
-from multidraft.cli.pair import EMBEDDED, silence
+from multidraft.cli.models import settle, silence
+from multidraft.cli.names import EMBEDDED
 from multidraft.errors import AdviceError
 from multidraft.io import files, json_lines
 from multidraft.machine.identity import commit, hardware, versions

@@ -19,9 +19,9 @@ from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
 if TYPE_CHECKING:
+    from multidraft.cli.jobs import Crew
     from multidraft.io.journal import Journal, Record
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.studies.running.jobs import Crew
     from multidraft_research.studies.running.results import Results
     from multidraft_research.studies.running.study import Study
 
@@ -72,7 +72,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-        new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
+        max_new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
         workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
         ray: Annotated[str | None, Option(help=RAY)] = None,
@@ -81,7 +81,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
     ) -> None:
         drafts = list(dict.fromkeys(draft or []))
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
-        tokens = new_tokens or (QUICK_TOKENS if quick else TOKENS)
+        tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
         asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick, drafts)
         asked.check()
         do(asked, as_json)
@@ -115,7 +115,7 @@ def measured(name: str, asked: Asked) -> "Results":
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
     """Do the jobs that a journal has not."""
-    from multidraft_research.studies.running.jobs import run
+    from multidraft.cli.jobs import run
 
     try:
         run(work, jobs, journal, asked.crew, name)

@@ -153,7 +153,8 @@ def report(results: "list[Result]", path: Path, plot: Path | None, as_json: bool
         print_source(source, [line for line in table if line.source == source])
     print_best(within)
     terminal.note(
-        "Measured here. What the paper prints, on its own hardware: research/multidraft_research/studies/printed/global_resolution.py"
+        "Measured here. What the paper prints, on its own hardware: "
+        "research/multidraft_research/studies/printed/global_resolution.py"
     )
 
 

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from multidraft.cli import terminal
-from multidraft.cli.pair import silence
+from multidraft.cli.models import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine.identity import hardware, versions
@@ -75,12 +75,12 @@ def train(
 
 def teacher(target: str, given: dict[str, Any]) -> "Teacher":
     """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
-    from multidraft.cli.pair import check_pretrained_names, load_models
+    from multidraft.cli.models import Loader, check_pretrained_names, load_models
     from multidraft_research.training.recipe import Teacher
 
     if wrong := given.keys() & OF_TARGETS.keys():
         raise AdviceError(f"{OF_TARGETS[min(wrong)]} is of a target to train, and --target names one; leave one out")
-    check_pretrained_names(target)
+    check_pretrained_names(Loader(), target)
     model: Any
     model, _, tokenizer = load_models(target, [])
     return Teacher(model, tokenizer)
@@ -115,7 +115,7 @@ def shape(size: str | None) -> "Shape | None":
 
 def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> dict[str, Any]:
     """Train (or go on), evaluate, and write report.json."""
-    from multidraft.cli.pair import load
+    from multidraft.cli.models import load_pretrained
     from multidraft_research.training.evaluate import evaluate_pair
     from multidraft_research.training.recipe import train_draft, train_pair
 
@@ -125,7 +125,7 @@ def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> 
             for role in train_draft(corpus, out, recipe, taught) if taught else train_pair(corpus, out, recipe):
                 typer.echo(f"the {role} is written to {out / role}", err=True)
                 roles.append(role)
-        pair = load(recipe.taught_by or str(out / "target"), str(out / "draft"))
+        pair = load_pretrained(recipe.taught_by or str(out / "target"), str(out / "draft"))
         report: dict[str, Any] = {"recipe": asdict(recipe)} | evaluate_pair(corpus, pair, recipe).as_dict()
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distribution
-from multidraft.verification.laws import LAWS
-from multidraft.verification.named import scheme
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import SCHEMES, scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.captures.recording import Recording
 
@@ -43,7 +41,7 @@ def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
 def cases(temperatures: list[float], drafts: list[int]) -> list[tuple[str, float, int]]:
     """Every scheme with every temperature and number of drafts that it takes."""
     # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
-    laws = {name: LAWS[name.split(":")[0]] for name, entry in SCHEMES.items() if not entry.small}
+    laws = {name: entry.law for name, entry in SCHEMES.items() if not entry.small}
     names = [name for name, law in laws.items() if not law.several]
     return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 

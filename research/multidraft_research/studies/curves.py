@@ -10,7 +10,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
-from multidraft.verification.optima import optimal_iid
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.precision import DRAWABLE
 from multidraft.verification.rules.lorenz import Schedule, schedule, shifted
 from multidraft_research.captures.recording import Recording

@@ -19,10 +19,10 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.distributions import uniform
 from multidraft.verification.laws import Iid
-from multidraft.verification.optima import optimal_iid
-from multidraft.verification.solvers.global_resolution_rule import ResolutionFailure
-from multidraft.verification.solvers.linear_program import OutOfTime
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft_research.captures.recording import Recording
+from multidraft_research.solvers.global_resolution_rule import ResolutionFailure
+from multidraft_research.solvers.linear_program import OutOfTime
 from multidraft_research.studies.solvers import Facts, Method
 
 PAPER_SIZES = [(10, 2), (10, 3), (10, 4), (10, 5), (100, 2), (100, 3), (1000, 2)]  # k and n of its Table 1

@@ -10,23 +10,18 @@ from functools import cache
 from itertools import count
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from multidraft.verification.acceptance import Rule, over_all_tuples
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.registry import Rule
-from multidraft.verification.rules import formulas
-from multidraft.verification.rules.k_sequential import k_sequential
-from multidraft.verification.rules.lorenz import lorenz
-from multidraft.verification.rules.naive import naive
-from multidraft.verification.rules.recursive_rejection import recursive_rejection
-from multidraft.verification.solvers import linear_program, max_flow
-from multidraft.verification.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
-from multidraft.verification.solvers.network import Network, edges_of, iid_network
-from multidraft.verification.solvers.outer_residuals import outer_residuals
-from multidraft.verification.solvers.solved import Plan, Solver, planned, row_by_row
+from multidraft.verification.rules import k_sequential, lorenz, naive, recursive_rejection
+from multidraft_research.solvers import linear_program, max_flow
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
+from multidraft_research.solvers.network import Network, edges_of, iid_network
+from multidraft_research.solvers.outer_residuals import outer_residuals
+from multidraft_research.solvers.solved import Plan, Solver, planned, row_by_row
 
 MOST_NUMBERS = 1_100_000  # tuples times tokens, or pairs of a set and a token, that are summed over
 TOLERANCES = ("1e-2", "1e-3", "1e-4")
@@ -69,12 +64,8 @@ def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: 
     """By summing over every ordered tuple where there are few."""
     if len(draft) ** (law.drafts + 1) > MOST_NUMBERS:
         return Facts(float(rate(target, draft, law)), 0.0, "formula")
-    accepted, emitted = 0.0, torch.zeros_like(target)
-    for drafted, weight in zip(*(part.split(20_000) for part in law.tuples(draft)), strict=True):
-        outcome = rule(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted, law)
-        accepted += float(weight @ outcome.acceptance())
-        emitted += weight @ outcome.law()
-    return Facts(accepted, variation(emitted.numpy(), target.numpy()), "enumeration")
+    found = over_all_tuples(rule, law, target[None], draft[None])
+    return Facts(float(found.acceptance), variation(found.emitted[0].numpy(), target.numpy()), "enumeration")
 
 
 def by_network(solver: Solver) -> Method:
@@ -161,7 +152,7 @@ def sets(
 def methods(seconds: float) -> dict[str, Method]:
     """Every method by name; the linear program stops itself after so many seconds, the others cannot."""
     return {
-        "lorenz": closed(lorenz, formulas.lorenz_iid),
+        "lorenz": closed(lorenz.lorenz, lorenz.acceptance_rate),
         "max_flow": by_network(lambda p, network, q, n: max_flow.max_flow(p, network)),
         "reduced_max_flow": by_network(
             lambda p, network, q, n: max_flow.reduced_max_flow(p, network, outer_residuals(p, q, n).inside)
@@ -169,7 +160,7 @@ def methods(seconds: float) -> dict[str, Method]:
         "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
         **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
         "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
-        "k_sequential": closed(k_sequential, formulas.k_sequential),
-        "recursive_rejection": closed(recursive_rejection, formulas.recursive_rejection),
-        "naive": closed(naive, formulas.naive_iid),
+        "k_sequential": closed(k_sequential.k_sequential, k_sequential.acceptance_rate),
+        "recursive_rejection": closed(recursive_rejection.recursive_rejection, recursive_rejection.acceptance_rate),
+        "naive": closed(naive.naive, naive.rate_of_iid),
     }

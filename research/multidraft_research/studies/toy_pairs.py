@@ -2,9 +2,8 @@
 
 import torch
 
-from multidraft.verification.laws.iid import Iid
-from multidraft.verification.optima.iid import optimal_iid
-from multidraft.verification.rules import formulas
+from multidraft.verification.laws.iid import Iid, optimal_iid
+from multidraft.verification.rules import k_sequential, recursive_rejection
 
 Curves = dict[str, list[float]]
 
@@ -33,7 +32,7 @@ def uniform_optimum(ratio: float, drafts: int) -> float:
 
 def figure_4(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.25, 0.75, 1.0), most_drafts: int = 10) -> Curves:
     """Acceptance of the optimal rule and of K-SEQ by number of drafts, for pairs of coins (SpecTr, Figure 4)."""
-    rules = {"optimal": _optimal, "k_sequential": formulas.k_sequential}
+    rules = {"optimal": _optimal, "k_sequential": k_sequential.acceptance_rate}
     return _curves(rules, draft, targets, most_drafts)
 
 
@@ -48,11 +47,11 @@ def figure_5(size: int = 120, ratios: tuple[int, ...] = (1, 2, 4, 8), most_draft
 
 
 def figure_6(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.75, 1.0), most_drafts: int = 10) -> Curves:
-    """As Figure 4, with recursive rejection (SpecTr's MULTI-ROUND) as the third rule (SpecTr, Figure 6)."""
+    """Acceptance of three rules, one of them recursive rejection (SpecTr's MULTI-ROUND; SpecTr, Figure 6)."""
     rules = {
         "optimal": _optimal,
-        "k_sequential": formulas.k_sequential,
-        "recursive_rejection": formulas.recursive_rejection,
+        "k_sequential": k_sequential.acceptance_rate,
+        "recursive_rejection": recursive_rejection.acceptance_rate,
     }
     return _curves(rules, draft, targets, most_drafts)
 

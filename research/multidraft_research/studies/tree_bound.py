@@ -8,7 +8,7 @@ from jaxtyping import Float
 from multidraft.auditing.enumeration import Conditional, Forest
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import solver
-from multidraft.verification.solvers.linear_program import EXACT
+from multidraft_research.solvers.linear_program import EXACT
 
 Tokens = tuple[int, ...]
 Realised = frozenset[Tokens]  # the drafted prefixes below the root: with each one all that lead to it
@@ -18,11 +18,9 @@ MOST_VARIABLES = 20_000  # HiGHS takes about a minute
 def realised_trees(forest: Forest) -> dict[Realised, float]:
     """The trees that can be drawn with their probabilities; drafts that differ in their order alone are one tree."""
     trees: dict[Realised, float] = {}
-    for row, probability in zip(forest.tree.rows, forest.probability.tolist(), strict=True):
-        tokens: dict[int, Tokens] = {0: ()}
-        for node, children in sorted(row.children.items()):
-            tokens |= {child: (*tokens[node], token) for token, child in children.items()}
-        tree = frozenset(tokens.values()) - {()}
+    for drafted, probability in zip(forest.scored.trees, forest.probability, strict=True):
+        nodes = range(1, len(drafted))
+        tree = frozenset(tuple(drafted.tokens[above] for above in drafted.path(node)) for node in nodes)
         trees[tree] = trees.get(tree, 0.0) + probability
     return trees
 

@@ -6,14 +6,16 @@ from functools import partial
 
 from torch import Tensor
 
-from multidraft.auditing.enumeration import Conditional, Forest, all_endings, all_trees, first_state
-from multidraft.decoding.state import Plan
+from multidraft.auditing.enumeration import Conditional, Forest, all_trees, first_state
+from multidraft.decoding.endings import all_endings
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, commit, deferred
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import check_drafters, check_fits
+from multidraft.generation.inputs import check_drafters
 from multidraft.models.table import TableModel, random_table
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.studies.tree_bound import realised_trees, tree_bound
 
@@ -53,7 +55,7 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
     pairs = [(scheme(name), tree) for tree in trees for name in schemes]
     for s, tree in pairs:
         check_drafters(s, several=False)
-        check_fits(s, Tree.parse(tree))
+        DecodeConfig(s, StaticTree(Tree.parse(tree)))  # raises where the law cannot draw the tree
         drawn = sum(Tree.parse(tree).drafts)
         if vocabulary**drawn > MOST_WAYS:
             raise AdviceError(
@@ -73,16 +75,16 @@ def measure(s: Scheme, tree: str, vocabulary: int, cases: int, seed: int) -> Lin
 
 def one_case(s: Scheme, tree: Tree, vocabulary: int, seed: int) -> tuple[dict[str, float], float]:
     """Expected accepted tokens of every walk over one random case, and the bound."""
-    plan = Plan(s, tree)
-    target, draft = random_pair(vocabulary, max(tree.depths) + 1, seed)
+    config = DecodeConfig(s, StaticTree(tree))
+    target, draft = random_pair(vocabulary, tree.depth + 1, seed)
     models = TableModel(target, vocabulary), TableModel(draft, vocabulary)
-    forest = all_trees(first_state(*models, list(PROMPT), plan), plan)
+    forest = all_trees(first_state(*models, list(PROMPT), config), config)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target((*PROMPT, *tokens))
 
     bound = tree_bound(realised_trees(forest), conditional, vocabulary)
-    return {name: accepted(forest, plan, walk) for name, walk in WALKERS.items()}, bound
+    return {name: accepted(forest, config, walk) for name, walk in WALKERS.items()}, bound
 
 
 def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Conditional]:
@@ -91,8 +93,7 @@ def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Co
     return target, lambda prefix: (target(prefix) + noise(prefix)) / 2
 
 
-def accepted(forest: Forest, plan: Plan, walk: Walker) -> float:
+def accepted(forest: Forest, config: DecodeConfig, walk: Walker) -> float:
     """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
-    probability = forest.probability.tolist()
-    endings = all_endings(forest.tree, plan, walk)
-    return sum(probability[tree] * chance * len(ending.path) for tree, chance, ending in endings)
+    endings = all_endings(forest.scored, config, walk)
+    return sum(forest.probability[tree] * chance * len(ending.path) for tree, chance, ending in endings)

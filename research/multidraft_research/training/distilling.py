@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import home
-from multidraft.models.vocabularies import resize
+from multidraft_research.captures.recording import resize
 from multidraft.sampling.from_logits import distribution
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft_research.captures.capturing import logits_at
 from multidraft_research.captures.folder import Capture
 from multidraft_research.captures.shard import Shard

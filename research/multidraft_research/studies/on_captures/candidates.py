@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft_research.studies.on_captures.rates import PERCENT, RATE, TUPLES, entry, pair_at, ranks
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft_research.studies.on_captures.rates import GAP, PERCENT, RATE, entry, pair_at
 from multidraft_research.studies.on_captures.top_k import row
 from multidraft_research.studies.running.cells import Cell

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.verification.solvers.global_resolution_rule import GlobalResolution
+from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.studies.on_captures.rates import PERCENT, pair_at
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study

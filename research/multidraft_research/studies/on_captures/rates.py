@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distribution, ranked
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies.running.cells import Cell

@@ -9,8 +9,8 @@ from torch import Tensor
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.distributions import uniform
 from multidraft.verification.laws import Iid
-from multidraft.verification.optima import optimal_iid
-from multidraft.verification.solvers.global_resolution_rule import ResolutionFailure
+from multidraft.verification.laws.iid import optimal_iid
+from multidraft_research.solvers.global_resolution_rule import ResolutionFailure
 from multidraft_research.studies.on_captures.rates import PERCENT, RATE, entry
 from multidraft_research.studies.on_captures.top_k import row
 from multidraft_research.studies.running.cells import Cell

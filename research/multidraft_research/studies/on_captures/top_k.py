@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from multidraft.verification.optima import optimal_iid
+from multidraft.verification.laws.iid import optimal_iid
 from multidraft_research.studies.on_captures.rates import PERCENT, RATE, entry, pair_at
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Captured, Finding, Panel, Study

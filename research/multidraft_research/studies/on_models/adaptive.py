@@ -28,7 +28,7 @@ from multidraft.generation.defaults import SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
-from multidraft.verification.named import scheme
+from multidraft.verification.registry import scheme
 from multidraft.zoo import Pair, kinds
 from multidraft_research.studies.on_models.gains import ALL, gains
 from multidraft_research.studies.running.cells import Cell

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from multidraft.errors.missing import solver
-from multidraft.verification.solvers.network import sets_of_draws
+from multidraft_research.solvers.network import sets_of_draws
 
 Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, " _"]]]  # sets of one size, and their coefficients
 

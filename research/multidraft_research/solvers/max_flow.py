@@ -4,8 +4,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from multidraft.errors.missing import solver
-from multidraft.verification.solvers.moved import Moved, upper_bound
-from multidraft.verification.solvers.network import Network
+from multidraft_research.solvers.moved import Moved, upper_bound
+from multidraft_research.solvers.network import Network
 
 SCALE = 2**52  # capacities are floor(2^52 x): every limit is kept, and each is at most 2^-52 too low
 PARTS = ("outer", "inner")
@@ -22,7 +22,7 @@ def max_flow(target: Float[np.ndarray, " vocab"], network: Network) -> Moved:
 
     Global Resolution, Section 5.2, with tuples merged into sets.
 
-    >>> from multidraft.verification.solvers.network import iid_network
+    >>> from multidraft_research.solvers.network import iid_network
     >>> max_flow(np.array([0.25, 0.75]), iid_network(np.array([0.5, 0.5]), 1)).mass.tolist()
     [0.25, 0.5]
     """
@@ -36,7 +36,7 @@ def reduced_max_flow(
     inside: Bool[np.ndarray, " vocab"],
     parts: tuple[str, ...] = PARTS,
 ) -> Moved:
-    """The same flow when the best token set `H* = inside` is known: two independent, smaller networks.
+    """Solve the relaxed problem where the best token set `H* = inside` is known: two independent, smaller networks.
 
     By complementary slackness no mass moves from a set that leaves `H*` to a token of `H*`. The other edges fall into
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from multidraft.verification.solvers.network import Network
+from multidraft_research.solvers.network import Network
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from multidraft.verification.precision import DRAWABLE
-from multidraft.verification.solvers.convex import minimise, potential
-from multidraft.verification.solvers.outer_residuals import Split, outer_residuals
+from multidraft_research.solvers.convex import minimise, potential
+from multidraft_research.solvers.outer_residuals import Split, outer_residuals
 
 ITERATIONS = 25  # Appendix K
 LIMITS = {1: 1000, 2: 100, 3: 60, 4: 25}  # tokens in a truncation, by drafts. Ours, for below some 50 ms a solve: the
@@ -141,7 +141,7 @@ def _solved(
     tolerance: float,
     iterations: int,
 ) -> System:
-    """The same system with its convex problem minimised."""
+    """A system with its convex problem minimised."""
     tokens = system.tokens
     function = potential(demand[tokens], draft[tokens], drafts, slack, elsewhere)
     score, gradient, used = minimise(function, 2 * tolerance, iterations)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import solver
-from multidraft.verification.solvers.moved import Moved, trimmed, upper_bound
-from multidraft.verification.solvers.network import Network, merged
+from multidraft_research.solvers.moved import Moved, trimmed, upper_bound
+from multidraft_research.solvers.network import Network, merged
 
 MOST_VARIABLES = 1_000_000  # about 1 kB each in HiGHS
 EXACT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}  # HiGHS's smallest; 1e-7 if left
@@ -54,7 +54,7 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network, second
 
     Global Resolution, eq. (2), with tuples merged into sets.
 
-    >>> from multidraft.verification.solvers.network import iid_network
+    >>> from multidraft_research.solvers.network import iid_network
     >>> linear_program(np.array([0.25, 0.75]), iid_network(np.array([0.5, 0.5]), 1)).mass.tolist()
     [0.25, 0.5]
     """

@@ -12,10 +12,10 @@ from types import ModuleType
 
 import torch
 
+from multidraft.cli.jobs import PATIENCE, Work, given_up
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 from multidraft.io.journal import Record
-from multidraft_research.studies.running.jobs import PATIENCE, Work, given_up
 
 LOCAL = "local"
 STORE = 100_000_000  # bytes of shared memory, where what is sent is small

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law, is_duplicate
 from multidraft.verification.laws.iid import Iid
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import next_target
-from multidraft.verification.solvers.moved import Moved
-from multidraft.verification.solvers.network import Network, iid_network, merged
+from multidraft.verification.precision import missing, next_target
+from multidraft_research.solvers.moved import Moved
+from multidraft_research.solvers.network import Network, iid_network, merged
 
 
 @runtime_checkable
@@ -73,7 +74,7 @@ def planned(
     drafted: Int[Tensor, "*batch width"],
     law: Law,
 ) -> tuple[Outcome, list[Plan | None]]:
-    """The same with the plan of every row."""
+    """The rule that follows from a solver of the relaxed problem, with the plan of every row."""
 
     def solve(p: Tensor, q: Tensor, count: int) -> Plan:
         moved = solver(p.numpy(), network_of(law, q, count), q.numpy(), count)
@@ -138,8 +139,13 @@ def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | 
 
 
 def rows(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Target, draft and drafted with one batch dimension, on the CPU, in float64."""
+    """Target, draft and drafted with one batch dimension, on the CPU, in float64.
+
+    A full target sums to one exactly: what a float32 one lacks by rounding would be rejected although nothing of the
+    target remains, and emitted from rounding.
+    """
     p = target.detach().double().cpu().reshape(-1, target.shape[-1])
+    p = torch.where(missing(p)[:, None] > 0, p, normalise(p))
     q = draft.detach().double().cpu().reshape(len(p), *draft.shape[target.ndim - 1 :])  # `distinct`: n distributions
     return p, q, drafted.cpu().reshape(len(p), drafted.shape[-1])
 

@@ -12,19 +12,12 @@ from multidraft.errors.checks import check_integer, is_number, shown
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import FULL
-from multidraft.verification.rules.k_sequential import k_sequential
-from multidraft.verification.rules.lorenz import lorenz
-from multidraft.verification.rules.naive import naive
-from multidraft.verification.rules.recursive_rejection import recursive_rejection
-from multidraft.verification.solvers.global_resolution import ITERATIONS, Resolution
-from multidraft.verification.solvers.global_resolution import global_resolution as resolve
-from multidraft.verification.solvers.linear_program_rule import linear_program
-from multidraft.verification.solvers.max_flow_rule import max_flow
-from multidraft.verification.solvers.solved import next_target_of, row_by_row
+from multidraft.verification.registry import SCHEMES
+from multidraft_research.solvers.global_resolution import ITERATIONS, Resolution
+from multidraft_research.solvers.global_resolution import global_resolution as resolve
+from multidraft_research.solvers.solved import next_target_of, row_by_row
 
-FALLBACKS = {
-    rule.__name__: rule for rule in (k_sequential, naive, recursive_rejection, lorenz, max_flow, linear_program)
-}
+FALLBACKS = ("k_sequential", "naive", "recursive_rejection", "lorenz", "max_flow", "linear_program")  # rules for iid
 
 
 class ResolutionFailure(AdviceError):
@@ -64,7 +57,7 @@ class GlobalResolution:
     5 (10 as the paper has it). `fallback`: a rule of FALLBACKS for the pairs on which the method fails, or None to
     raise. Whether it fails depends on the pair alone, never on the drafted tuple: solving only the system that a tuple
     needs, as the paper suggests, and falling back where the other one fails would bias the output. `limit`: largest
-    truncation; None for the limits of `transport.global_resolution`.
+    truncation; None for the limits of `global_resolution`.
     """
 
     tolerance: float = 1e-3
@@ -104,6 +97,8 @@ class GlobalResolution:
         failed = torch.tensor([node is not None and node.found.failure is not None for node in nodes], dtype=torch.bool)
         deviation = torch.tensor([node.deviation if node else 0.0 for node in nodes], dtype=torch.float64)
         failed, deviation = (x.reshape(target.shape[:-1]).to(target.device) for x in (failed, deviation))
+        short = (1 - target.double().sum(-1)).clamp(min=0)  # rounding: a full target counts as one
+        deviation = deviation + short * (short <= FULL)
         if failed.any():
             outcome = self._instead(nodes, outcome, target, draft, law, failed)
         return ApproximateOutcome(outcome, deviation.masked_fill(failed, 0.0), ~failed)
@@ -112,9 +107,7 @@ class GlobalResolution:
         """The solution for one pair: with probability 1 - a nothing is drafted, which is the problem of target / a."""
         a = draft_probability
         found = resolve(target / a, draft / draft.sum(), drafts, self.tolerance, self.iterations, self.limit)
-        missing = 1 - target.sum()
-        deviation = a * found.deviation + (missing if 0 < missing <= FULL else 0.0)
-        return Node(found, next_target_of(target, a * found.split.residual), float(deviation))
+        return Node(found, next_target_of(target, a * found.split.residual), float(a * found.deviation))
 
     def _instead(
         self, nodes: list[Node | None], outcome: Outcome, target: Tensor, draft: Tensor, law: Law, failed: Tensor
@@ -126,9 +119,6 @@ class GlobalResolution:
                 f"Global Resolution failed: {reason}. Choose what to do then with fallback="
                 f"{', '.join(repr(name) for name in FALLBACKS)}; or use the rule lorenz, which is exact and never fails"
             )
-        other = FALLBACKS[self.fallback](target, draft, outcome.drafted, law)
+        other = SCHEMES[f"iid:{self.fallback}"].rule(target, draft, outcome.drafted, law)
         accept = torch.where(failed[..., None], other.accept, outcome.accept)
         return Outcome(accept, torch.where(failed[..., None], other.residual, outcome.residual), outcome.drafted)
-
-
-global_resolution = GlobalResolution()

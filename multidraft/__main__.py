@@ -1,0 +1,23 @@
+"""The entry point of `multidraft` and `python -m multidraft`: signals are heard before anything else is loaded."""
+
+import sys
+
+from multidraft.machine import signals
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C and a polite kill end it with one line and code 130, at any moment."""
+    signals.listen()
+    try:
+        from multidraft.cli import main as commands
+
+        commands.main()
+    except KeyboardInterrupt:
+        print("multidraft: stopped", file=sys.stderr)
+        sys.exit(signals.STOPPED)
+    finally:
+        signals.ignore()
+
+
+if __name__ == "__main__":
+    main()

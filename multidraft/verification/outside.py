@@ -1,0 +1,72 @@
+"""Rules from outside: functions that know nothing of laws and outcomes, called as one of ours."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.verification.acceptance import Rule
+from multidraft.verification.law import Law
+from multidraft.verification.outcome import Outcome
+
+FORMS = (
+    "a rule is a function rule(target, draft, drafted) that returns (accept, residual), "
+    "or rule(target, draft, drafted, law) that returns an Outcome"
+)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A rule(target (N, V), draft (N, V), drafted (N, n)) that returns (accept (N, n), residual (N, V))."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
+        """The outcome for copies of the arguments, which the function may change as it likes."""
+        return as_outcome(self.function(target.clone(), draft.clone(), drafted.clone()), target, drafted)
+
+
+def as_rule(function: Callable[..., Any]) -> Rule:
+    """The function itself where it asks for the law, else an `Outside` that leaves it out."""
+    names = arguments_of(function)
+    if names is None or len(names) == 3:
+        return Outside(function)
+    if len(names) == 4:
+        return function
+    raise AdviceError(f"cannot call a rule with the arguments {', '.join(names)}; {FORMS}")
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str] | None:
+    """The names of the arguments that it needs, None where that cannot be told."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return None
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(one.kind in kinds for one in parameters):
+        return None
+    return [one.name for one in parameters if one.default is inspect.Parameter.empty]
+
+
+def as_outcome(returned: Any, target: Tensor, drafted: Tensor) -> Outcome:
+    """What a rule returned, checked."""
+    pair = (returned.accept, returned.residual) if hasattr(returned, "accept") else returned
+    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
+        raise AdviceError(f"the rule returned {described(returned)}; a rule returns two tensors (accept, residual)")
+    for name, part, like in (("accept", pair[0], drafted), ("residual", pair[1], target)):
+        if part.shape != like.shape or not part.dtype.is_floating_point:
+            raise AdviceError(
+                f"the rule's {name} has shape {tuple(part.shape)} and type {part.dtype}; "
+                f"for these arguments it must be a float tensor of shape {tuple(like.shape)}"
+            )
+    return Outcome(pair[0].to(target.dtype), pair[1].to(target.dtype), drafted)
+
+
+def described(value: object) -> str:
+    """A value's type, and for a tensor its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"a tensor of type {value.dtype} and shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {str(value)[:60]!r}"

