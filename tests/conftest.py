@@ -48,7 +48,13 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from plans import made_up  # not before the hook that checks hints
 
     from multidraft.autotune import store
+    from multidraft.autotune.identity import Subject
+    from multidraft.generation.defaults import SCHEME
+    from multidraft.verification.named import scheme
+    from multidraft.zoo import load_pair
 
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     store.fresh = made_up
+    pair = load_pair()
+    store.save(made_up(Subject(pair.target, pair.draft, scheme(SCHEME)).identity))

@@ -80,7 +80,7 @@ class Rates:
         """Expected tokens of a step, the last one counted, which comes without drafts too."""
         return sum(self.reaches(tree))
 
-    def eased(self, exponent: float) -> "Rates":
+    def eased(self, exponent: float | int) -> "Rates":
         """The rates of a text in which drafts are found more easily, by an exponent above one."""
         return replace(self, missing=self.missing**exponent)
 
@@ -109,7 +109,7 @@ class AcceptanceTracker:
     weight: Table = field(default_factory=lambda: np.zeros((DEPTHS, MOST_DRAFTS + 1, CLASSES)))
     ranks: Float[np.ndarray, "drafts ranks"] = field(default_factory=lambda: np.zeros((MOST_DRAFTS + 1, MOST_DRAFTS)))
 
-    def observe(self, record: "StepRecord", memory: float = float("inf")) -> None:
+    def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
         """Learn from a step's verdicts; what was learnt before fades by a factor e over `memory` nodes of a row."""
         for tree, visits in zip(record.trees, record.visits, strict=True):
             for node, weight, verdict in visits:
@@ -119,14 +119,14 @@ class AcceptanceTracker:
         nodes = sum(map(len, record.visits)) / max(len(record.trees), 1)
         self.fade(np.exp(-nodes / memory))
 
-    def add(self, place: tuple[int, int, int], weight: float, claims: list[float]) -> None:
+    def add(self, place: tuple[int, int, int], weight: float | int, claims: list[float]) -> None:
         """One node."""
         self.claimed[place] += sum(claims)
         self.weight[place] += weight
         for rank, claim in enumerate(claims[:MOST_DRAFTS]):
             self.ranks[place[1], rank] += claim
 
-    def fade(self, factor: float) -> None:
+    def fade(self, factor: float | int) -> None:
         """Believe less of what was learnt."""
         if factor < 1:
             for learnt in (self.claimed, self.weight, self.ranks):

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 NOTES = logging.getLogger("multidraft")
-BUDGET = 10.0  # seconds of steps in which trees are timed
 AGAIN = 8  # steps after which the choice is made anew; as many make a probe
 PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
 MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
 SWITCH = 0.01  # by which another tree must be faster than the one in use
 MEMORY = 100.0  # nodes over which what was accepted fades by a factor e
-MEASURED, ASSUMED = 16.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
+MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
 TRIAL, SLOW, STEPS = (
     16,
     30.0,
     200.0,
 )  # choices between trials of trees that grow, steps of equal speed that speak against
 # them, and steps over which what they gave fades
+HOPELESS = 2.0  # a draft that takes so many times what plain steps take, for each token, is not probed
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 
 
@@ -70,9 +71,12 @@ class Auto:
     timing trees it reads no clock, so that a seed repeats a run.
     """
 
-    def __init__(self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float = 0.0):
+    def __init__(
+        self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float | int = 0.0
+    ):
         self.limits, self.temperature, self.profile = limits or Limits(), round(float(temperature), 1), profile
         self.most_drafts, self.most_nodes = MOST_DRAFTS, self.limits.nodes + 1
+        self.counts_drawn = range(1, MOST_DRAFTS + 1)
         fills = profile.spent < budget or not profile.known
         self.tuner = Tuner(profile, budget, self.limits.nodes, self.limits.depth) if fills else None
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
@@ -125,20 +129,23 @@ class Auto:
         rates, costs = self.rates, self.profile.costs(rows)
         times = {tree: self.time(tree, rates, costs) for tree in self.menu(rows)}
         best = min(times, key=times.__getitem__)
-        drafted = min((tree for tree in times if len(tree) > 1), key=times.__getitem__, default=NO_DRAFTS)
         self.growing.price(rates, costs, rows, 1 / times[best])
-        gain, trial = self.growth.gain(SLOW * costs.of_tree(best)), self.turns % TRIAL == TRIAL // 2
-        probing = len(best) == 1 and resumed and self.rests and times[drafted] < 2 * times[best]
-        if probing:
-            self.recent.fade(math.exp(-self.pause / MEMORY))
-            self.pause, trial = min(2 * self.pause, LONGEST), self.turns % 4 < 2
-            best = drafted
-        if (gain > 1 + MARGIN) != trial and drafted is not NO_DRAFTS:
-            self.policy, self.left = self.growing, AGAIN - 1
-        else:
-            self.take(best, AGAIN if len(best) > 1 else self.pause)
-        self.pause = PAUSE if len(best) > 1 and not probing else self.pause
         self.expected = Outlook(rows * rates.tokens(best), costs.of_tree(best))
+        drafted = min((tree for tree in times if len(tree) > 1), key=times.__getitem__)
+        if len(best) == 1 and resumed and self.rests and times[drafted] < HOPELESS * times[best]:
+            self.probe(drafted)
+            return
+        gain = self.growth.gain(rows / costs.of_tree(NO_DRAFTS), SLOW * costs.of_tree(best))
+        grows = (gain > 1 + MARGIN) != (self.turns % TRIAL == TRIAL // 2)
+        self.take(None if grows else best, AGAIN if grows or len(best) > 1 else self.pause)
+        if len(best) > 1:  # which has to last before pauses are as short as at first
+            self.pause = max(self.pause // 2, PAUSE)
+
+    def probe(self, drafted: Tree) -> None:
+        """After a pause, which the next one exceeds, try the best fixed tree or trees that grow, by turns."""
+        self.recent.fade(math.exp(-self.pause / (2 * MEMORY)))
+        self.pause = min(2 * self.pause, LONGEST)
+        self.take(None if self.turns % 4 < 2 else drafted, AGAIN)
 
     def time(self, tree: Tree, rates: Rates, costs: Costs) -> float:
         """Predicted seconds a token; drafts have to win by a margin, and the tree in use has it easier."""
@@ -147,11 +154,11 @@ class Auto:
             seconds = (seconds + self.prompted * costs.reading()) * (1 + MARGIN + DOUBT * math.log2(self.rows))
         return seconds * (1 - SWITCH) if tree == self.fixed.shape else seconds
 
-    def take(self, tree: Tree, steps: int) -> None:
-        """Stay with a fixed tree for so many steps."""
-        if tree != self.fixed.shape:
+    def take(self, tree: Tree | None, steps: int) -> None:
+        """Stay with a fixed tree for so many steps, or with trees that grow."""
+        if tree is not None and tree != self.fixed.shape:
             self.fixed = StaticTree(tree)
-        self.policy, self.left = self.fixed, steps - 1
+        self.policy, self.left = self.growing if tree is None else self.fixed, steps - 1
 
     def menu(self, rows: int) -> list[Tree]:
         """The fixed trees to choose from with so many rows, by what was known when they were first needed."""
@@ -194,11 +201,12 @@ class Auto:
 
     def seconds_of(self, record: "StepRecord") -> float:
         """What the step takes by the profile."""
-        costs = self.profile.costs(self.rows)
+        costs, rows = self.profile.costs(self.rows), len(record.trees)
         if self.policy is self.fixed:
             return costs.of_tree(self.fixed.shape)
-        nodes = sum(len(tree) - 1 for tree in record.trees) / self.rows
-        return costs.seconds(self.growing.passes, nodes)
+        read = Counter(tree.depths[node] for tree in record.trees for node in tree.laws)
+        nodes = sum(len(tree) - 1 for tree in record.trees)
+        return costs.seconds([count / rows for count in read.values()], nodes / rows)
 
     def finish(self, advise: bool = True) -> None:
         """Keep what was measured; where drafts have not paid, say how to do without, once."""
@@ -225,7 +233,7 @@ def auto(
     temperature: float | int,
     limits: Limits | None = None,
     file: Path | None = None,
-    budget: float = BUDGET,
+    budget: float | int = 0.0,
 ) -> Auto:
     """The policy of `tree="auto"`; with a profile's file given nothing is measured."""
     return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget)

@@ -11,7 +11,7 @@ import numpy as np
 
 from multidraft.decoding.tree import Tree
 
-Parts = tuple[float, float, float]  # seconds of a step: its drafts, the target's pass, all the rest
+Parts = tuple[float | int, float | int, float | int]  # seconds of a step: its drafts, the target's pass, all the rest
 HINT = 0.05  # how much a guess weighs beside a measurement
 
 
@@ -23,10 +23,10 @@ class Curve:
     1.5
     """
 
-    counts: tuple[float, ...]
-    seconds: tuple[float, ...]
+    counts: tuple[float | int, ...]
+    seconds: tuple[float | int, ...]
 
-    def __call__(self, count: float) -> float:
+    def __call__(self, count: float | int) -> float | int:
         if len(self.counts) == 1 or count <= self.counts[0]:
             return self.seconds[0]
         after = min(bisect_right(self.counts, count), len(self.counts) - 1)
@@ -34,12 +34,12 @@ class Curve:
         return y + (w - y) * (count - x) / (z - x)
 
     @property
-    def slope(self) -> float:
+    def slope(self) -> float | int:
         """Seconds of one more, over the whole curve."""
         span = self.counts[-1] - self.counts[0]
         return (self.seconds[-1] - self.seconds[0]) / span if span else 0.0
 
-    def scaled(self, share: float) -> "Curve":
+    def scaled(self, share: float | int) -> "Curve":
         """The curve by counts of which each stands for so many."""
         return Curve(tuple(count / share for count in self.counts), self.seconds)
 
@@ -50,29 +50,29 @@ class Costs:
 
     target: Curve  # a pass of the target, by new tokens a row
     level: Curve  # a level of drafts, by the nodes a row at which the draft model reads
-    plain: float  # all beside the target's pass where nothing is drafted
-    step: float  # what a step with drafts takes beside its passes
-    node: float  # the same for every drafted node a row
+    plain: float | int  # all beside the target's pass where nothing is drafted
+    step: float | int  # what a step with drafts takes beside its passes
+    node: float | int  # the same for every drafted node a row
 
-    def of_tree(self, tree: Tree) -> float:
+    def of_tree(self, tree: Tree) -> float | int:
         """A whole step with one tree in every row."""
         return self.seconds(reads_of(tree), len(tree) - 1)
 
-    def seconds(self, reads: Sequence[float], nodes: float) -> float:
+    def seconds(self, reads: Sequence[float | int], nodes: float | int) -> float | int:
         """A whole step, by the nodes a row that are read on each level, and all drafted nodes a row."""
         if not reads:
             return self.target(1) + self.plain
         return sum(map(self.level, reads)) + self.target(1 + nodes) + self.step + self.node * nodes
 
-    def one_more(self, nodes: float, ahead: int = 8) -> float:
+    def one_more(self, nodes: float | int, ahead: int = 8) -> float | int:
         """What a node beyond so many takes, on the average of the next few."""
         return (self.target(1 + nodes + ahead) - self.target(1 + nodes)) / ahead + self.node
 
-    def reading(self) -> float:
+    def reading(self) -> float | int:
         """What the draft model takes for one token of a prompt."""
         return self.level(2) - self.level(1)
 
-    def scaled(self, share: float) -> "Costs":
+    def scaled(self, share: float | int) -> "Costs":
         """The costs with so many times the rows: a pass costs what as many tokens in fewer rows do."""
         own = (share * self.plain, share * self.step, share * self.node)
         return Costs(self.target.scaled(share), self.level.scaled(share), *own)
@@ -92,7 +92,9 @@ def fitted(samples: Mapping[str, Sequence[Parts]]) -> Costs:
     return Costs(target, Curve((1, 2), (base + wider, base + 2 * wider)), plain[0] + plain[2], step, node)
 
 
-def explained(cases: Sequence[tuple[Sequence[float], float]], hint: Sequence[float]) -> tuple[float, float]:
+def explained(
+    cases: Sequence[tuple[Sequence[float | int], float | int]], hint: Sequence[float | int]
+) -> tuple[float, float]:
     """Two numbers, none below zero, whose sums in these shares come nearest to the seconds, in proportion.
 
     The hint is a combination of the two that is zero if nothing else is known.
@@ -112,7 +114,7 @@ def explained(cases: Sequence[tuple[Sequence[float], float]], hint: Sequence[flo
     return found[0], found[1]
 
 
-def rising(seconds: Mapping[int, float]) -> Curve:
+def rising(seconds: Mapping[int, float | int]) -> Curve:
     """A curve that never falls: noise must not make a larger pass cheaper."""
     counts = sorted(seconds)
     return Curve(tuple(counts), tuple(np.maximum.accumulate([seconds[count] for count in counts]).tolist()))

@@ -25,20 +25,21 @@ class Growth:
     tokens: list[float] = field(default_factory=lambda: [0.0, 0.0])
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
-    def add(self, grows: bool, tokens: float, seconds: float, memory: float) -> None:
+    def add(self, grows: bool, tokens: float | int, seconds: float | int, memory: float) -> None:
         """A step of either kind; those before it fade by a factor e over `memory` steps."""
         self.tokens[grows] = self.tokens[grows] * math.exp(-1 / memory) + tokens
         self.seconds[grows] = self.seconds[grows] * math.exp(-1 / memory) + seconds
 
-    def gain(self, doubt: float) -> float:
-        """The speed of trees that grow over that of fixed ones; so many seconds of equal speed speak against it.
+    def gain(self, plain: float | int, doubt: float | int) -> float:
+        """The speed of trees that grow over that of fixed ones, which no drafts make as fast as `plain` at least.
 
-        >>> Growth([10.0, 30.0], [1.0, 2.0]).gain(0.0)
+        So many seconds at equal speed speak against it, because a few steps say little.
+
+        >>> Growth([10.0, 30.0], [1.0, 2.0]).gain(1.0, 0.0)
         1.5
         """
-        fixed = self.tokens[0] / self.seconds[0] if self.seconds[0] else 0.0
-        spent = self.seconds[1] + doubt
-        return (self.tokens[1] + doubt * fixed) / (spent * fixed) if fixed and spent else 1.0
+        fixed = max(self.tokens[0] / self.seconds[0], plain) if self.seconds[0] else plain
+        return (self.tokens[1] + doubt * fixed) / max((self.seconds[1] + doubt) * fixed, 1e-300)
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Profile:
     samples: dict[int, dict[str, list[Parts]]] = field(default_factory=dict)
     acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
     growth: dict[float, Growth] = field(default_factory=dict)
-    spent: float = 0.0  # seconds of steps that were made to measure
+    spent: float | int = 0.0  # seconds of steps that were made to measure
     costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # fitted, until more is known
 
     def add(self, rows: int, tree: str, parts: Parts) -> None:
@@ -123,7 +124,7 @@ def made(found: dict[str, Any]) -> Profile:
     return Profile(dict(found["identity"]), samples, acceptance, growth, float(found["spent"]))
 
 
-def parts_of(run: Sequence[float]) -> Parts:
+def parts_of(run: Sequence[float | int]) -> Parts:
     """The three times of a step."""
     draft, target, rest = map(float, run)
     return draft, target, rest
@@ -134,14 +135,14 @@ def checksum(content: dict[str, Any]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def sparse(own: AcceptanceTracker) -> dict[str, list[list[float]]]:
+def sparse(own: AcceptanceTracker) -> dict[str, list[list[float | int]]]:
     """What a tracker has learnt, without the cases that never came."""
     places = np.argwhere(own.weight > 0).tolist()
     nodes = [[*place, float(own.claimed[*place]), float(own.weight[*place])] for place in places]
     return {"nodes": nodes, "ranks": [[*map(float, row)] for row in own.ranks]}
 
 
-def dense(found: dict[str, list[list[float]]]) -> AcceptanceTracker:
+def dense(found: dict[str, list[list[float | int]]]) -> AcceptanceTracker:
     """The tracker that has learnt this."""
     own = AcceptanceTracker()
     for *place, claimed, weight in found["nodes"]:

@@ -4,6 +4,7 @@ import json
 import logging
 from functools import lru_cache
 from importlib.resources import files as package_files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,28 @@ def adopt(subject: Subject, text: str) -> None:
 
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the profile of a certain identity."""
-    folder = user_cache_path("multidraft", appauthor=False) / "plans"
-    return folder / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+    return cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+
+
+def cache() -> Path:
+    """Our folder in the user's cache."""
+    return user_cache_path("multidraft", appauthor=False)
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:
     """A new profile: acceptance as a shipped one of the same pair has it, and no costs, which are the machine's."""
     new = Profile(wanted)
-    for entry in package_files("multidraft.zoo").joinpath("plans").iterdir() if has_plans() else ():
+    for entry in shipped():
         other = Profile.from_json(entry.read_text())
         if all(other.identity[name] == wanted[name] for name in PAIR):
             new.acceptance, new.growth = other.acceptance, other.growth
     return new
 
 
-def has_plans() -> bool:
-    """Whether any profile is shipped."""
-    return package_files("multidraft.zoo").joinpath("plans").is_dir()
+def shipped() -> list[Traversable]:
+    """The profiles that come with the embedded pairs."""
+    folder = package_files("multidraft.zoo").joinpath("plans")
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def checked(file: Path, wanted: dict[str, Any]) -> Profile:

@@ -20,12 +20,12 @@ ROUNDS = 4
 REACH = np.exp(-np.arange(STEPS) / FINE)
 
 
-def speed(tree: Tree, rates: Rates, costs: Costs, rows: int) -> float:
+def speed(tree: Tree, rates: Rates, costs: Costs, rows: int) -> float | int:
     """Predicted tokens a second, over all rows."""
     return rows * rates.tokens(tree) / costs.of_tree(tree)
 
 
-def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> tuple[Tree, float]:
+def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> tuple[Tree, float | int]:
     """The fixed tree with most tokens a second, and how many; it may be the root alone.
 
     Dinkelbach's iteration: the trees that are worth most at a price of time have a speed, which is the next price; it
@@ -55,7 +55,7 @@ def common(nodes: int, depth: int) -> list[Tree]:
     return [NO_DRAFTS, *(tree for tree in given if len(tree) - 1 <= nodes and tree.depth <= depth)]
 
 
-def trees_at(rates: Rates, costs: Costs, rho: float, nodes: int, depth: int) -> Iterator[Tree]:
+def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: int) -> Iterator[Tree]:
     """The trees of every depth that are worth most where a second is worth `rho` tokens of a row."""
     below = steps_below(rates)
     for price in PRICES:
@@ -71,7 +71,9 @@ def steps_below(rates: Rates) -> Int[np.ndarray, "depths drafts ranks"]:
     return np.minimum(np.rint(-FINE * np.log(np.maximum(reach, 1e-9))), STEPS).astype(int)
 
 
-def planned(rates: Rates, below: Int[np.ndarray, "depths drafts ranks"], levels: int, node: float, read: float) -> Tree:
+def planned(
+    rates: Rates, below: Int[np.ndarray, "depths drafts ranks"], levels: int, node: float | int, read: float | int
+) -> Tree:
     """The tree of at most so many levels that is worth most, where nodes and nodes that are read have prices in tokens.
 
     The value of drafting n tokens at a node that is reached with probability r is r a_n less the prices, and the values

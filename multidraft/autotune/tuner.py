@@ -17,13 +17,14 @@ FIRST = ("", "1x6")  # no drafts, and eight tokens from two passes of the draft 
 TREES = (*FIRST, "1", "1x1x1", "4x1x1", "1x1x1x1x1x1x1", "2x2x2", "4x2x2")
 BLOCK = 3  # steps with one tree in a row, of which the first counts as warm-up
 ENOUGH, NODES = 4, 400.0  # steps of every tree, and nodes that drafts were verified at, after which no more is learnt
+SMALL = 8  # nodes of trees that are timed whatever the first steps say
 SAVE = 2.0  # seconds of measuring after which a profile is kept
 
 
 class Tuner:
     """Fills a profile within a budget of seconds, for the numbers of rows that come."""
 
-    def __init__(self, profile: Profile, budget: float, nodes: int, depth: int):
+    def __init__(self, profile: Profile, budget: float | int, nodes: int, depth: int):
         self.profile, self.budget, self.unsaved = profile, budget, 0.0
         trees = map(tree_named, TREES)
         self.trees = [tree for tree in trees if len(tree) - 1 <= nodes and tree.depth <= depth]
@@ -42,15 +43,15 @@ class Tuner:
         return min(lacking, key=lambda tree: timed[tree] // (BLOCK - 1), default=None)
 
     def may_pay(self, tree: Tree, rows: int) -> bool:
-        """Whether a tree would pay if all its levels were accepted."""
+        """Whether a tree is small, or would pay if all its levels were accepted."""
         costs = self.profile.costs(rows)
-        return costs.of_tree(tree) <= (tree.depth + 1) * costs.of_tree(NO_DRAFTS)
+        return len(tree) <= SMALL or costs.of_tree(tree) <= (tree.depth + 1) * costs.of_tree(NO_DRAFTS)
 
     def learns(self, rows: int, temperature: float | int) -> bool:
         """Whether steps still have something to say."""
         if self.profile.spent >= self.budget and self.profile.known:
             return False
-        return self.profile.at(temperature).weight.sum() < NODES or self.wanted(rows) is not None
+        return bool(self.profile.at(temperature).weight.sum() < NODES) or self.wanted(rows) is not None
 
     def record(self, tree: Tree | None, rows: int, record: "StepRecord", measuring: bool) -> None:
         """Learn the seconds of a step with a fixed tree that followed its like; those of others say nothing."""
@@ -71,7 +72,7 @@ class Tuner:
 
 
 @lru_cache(maxsize=8)
-def announced(file: object, budget: float) -> None:
+def announced(file: object, budget: float | int) -> None:
     """Say what is done, for how long, where it is kept, and how to do without."""
     NOTES.warning(
         "timing trees for this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from Python "
@@ -81,6 +82,6 @@ def announced(file: object, budget: float) -> None:
     )
 
 
-def announce(profile: Profile, budget: float) -> None:
+def announce(profile: Profile, budget: float | int) -> None:
     """The line, once for every profile."""
     announced(place(profile.identity), budget)

@@ -26,7 +26,12 @@ Tick = Callable[[float], object]  # is told how many seconds have passed
 
 @torch.inference_mode()
 def measure(
-    subject: Subject, profile: Profile, seconds: float, temperatures: Sequence[float], rows: Sequence[int], tick: Tick
+    subject: Subject,
+    profile: Profile,
+    seconds: float | int,
+    temperatures: Sequence[float | int],
+    rows: Sequence[int],
+    tick: Tick,
 ) -> None:
     """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
     begun, turn, cases = time.monotonic(), 0, [(t, count) for count in rows for t in temperatures]
@@ -48,7 +53,7 @@ def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:
 
 
 def steps(
-    subject: Subject, tree: Tree | TreePolicy, temperature: float, prompts: list[list[int]], seed: int
+    subject: Subject, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
 ) -> Iterator[tuple[int, float]]:
     """Tokens and seconds of the steps after some prompts; the first two warm up."""
     policy = policy_of(tree)
@@ -60,7 +65,9 @@ def steps(
             yield sum(len(emitted.tokens) for emitted in record.emitted), sum(record.seconds.values())
 
 
-def begun(subject: Subject, config: DecodeConfig, temperature: float, prompts: list[list[int]], seed: int) -> State:
+def begun(
+    subject: Subject, config: DecodeConfig, temperature: float | int, prompts: list[list[int]], seed: int
+) -> State:
     """The prompts have been read, with room for the steps that follow."""
     sampling = [Sampling(temperature=temperature) for _ in prompts]
     longest = max(map(len, prompts)) + (RUN + 2) * config.policy.most_nodes
@@ -72,7 +79,7 @@ def begun(subject: Subject, config: DecodeConfig, temperature: float, prompts: l
 class Line:
     """One way to draft at one temperature, one row."""
 
-    temperature: float
+    temperature: float | int
     tree: str
     nodes: int
     predicted_tokens: float  # a step
@@ -82,14 +89,14 @@ class Line:
     seconds: float = 0.0  # of all steps measured
     steps: int = 0
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: int, seconds: float | int) -> None:
         """One more step."""
         self.steps, self.seconds = self.steps + 1, self.seconds + seconds
         self.tokens += (tokens - self.tokens) / self.steps
         self.speed = self.tokens * self.steps / self.seconds
 
 
-def chosen(profile: Profile, temperature: float) -> list[Tree]:
+def chosen(profile: Profile, temperature: float | int) -> list[Tree]:
     """No drafts, the best chain, and the best tree of each size, by the profile."""
     rates, costs, limits = profile.rates(temperature), profile.costs(1), Limits()
     chains = [tree for tree in common(limits.nodes, limits.depth) if max(tree.drafts) == 1]
@@ -97,7 +104,7 @@ def chosen(profile: Profile, temperature: float) -> list[Tree]:
     return list(dict.fromkeys([NO_DRAFTS, max(chains, key=lambda tree: speed(tree, rates, costs, 1)), *best]))
 
 
-def lines_of(profile: Profile, temperature: float) -> list[tuple[Line, Tree | None]]:
+def lines_of(profile: Profile, temperature: float | int) -> list[tuple[Line, Tree | None]]:
     """What takes part; None stands for auto."""
     rates, costs, result = profile.rates(temperature), profile.costs(1), list[tuple[Line, Tree | None]]()
     for tree in chosen(profile, temperature):
@@ -110,7 +117,7 @@ def lines_of(profile: Profile, temperature: float) -> list[tuple[Line, Tree | No
 
 @torch.inference_mode()
 def compare(
-    subject: Subject, profile: Profile, temperatures: Sequence[float], count: int, tick: Callable[[], object]
+    subject: Subject, profile: Profile, temperatures: Sequence[float | int], count: int, tick: Callable[[], object]
 ) -> list[Line]:
     """Every line measured in the real loop, by turns after every text, so that a noisy machine hits all alike."""
     lines = [pair for temperature in temperatures for pair in lines_of(profile, temperature)]
@@ -121,3 +128,8 @@ def compare(
                 line.add(tokens, seconds)
             tick()
     return [line for line, _ in lines]
+
+
+def work(profile: Profile, temperatures: Sequence[float | int], count: int) -> int:
+    """How often `compare` ticks."""
+    return sum(len(lines_of(profile, temperature)) for temperature in temperatures) * max(count // RUN, 1)

@@ -14,13 +14,12 @@ from multidraft.cli.crews import crew_of
 from multidraft.cli.decode import SEEDS_APART, Job, context, decode
 from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.names import parse, usual
-from multidraft.cli.planned import limits, plan_of
 from multidraft.cli.prompts import Prompt, check_template, digest, encode, read_prompts
 from multidraft.cli.report import Report
 from multidraft.cli.terminal import Bar, Live
 from multidraft.cli.workers import Shards, spread
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.io import files
 from multidraft.io.lock import hold
 
@@ -62,6 +61,7 @@ def generate(
     scheme: o.Scheme = SCHEME,
     tree: o.Tree = TREE,
     plan: o.Plan = None,
+    tune_budget: o.TuneBudget = TUNE_BUDGET,
     walk: o.Walk = "deferred",
     batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.", rich_help_panel=o.RUN)] = 1,
     seed: o.Seed = 0,
@@ -84,7 +84,8 @@ def generate(
     as_json: o.Json = False,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
-    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, plan=plan, max_new_tokens=max_new_tokens)
+    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, max_new_tokens=max_new_tokens)
+    settings |= dict(plan=plan, tune_budget=tune_budget)
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     settings |= dict(compile=compiles)
@@ -179,19 +180,15 @@ def run(
     pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool, journal: "Journal | None" = None
 ) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
-    from multidraft.autotune.making import using
-
-    batches, threads = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)], None
+    batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
     screen = Bar(len(prompts)) if as_json else Live()
     try:
         if batches:
-            threads = threads_of(pair, job, prompts)
             warm_up(pair, job, batches[0])
         for rows in batches:
             drafted = decode(pair, job, rows, screen=screen)
-            with using(threads):
-                plain = decode(pair, job, rows, drafts=False) if job.compare else None
-                report.add(rows, drafted, plain, assisted(pair, job, rows))
+            plain = decode(pair, job, rows, drafts=False) if job.compare else None
+            report.add(rows, drafted, plain, assisted(pair, job, rows))
             write(journal, report.records[-len(rows) :])
             screen.forget()
     except KeyboardInterrupt:
@@ -199,11 +196,6 @@ def run(
         write(journal, report.records[report.complete :])
     finally:
         screen.close()
-
-
-def threads_of(pair: Models, job: Job, prompts: list[Prompt]) -> int | None:
-    """The threads with which drafts are chosen, so that all sides decode with as many."""
-    return None if limits(job) is None else plan_of(pair, job, prompts).threads
 
 
 def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:

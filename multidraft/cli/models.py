@@ -108,7 +108,7 @@ def placed(name: str, role: str, loader: Loader) -> str:
 
 def dequantised(name: str) -> str:
     """The folder of a GGUF file's model as Hugging Face's engine reads it, made once and kept in the user's cache."""
-    from multidraft.autotune.keeping import cache
+    from multidraft.autotune.store import cache
     from multidraft.models.gguf.to_hugging_face import folder_of
 
     return str(folder_of(existing(name), cache()))

@@ -29,6 +29,15 @@ Tree = Annotated[
 Plan = Annotated[
     str | None, Option(help="What `multidraft tune --out` has written, for --tree auto.", rich_help_panel=DRAFTING)
 ]
+TuneBudget = Annotated[
+    float,
+    Option(
+        "--tune-budget",
+        min=0,
+        help="Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0 for none.",
+        rich_help_panel=DRAFTING,
+    ),
+]
 Walk = Annotated[
     str,
     Option(help="How a tree is traversed: deferred, or commit as in the papers.", rich_help_panel=DRAFTING),

@@ -7,42 +7,47 @@ from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 
 if TYPE_CHECKING:
-    from multidraft.autotune.auto import Limits
-    from multidraft.autotune.pair_plan import PairPlan
-    from multidraft.autotune.subject import Subject
+    from multidraft.autotune.controller import Limits
+    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.profile import Profile
 
-MEASURED = 32  # prompts after which a pair is measured
+MEASURED = 32  # prompts with which a pair is measured
 
 
 def limits(job: Job) -> "Limits | None":
-    """Of the trees that are chosen; None where one is given, or nothing drafts."""
+    """Of the trees that are chosen; None where one is given."""
     from multidraft.generation.inputs import limits_of
 
     return limits_of(job.settings["tree"], job.settings["scheme"])
 
 
-def plan_of(pair: Models, job: Job, prompts: list[Prompt]) -> "PairPlan":
-    """The plan of a job that chooses trees, measured after its prompts if there is none yet."""
-    from multidraft.autotune.keeping import plan_for
+def profile_of(pair: Models, job: Job, prompts: list[Prompt]) -> "Profile":
+    """The profile of a job that chooses trees, measured with its prompts if there is none yet."""
+    from multidraft.autotune.store import profile_for
+    from multidraft.autotune.tuning import measure
     from multidraft.generation.inputs import plan_file
 
-    return plan_for(subject(pair, job, prompts), plan_file(job.settings["plan"], limits(job)))
+    own, settings = subject(pair, job, prompts), job.settings
+    profile = profile_for(own, plan_file(settings["plan"], limits(job)))
+    if not profile.known:
+        measure(own, profile, settings["tune_budget"], [settings["temperature"]], [job.batch], lambda seconds: None)
+    return profile
 
 
-def adopt(pair: Models, job: Job, plan: str) -> None:
-    """Let this process choose by a plan that another one has, in JSON."""
-    from multidraft.autotune import keeping
+def adopt(pair: Models, job: Job, text: str) -> None:
+    """Let this process choose by a profile that another one has, in JSON."""
+    from multidraft.autotune import store
 
-    keeping.adopt(subject(pair, job, []), plan)
+    store.adopt(subject(pair, job, []), text)
 
 
 def subject(pair: Models, job: Job, prompts: list[Prompt]) -> "Subject":
     """What is measured."""
-    from multidraft.autotune.subject import Subject
+    from multidraft.autotune.identity import Subject
     from multidraft.generation.inputs import as_drafter
     from multidraft.verification.registry import scheme
 
     draft = as_drafter(pair.draft)
-    assert draft is not None  # a command always has one
+    assert draft is not None  # trees are chosen only where there is one
     texts = [prompt.tokens for prompt in prompts[:MEASURED]]
-    return Subject(pair.target, draft, texts, scheme(job.settings["scheme"]), job.settings["walk"])
+    return Subject(pair.target, draft, scheme(job.settings["scheme"]), job.settings["walk"], texts)

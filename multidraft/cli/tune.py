@@ -17,12 +17,14 @@ from multidraft.generation.defaults import SCHEME
 from multidraft.io import files
 
 if TYPE_CHECKING:
-    from multidraft_research.studies.tuning import Line
-
-    from multidraft.autotune.pair_plan import PairPlan
+    from multidraft.autotune.profile import Profile
+    from multidraft.autotune.tuning import Line
 
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
-DEFAULT = [0.0, 0.7, 1.0]
+BUDGET = 60.0  # seconds
+TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
+SIZES = (1, 2, 4, 8, 16, 32)
+COUNTS = (1, 2, 3, 4, 8)
 
 
 def tune(
@@ -34,6 +36,10 @@ def tune(
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
     temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0, 0.7, 1.")] = None,
+    rows: Annotated[
+        list[int] | None, Option(min=1, help="Prompts side by side; may be repeated. Default: 1, 4, 16.")
+    ] = None,
+    budget: Annotated[float, Option(min=0, help="Seconds to measure; the same call goes on where one ended.")] = BUDGET,
     quick: Annotated[bool, Option("--quick", help="Fewer steps for every line of the table.")] = False,
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
@@ -46,15 +52,18 @@ def tune(
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
-    plan, lines = measure(pair, [one.tokens for one in chosen], scheme, walk, temperature or DEFAULT, quick)
+    tokens, temperatures = [one.tokens for one in chosen], temperature or TEMPERATURES
+    profile, lines = measured(
+        pair, tokens, scheme, walk, temperatures, rows or ROWS, budget, STEPS if not quick else QUICK
+    )
     if out is not None:
-        files.write(out, plan.as_json().encode())
+        files.write(out, profile.as_json().encode())
         terminal.note(f"wrote {out}")
     if plot is not None:
-        from multidraft_research.studies.tuning_picture import draw
+        from multidraft.cli.tune_picture import draw
 
-        draw(plan, lines, plot)
-    terminal.print_json(as_data(plan, lines)) if as_json else show(plan, lines)
+        draw(profile, lines, plot)
+    terminal.print_json(as_data(profile, lines)) if as_json else show(profile, lines)
 
 
 def checked(
@@ -67,94 +76,93 @@ def checked(
     drafters: int,
 ) -> None:
     """Raise on what cannot work, before anything is loaded."""
-    from multidraft_research.studies import pictures
-
-    from multidraft.generation.inputs import check_drafters, limits_of, make_plan
+    from multidraft.generation.inputs import check_drafters, limits_of, make_config
     from multidraft.sampling.settings import Sampling
 
     files.check(out, "--out", inputs)
     if plot is not None:
-        pictures.check(plot, [*inputs, out])
+        from multidraft.cli.tune_picture import check
+
+        check(plot, [*inputs, out])
     for temperature in temperatures:
         Sampling(temperature)
-    check_drafters(make_plan(scheme, "1", walk, Sampling(), False).scheme, drafters > 1)
+    check_drafters(make_config(scheme, "1", walk, False).scheme, drafters > 1)
     if limits_of("auto", scheme) is None:
         raise AdviceError(
             f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
         )
 
 
-def measure(
-    pair: Models, prompts: list[list[int]], scheme: str, walk: str, temperatures: list[float], quick: bool
-) -> "tuple[PairPlan, list[Line]]":
-    """The plan, made anew and kept, and what it predicts beside what is measured."""
-    from multidraft_research.studies.tuning import compare, work
+def measured(
+    pair: Models,
+    prompts: list[list[int]],
+    scheme: str,
+    walk: str,
+    temperatures: list[float],
+    rows: list[int],
+    budget: float,
+    steps: int,
+) -> "tuple[Profile, list[Line]]":
+    """The profile, filled further and kept, and what it predicts beside what is measured."""
     from tqdm import tqdm
 
     import multidraft as md
-    from multidraft.autotune.keeping import made_and_kept, place
-    from multidraft.autotune.subject import Subject
+    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import profile_for, save
+    from multidraft.autotune.tuning import compare, measure, work
 
     assert pair.draft is not None  # `tune` has checked
-    subject = Subject(pair.target, pair.draft, prompts, md.scheme(scheme), walk)
-    plan = made_and_kept(subject, place(subject.identity))
-    steps = QUICK if quick else STEPS
-    with tqdm(total=work(plan, temperatures, steps), desc="comparing", leave=False) as bar:
-        return plan, compare(subject, plan, temperatures, steps, bar.update)
+    subject = Subject(pair.target, pair.draft, md.scheme(scheme), walk, prompts)
+    profile = profile_for(subject)
+    with tqdm(total=round(budget), desc="measuring", unit="s", leave=False) as bar:
+        measure(subject, profile, budget, temperatures, rows, bar.update)
+    save(profile)
+    if not profile.known:
+        raise AdviceError("nothing has been measured; give a larger --budget")
+    with tqdm(total=work(profile, temperatures, steps), desc="comparing", leave=False) as bar:
+        return profile, compare(subject, profile, temperatures, steps, bar.update)
 
 
-def show(plan: "PairPlan", lines: "list[Line]") -> None:
+def show(profile: "Profile", lines: "list[Line]") -> None:
     """Tables for people."""
-    one = plan.costs.at(1)
-    sizes = (1, 2, 4, 8, 16, 32)
-    terminal.print_table(
-        ["milliseconds of", *map(str, sizes)],
+    show_costs(profile)
+    show_acceptance(profile)
+    numbers = [
         [
-            ["a target pass over so many tokens", *(f"{1e3 * one.target(size):.2f}" for size in sizes)],
-            ["a level of drafts at so many nodes", *(f"{1e3 * (one.level(size) + one.draw):.2f}" for size in sizes)],
-        ],
-    )
-    terminal.print_table(
-        ["acceptance at T", *(f"{n} drafts" for n in (1, 2, 3, 4, 8)), "by depth beyond that", "growing over fixed"],
-        [
-            [
-                f"{own.temperature:g}",
-                *(f"{own.rates.acceptance[n][0]:.3f}" for n in (1, 2, 3, 4, 8)),
-                " ".join(f"{factor:.2f}" for factor in own.rates.factors),
-                f"{own.growing:.3f} ± {own.noise:.3f}",
-            ]
-            for own in plan.acceptance
-        ],
-    )
-    terminal.print_table(
-        ["best draft_probability of one draft, at T", *(f"{rows} rows (tokens a second)" for rows in plan.costs.rows)],
-        [
-            [f"{own.temperature:g}", *(best(plan, own.temperature, rows) for rows in plan.costs.rows)]
-            for own in plan.acceptance
-        ],
-    )
-    terminal.print_table(
-        ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"],
-        [
-            [
-                f"{line.temperature:g}",
-                line.tree,
-                *(f"{value:.2f}" for value in (line.tokens, line.predicted_tokens)),
-                *(f"{value:.1f}" for value in (line.speed, line.predicted_speed)),
-                f"{line.speed / line.predicted_speed:.2f}",
-            ]
-            for line in lines
-        ],
-    )
-    terminal.note(f"{plan.threads} threads; `multidraft generate --tree auto` will go by this")
+            f"{line.temperature:g}",
+            line.tree,
+            *(f"{value:.2f}" for value in (line.tokens, line.predicted_tokens)),
+            *(f"{value:.1f}" for value in (line.speed, line.predicted_speed)),
+            f"{line.speed / line.predicted_speed:.2f}",
+        ]
+        for line in lines
+    ]
+    terminal.print_table(["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"], numbers)
+    terminal.note("`multidraft generate --tree auto` goes by this")
 
 
-def best(plan: "PairPlan", temperature: float, rows: int) -> str:
-    """The best draft probability and what it gives, in words."""
-    probability, speed = plan.best_draft_probability(temperature, rows)
-    return f"{probability:g} ({speed:.0f})"
+def show_costs(profile: "Profile") -> None:
+    """Milliseconds of passes, of one row."""
+    one = profile.costs(1)
+    passes = {"a target pass over so many tokens": one.target, "a level of drafts at so many nodes": one.level}
+    terminal.print_table(
+        ["milliseconds of", *map(str, SIZES)],
+        [[name, *(f"{1e3 * curve(size):.2f}" for size in SIZES)] for name, curve in passes.items()],
+    )
 
 
-def as_data(plan: "PairPlan", lines: "list[Line]") -> dict[str, object]:
-    """The same for machines."""
-    return {"plan": json.loads(plan.as_json()), "lines": [asdict(line) for line in lines]}
+def show_acceptance(profile: "Profile") -> None:
+    """Acceptance by temperature, at the root and by depth, and what trees that grow give."""
+    rows = []
+    for temperature in sorted(profile.acceptance):
+        rates, grown = profile.rates(temperature), profile.growth_at(temperature)
+        depths = " ".join(f"{rates.accepted(1, depth):.2f}" for depth in range(5))
+        gain = f"{grown.gain(0.0, 0.0):.2f}" if all(grown.seconds) else ""
+        rows.append([f"{temperature:g}", *(f"{rates.accepted(count, 0):.3f}" for count in COUNTS), depths, gain])
+    names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
+    terminal.print_table(["acceptance at T", *names, "one draft by depth", "growing over fixed"], rows)
+
+
+def as_data(profile: "Profile", lines: "list[Line]") -> dict[str, object]:
+    """What machines read."""
+    return {"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]}

@@ -14,7 +14,8 @@ from tqdm import tqdm
 from multidraft.cli import terminal
 from multidraft.cli.decode import Job, context, decode
 from multidraft.cli.models import Loader, Models, load
-from multidraft.cli.planned import MEASURED, adopt, limits, plan_of
+from multidraft.cli.names import parse
+from multidraft.cli.planned import MEASURED, adopt, limits, profile_of
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io import files as outputs
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from multidraft.io.journal import Journal, Record
 
 SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
+
+
+CHOSEN = {"plan": None, "tune_budget": 0.0}  # settings where this process has adopted a plan
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Shards:
     def __call__(self, shard: int) -> "Record":
         """The texts of a shard."""
         rows = self.read(self.rows(shard))
-        job = self.job if self.plan is None else replace(self.job, settings=self.job.settings | {"plan": None})
+        job = self.job if self.plan is None else replace(self.job, settings=self.job.settings | CHOSEN)
         batches = [rows[first : first + job.batch] for first in range(0, len(rows), job.batch)]
         texts = [text for batch in batches for text in decode(self.models, job, batch)[0]]
         pairs = zip(rows, texts, strict=True)
@@ -98,14 +102,14 @@ class Planning:
     def __call__(self, job: int) -> "Record":
         """The plan, as the text of a file."""
         prompts = self.shards.read(self.shards.prompts[:MEASURED])
-        return {"plan": plan_of(self.shards.models, self.shards.job, prompts).as_json()}
+        return {"plan": profile_of(self.shards.models, self.shards.job, prompts).as_json()}
 
 
 def planned(shards: Shards, folder: Path, crew: "Crew") -> Shards:
     """The shards with the plan that the folder has, or gets now, where trees are to be chosen."""
     from multidraft.cli.jobs import run
 
-    if limits(shards.job) is None:
+    if limits(shards.job) is None or not parse(shards.draft):
         return shards
     journal = shards.journal(folder, None)
     run(Planning(shards), 1, journal, crew, "measuring the pair")

@@ -94,7 +94,7 @@ def describe_node(record: StepRecord, index: int, node: int) -> dict[str, Any]:
         "drafted": drafted,
         "draft": [float(line[place]) for line, place in zip(lines, places, strict=True)],
         "target": [float(target[token]) for token in drafted],
-        "numbers": tree.numbers[node],
+        "numbers": [tree.numbers[node]],
     }
 
 

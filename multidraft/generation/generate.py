@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.autotune.controller import BUDGET
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.streams import Stream, Streamer
@@ -19,7 +18,7 @@ from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import check_flag
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation.inputs import (
     Prompts,
     as_drafter,
@@ -63,7 +62,7 @@ def generate(
     tree: str | Tree | TreePolicy = TREE,
     walk: str | Walker = "deferred",
     plan: str | PathLike | None = None,
-    tune_budget: float | int = BUDGET,
+    tune_budget: float | int = TUNE_BUDGET,
     draft_temperature: float | int | None = None,
     draft_top_k: int | None = None,
     draft_top_p: float | int | None = None,

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from multidraft.autotune.controller import BUDGET, Limits
+from multidraft.autotune.controller import Limits
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.decoding.trace import Tell
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import shown
+from multidraft.generation.defaults import TUNE_BUDGET
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
@@ -28,7 +29,7 @@ class Options:
 
     config: DecodeConfig
     limits: Limits | None = None  # of trees that are chosen while decoding, in place of the configuration's
-    tune_budget: float | int = BUDGET  # seconds that may be spent on timing trees
+    tune_budget: float | int = TUNE_BUDGET  # seconds that may be spent on timing trees
     trace: Tell | None = None
     plan_file: Path | None = None  # where what they are chosen by was measured; None: what is kept, or is measured now
     draft_temperature: float | int | None = None

@@ -2,9 +2,9 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -21,23 +21,21 @@ from transformers import (
 )
 
 import multidraft as md
-from multidraft.decoding.batch import join, select
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.record import Emitted
+from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models import blocks
-from multidraft.models.blocks import Block
+from multidraft.models.base import closed_up
 from multidraft.models.huggingface import CausalLM, answers_prompts
-from multidraft.models.kv_cache import BufferLayer, TreeCache
-from multidraft.models.lanes import Lanes
+from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.from_processors import sampling_from
-from multidraft.sampling.prefixes import Prefix
+from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.processors import CountPenalty
+from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 SIZE = 5
@@ -47,23 +45,26 @@ LEAVES = [6, 14, 10, 3, 8]  # the number of tokens after which it goes
 LONGEST = 64
 
 
-def tables(batch: int) -> tuple[TableModel, TableModel]:
-    return TableModel(random_table(SIZE, 3, 1), SIZE, batch), TableModel(random_table(SIZE, 3, 2), SIZE, batch)
+Models = Callable[[], tuple]
 
 
-def tiny(batch: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+def tables() -> tuple[TableModel, TableModel]:
+    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
+
+
+def tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
     return tiny_model("llama"), tiny_model("gpt2")
 
 
-def padded_tiny(batch: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+def padded_tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
     return tiny_model("mistral window"), tiny_model("qwen2", vocab_size=62)
 
 
-def without_draft(batch: int) -> tuple[PreTrainedModel, None]:
+def without_draft() -> tuple[PreTrainedModel, None]:
     return tiny_model("llama"), None
 
 
-def with_ngrams(batch: int) -> tuple[PreTrainedModel, NGram]:
+def with_ngrams() -> tuple[PreTrainedModel, NGram]:
     return tiny_model("llama"), NGram(VOCABULARY)
 
 
@@ -72,15 +73,15 @@ def generator(seed: int) -> torch.Generator:
 
 
 def begin(
-    models: Callable, prompts: list[list[int]], plan: Plan, seeds: list[int], own: list[Sampling] | None = None
+    models: Models, prompts: list[list[int]], config: DecodeConfig, seeds: list[int], own: list[Sampling] | None = None
 ) -> State:
-    random = [generator(seed) for seed in seeds]
-    target, draft = models(len(prompts))
-    return start(prompts, target, draft, plan, LONGEST, random, Info(), sampling=own, whole=answers_prompts(target))
+    random, settings = [generator(seed) for seed in seeds], own or [Sampling()] * len(prompts)
+    target, draft = models()
+    return start(prompts, target, draft, config, settings, LONGEST, random, whole=answers_prompts(target))
 
 
 @torch.inference_mode()
-def serve(models: Callable, plan: Plan, settings: list[Sampling] | None = None) -> list[list[int]]:
+def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None = None) -> list[list[int]]:
     """As a server would: rows join a running batch when they come, and leave it when they are done."""
     done: list[list[int]] = [[] for _ in PROMPTS]
     running: list[int] = []
@@ -88,40 +89,32 @@ def serve(models: Callable, plan: Plan, settings: list[Sampling] | None = None) 
     for tick in range(100):
         if come := [row for row, at in enumerate(COMES) if at == tick]:
             own = settings and [settings[row] for row in come]
-            new = begin(models, [PROMPTS[row] for row in come], plan, come, own)
-            if new.said is not None:
-                new, emitted = step(new, plan, Info())
-                for row, first in zip(come, emitted, strict=True):
-                    done[row] += first.tokens
+            new = begin(models, [PROMPTS[row] for row in come], config, come, own)
             state, running = (join(state, new) if running else new), running + come
-        state, emitted = step(state, plan, Info())
-        for row, new in zip(running, emitted, strict=True):
+        state, record = step(state, config)
+        for row, new in zip(running, record.emitted, strict=True):
             done[row] += new.tokens
         going = [i for i, row in enumerate(running) if len(done[row]) < LEAVES[row]]
         if len(going) < len(running):
-            state, running = select(state, going), [running[i] for i in going]
+            order = closed_up(going)
+            state, running = select(state, order), [running[i] for i in order]
         if not running and tick >= max(COMES):
             break
     return [tokens[:count] for tokens, count in zip(done, LEAVES, strict=True)]
 
 
-def plan_of(models: Callable, scheme: str, walk: str, **sampling: float) -> Plan:
-    return Plan(
-        md.scheme(scheme),
-        Tree.paths([]) if models is without_draft else Tree.parse("3x2x1"),
-        walk,
-        Sampling(**sampling),
-        measure=False,
-    )
+def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> DecodeConfig:
+    tree = NO_DRAFTS if models is without_draft else Tree.parse("3x2x1")
+    return DecodeConfig(md.scheme(scheme), StaticTree(tree), walk, measure=0, **settings)
 
 
-def alone(models: Callable, plan: Plan, row: int, **settings: float) -> list[int]:
+def alone(models: Models, config: DecodeConfig, row: int, **settings: float) -> list[int]:
     rows, _ = md.generate(
-        *models(1),
+        *models(),
         [PROMPTS[row]],
-        scheme=plan.scheme,
-        tree=plan.tree,
-        walk=plan.walk,
+        scheme=config.scheme,
+        tree=config.policy,
+        walk=config.walk,
         generator=[generator(row)],
         max_new_tokens=LEAVES[row],
         **settings,
@@ -136,50 +129,43 @@ def alone(models: Callable, plan: Plan, row: int, **settings: float) -> list[int
 ])  # fmt: skip
 def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
     """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
-    plan = plan_of(models, scheme, walk)
-    assert serve(models, plan) == [alone(models, plan, row) for row in range(len(PROMPTS))]
+    config = config_of(models, scheme, walk)
+    assert serve(models, config) == [alone(models, config, row) for row in range(len(PROMPTS))]
 
 
 def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
-    joined = Lanes.join
+    joined = CausalLM.join
 
-    def swapped(self: Lanes, other: Lanes) -> None:
+    def swapped(self: CausalLM, other: CausalLM) -> None:
         joined(self, other)
-        last = len(self.order) - 1
-        self._hold([(cache, [last - row for row in rows]) for cache, rows in self.lanes])
+        self.select(list(reversed(range(len(self.cache.lengths)))))
 
-    monkeypatch.setattr(Lanes, "join", swapped)
-    plan = plan_of(tiny, "anchored:lorenz", "deferred")
-    assert serve(tiny, plan) != [alone(tiny, plan, row) for row in range(len(PROMPTS))]
+    monkeypatch.setattr(CausalLM, "join", swapped)
+    config = config_of(tiny, "anchored:lorenz", "deferred")
+    assert serve(tiny, config) != [alone(tiny, config, row) for row in range(len(PROMPTS))]
 
 
 def test_misuse_gets_advice():
-    plan = plan_of(tiny, "iid:lorenz", "deferred")
-    state, info = begin(tiny, PROMPTS[:2], plan, [0, 1]), Info()
-    newer, _ = step(state, plan, info)
-    for use in (lambda: step(state, plan, info), lambda: select(state, [0]), lambda: join(state, newer)):
+    config = config_of(tiny, "iid:lorenz", "deferred")
+    state = begin(tiny, PROMPTS[:2], config, [0, 1])
+    newer, _ = step(state, config)
+    for use in (lambda: step(state, config), lambda: select(state, [0]), lambda: join(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
-    with pytest.raises(md.AdviceError, match="take a step, which draws from that, before rows join"):
-        join(newer, begin(tiny, PROMPTS[:1], plan, [2]))
-    newer, other = (step(begin(models, PROMPTS[:1], plan, [2]), plan, info)[0] for models in (tiny, padded_tiny))
+    newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, padded_tiny))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
         join(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        join(begin(tiny, PROMPTS[:1], plan, [2]), begin(without_draft, PROMPTS[:1], plan, [2]))
+        join(begin(tiny, PROMPTS[:1], config, [2]), begin(without_draft, PROMPTS[:1], config, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
-        begin(tiny, PROMPTS[:2], plan, [0, 1], [Sampling()])
-    batch = Lanes(1, 4, lambda: True)
-    batch.append(torch.zeros(1, 1, dtype=torch.int64))
-    with pytest.raises(md.AdviceError, match="tokens are pending; keep some, or none, before rows join"):
-        batch.join(Lanes(1, 4, lambda: True))
+        begin(tiny, PROMPTS[:2], config, [0, 1], [Sampling()])
 
 
 # Settings of each row's own
 
 
 def penalised(*processors: LogitsProcessor) -> Sampling:
-    return sampling_from([LogitsProcessorList(processors)], greedy=False)
+    return samplings_from([LogitsProcessorList(processors)], greedy=False)[0]
 
 
 OWN = [  # as `generate` takes them, and as the loop does
@@ -199,32 +185,33 @@ SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.
     (padded_tiny, "anchored:lorenz"), (with_ngrams, "anchored:lorenz"), (without_draft, "iid:lorenz"),
 ])  # fmt: skip
 def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
-    plan = plan_of(models, scheme, walk)
-    expected = [alone(models, plan, row, **changes) for row, (changes, _) in enumerate(settings)]
-    assert serve(models, plan, [own for _, own in settings]) == expected
+    config = config_of(models, scheme, walk)
+    expected = [alone(models, config, row, **changes) for row, (changes, _) in enumerate(settings)]
+    assert serve(models, config, [own for _, own in settings]) == expected
 
 
 @pytest.mark.parametrize("settings", [OWN, SOFTMAX], ids=["any", "softmax"])
 @pytest.mark.parametrize("models", [tables, tiny])
 def test_the_comparison_catches_rows_that_swap_settings(models, settings):
-    plan = plan_of(models, "iid:lorenz", "deferred")
+    config = config_of(models, "iid:lorenz", "deferred")
     swapped = [own for _, own in (*settings[1:], settings[0])]
-    tokens = serve(models, plan, swapped)
-    assert all(tokens[row] != alone(models, plan, row, **settings[row][0]) for row in range(3))  # the longest
+    tokens = serve(models, config, swapped)
+    assert all(tokens[row] != alone(models, config, row, **settings[row][0]) for row in range(3))  # the longest
 
 
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
-    plan = replace(plan_of(tables, "iid:lorenz", "deferred"), logprobs=1)
+    config = config_of(tables, "iid:lorenz", "deferred", logprobs=1)
     state = join(
-        begin(tables, PROMPTS[:1], plan, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], plan, [1], [Sampling(0.5)])
+        begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
     )
-    _, emitted = step(state, plan, Info())
+    _, record = step(state, config)
     table = random_table(SIZE, 3, 1)
-    for row, new in enumerate(emitted):
-        own, sequence = state.sampling[row], PROMPTS[row]
+    for row, new in enumerate(record.emitted):
+        own, sequence = state.rows[row].sampling, PROMPTS[row]
         for token, entry in zip(new.tokens, new.logprobs, strict=True):
-            law = own.target(table(tuple(sequence)).log(), [Prefix(0, torch.tensor(sequence))])
+            prefix = torch.tensor(sequence) if own.looks_back else None
+            (law,), _ = target_laws(table(tuple(sequence)).log()[None], [own], [prefix])
             assert entry.logprob == pytest.approx(float(law[token].log()))
             sequence = [*sequence, token]
 
@@ -254,38 +241,38 @@ class Alarm:
 
 PLACES = [
     (BufferLayer, "update"),
-    (Block, "grow"),
     (Block, "move"),
-    (Block, "select"),
+    (Block, "move_rows"),
     (Block, "_hold"),
-    (blocks, "allocate"),
+    (Block, "resize"),
+    (Storage, "reserve"),
+    (Storage, "select"),
     (CausalLM, "forward"),
     (CausalLM, "keep"),
     (CausalLM, "select"),
-    (Lanes, "append"),
-    (Lanes, "_hold"),
     (TreeCache, "append"),
-    (TreeCache, "mask"),
+    (TreeCache, "masks"),
     (TreeCache, "_settle"),
-    (TreeCache, "_mark_holes"),
+    (TreeCache, "_move"),
 ]
 
 
 class Server:
     """A state that lives on when a step is interrupted."""
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
-        longest = -2 * len(plan.tree)  # so little room that the caches grow
-        self.state = start(PROMPTS[:3], *tiny(3), plan, longest, [generator(row) for row in range(3)], Info())
+    def __init__(self, config: DecodeConfig):
+        self.config = config
+        longest = -2 * config.policy.most_nodes  # so little room that the caches grow
+        random = [generator(row) for row in range(3)]
+        self.state = start(PROMPTS[:3], *tiny(), config, [Sampling(0)] * 3, longest, random)
         self.rows, self.done = [0, 1, 2], {row: list[int]() for row in range(3)}
 
     def run(self, count: int) -> dict[int, list[int]]:
         """Go on until every row has `count` tokens; rows leave when they do."""
         while self.rows:
-            new, emitted = step(self.state, self.plan, Info())
+            new, record = step(self.state, self.config)
             self.state = new
-            for row, each in zip(self.rows, emitted, strict=True):
+            for row, each in zip(self.rows, record.emitted, strict=True):
                 self.done[row] += each.tokens
             going = [i for i, row in enumerate(self.rows) if len(self.done[row]) < count]
             if len(going) < len(self.rows):
@@ -297,11 +284,11 @@ class Server:
 @torch.inference_mode()
 def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
     """At temperature 0 the right tokens are known whatever random numbers an interrupted step has used up."""
-    plan = plan_of(tiny, "anchored:lorenz", "deferred", temperature=0)
-    truth, outcomes = Server(plan).run(COUNT), {"went on": 0, "said so": 0}
+    config = config_of(tiny, "anchored:lorenz", "deferred")
+    truth, outcomes = Server(config).run(COUNT), {"went on": 0, "said so": 0}
     for owner, name in PLACES:
         for after in itertools.count(1):
-            server, alarm = Server(plan), Alarm(after)
+            server, alarm = Server(config), Alarm(after)
             with monkeypatch.context() as patch:
                 alarm.set_on(patch, owner, name)
                 try:
@@ -316,8 +303,8 @@ def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
                 assert "or was interrupted while its caches were written" in str(error)  # noqa: PT017
                 outcomes["said so"] += 1
     assert min(outcomes.values()) > 10
-    settings = dict(temperature=0, max_new_tokens=COUNT, tree=plan.tree)
-    rows, _ = md.generate(*tiny(3), PROMPTS[:3], **settings)  # the users' models are as they were
+    settings = dict(temperature=0, max_new_tokens=COUNT, tree=config.policy)
+    rows, _ = md.generate(*tiny(), PROMPTS[:3], **settings)  # the users' models are as they were
     assert [row.tolist() for row in rows] == list(truth.values())
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_state
 from multidraft.decoding.metrics import Info, Moments
-from multidraft.decoding.rows import Row
-from multidraft.decoding.state import Decision, Plan
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.record import Emitted, StepRecord
+from multidraft.decoding.state import DecodeConfig, Scored
+from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
 
@@ -33,7 +34,7 @@ def second_guess(prefix: tuple[int, ...]) -> Tensor:
 def counted(tree: str, draft=second_guess, scheme: str = "top:naive", **settings) -> Info:
     """A run of twelve tokens of a target that counts upwards."""
     target = TableModel(lambda prefix: successor(1)[prefix[-1]], SIZE)
-    settings = dict(scheme=scheme, tree=tree, max_new_tokens=12, eos_token_id=[]) | settings
+    settings = dict(scheme=scheme, tree=tree, max_new_tokens=12, eos_token_id=[], measure=1) | settings
     tokens, info = md.generate(target, draft and TableModel(draft, SIZE), [[0]], **settings)
     assert tokens[0].tolist() == [token % SIZE for token in range(1, 13)]
     return info
@@ -84,19 +85,19 @@ def test_passes_without_drafts_do_not_count_as_drafts():
 def test_without_measuring_all_but_the_optimum_is_the_same():
     """The generator's state shows that measuring draws nothing."""
     runs = {}
-    for measure in (True, False):
+    for measure in (1, False):
         generator = torch.Generator().manual_seed(0)
         models = (TableModel(random_table(SIZE, 3, seed), SIZE) for seed in (1, 2))
         _, info = md.generate(*models, [[0]], tree="2x2", max_new_tokens=16, measure=measure, generator=generator)
         runs[measure] = info.as_dict()
-    optimum = runs[True].pop("optimal_acceptance_rate")
+    optimum = runs[1].pop("optimal_acceptance_rate")
     assert 0 < optimum <= 1
-    assert 0 < runs[True].pop("acceptance_error") < 0.5
+    assert 0 < runs[1].pop("acceptance_error") < 0.5
     assert runs[False].pop("optimal_acceptance_rate") is runs[False].pop("acceptance_error") is None
     for report in runs.values():
         del report["seconds"], report["tokens_per_second"]
-    assert runs[True] == runs[False]
-    assert runs[True]["acceptance_rate"] > 0
+    assert runs[1] == runs[False]
+    assert runs[1]["acceptance_rate"] > 0
 
 
 def test_sums_of_reports():
@@ -109,30 +110,35 @@ def test_sums_of_reports():
     assert json.loads(json.dumps(both.as_dict())) == both.as_dict()
 
 
-def expectation(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+def expectation(forest: Forest, depth: int, branches: list[Branch]) -> tuple[list[float], list[float]]:
     """Exact probabilities that depth d is accepted, and expected accepted tokens by their place in the tuple."""
-    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    depths, ranks = [0.0] * depth, [0.0] * 4
     for branch in branches:
-        path = branch.ending.path
-        nodes = forest.scored([branch.tree])
-        for depth, (node, slot) in enumerate(zip((0, *path), path, strict=False)):
-            depths[depth] += branch.probability
-            law = plan.scheme.with_drafts(plan.tree.drafts[node]).law
-            drawn = nodes.tuples([0], (node,), law)[0].tolist()
-            ranks[drawn.index(nodes.rows[0].token[slot])] += branch.probability
+        tree = forest.scored.trees[branch.tree]
+        for level, node in enumerate(branch.ending.path):
+            depths[level] += branch.probability
+            ranks[tree.tuples[tree.parents[node]].index(tree.tokens[node])] += branch.probability
     return depths, ranks
 
 
-def counts(forest: Forest, plan: Plan, branches: list[Branch]) -> tuple[list[float], list[float]]:
+def counts(forest: Forest, depth: int, branches: list[Branch]) -> tuple[list[float], list[float]]:
     """The same from the reports of every branch."""
-    depths, ranks = [0.0] * max(plan.tree.depths), [0.0] * 4
+    depths, ranks = [0.0] * depth, [0.0] * 4
     for branch in branches:
         info = Info()
-        info.add_step(plan, forest.scored([branch.tree]), Decision([branch.ending], branch.emitted.tokens[-1:], {}))
+        info.add(record_of(forest.scored, branch))
         for sums, numbers in (depths, info.accepted_at_depth), (ranks, info.ranks):
             for index, number in enumerate(numbers):
                 sums[index] += number * branch.probability
     return depths, ranks
+
+
+def record_of(scored: Scored, branch: Branch) -> StepRecord:
+    """A step that went like this."""
+    one = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
+    kinds = ["accepted"] * len(branch.ending.path) + ["bonus" if branch.ending.rest is None else "corrected"]
+    emitted = Emitted(list(branch.emitted), kinds)
+    return StepRecord(one, [""], [[]], [branch.ending], [emitted], [0.0], [True], 1, {})
 
 
 CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]
@@ -143,23 +149,22 @@ CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:rec
 def test_rates_have_the_exact_expectation(name, tree, walk, monkeypatch):
     """Over all that one step can draw and decide; counting ranks slot by slot is the biased twin."""
     target, draft = (TableModel(random_table(2, 3, seed), 2) for seed in (1, 2))
-    plan = Plan(md.scheme(name), Tree.parse(tree), walk)
-    forest, branches = all_branches(first_state(target, draft, [0], plan), plan)
-    expected = expectation(forest, plan, branches)
-    found = counts(forest, plan, branches)
+    config, depth = DecodeConfig(md.scheme(name), StaticTree(Tree.parse(tree)), walk), Tree.parse(tree).depth
+    forest, branches = all_branches(first_state(target, draft, [0], config), config)
+    expected, found = expectation(forest, depth, branches), counts(forest, depth, branches)
     assert found[0] == pytest.approx(expected[0], abs=1e-12)
     assert found[1] == pytest.approx(expected[1], abs=1e-12)
     assert sum(expected[1]) == pytest.approx(sum(expected[0]), abs=1e-12)
     if name.startswith("iid"):
-        monkeypatch.setattr(Row, "rank", lambda self, node, slot: (slot - 1) % 2 if tree == "2x2" else 0)
-        assert counts(forest, plan, branches)[1] != pytest.approx(expected[1], abs=1e-3)
+        monkeypatch.setattr(TokenTree, "rank", lambda self, node: (node - 1) % 2 if tree == "2x2" else 0)
+        assert counts(forest, depth, branches)[1] != pytest.approx(expected[1], abs=1e-3)
 
 
 def test_the_optimum_knows_of_drafting_sometimes() -> None:
     """A draft that is the target is accepted whenever it is drawn, and no rule can do better."""
     table = TableModel(random_table(4, 1, 0), 4)
     scheme = md.scheme("iid:lorenz", drafts=1, draft_probability=0.5)
-    _, info = md.generate(table, table, [[0]], scheme=scheme, tree="1", max_new_tokens=5)
+    _, info = md.generate(table, table, [[0]], scheme=scheme, tree="1", max_new_tokens=5, measure=1)
     assert info.optimal_acceptance_rate == pytest.approx(0.5)
 
 
@@ -170,6 +175,7 @@ def test_the_acceptance_rate_is_not_above_its_optimum(name: str) -> None:
     for seed in range(10, 30):
         models = (TableModel(random_table(SIZE, 3, seed + model), SIZE) for model in (100, 200))
         settings = dict(scheme=name, tree="3", max_new_tokens=tokens, generator=torch.Generator().manual_seed(seed))
+        settings["measure"] = 1
         _, info = md.generate(*models, [[0]], **settings)
         assert info.acceptance_rate <= info.optimal_acceptance_rate + 4 * info.acceptance_error + 1e-12
         assert (info.acceptance_error == 0) == (name != "anchored:lorenz")
@@ -189,10 +195,10 @@ def test_the_error_is_that_of_the_difference() -> None:
 
 @pytest.mark.parametrize(("name", "tree"), [("iid:lorenz", "1"), ("iid:lorenz", "2")])
 def test_a_walker_that_asks_twice_does_not_double_the_acceptance(name: str, tree: str) -> None:
-    def twice(slot, weight, has_drafts, coin):
-        if has_drafts(slot):
-            yield slot, weight
-        return (yield from deferred(slot, weight, has_drafts, coin))
+    def twice(node, weight, has_drafts, coin):
+        if has_drafts(node):
+            yield node, weight
+        return (yield from deferred(node, weight, has_drafts, coin))
 
     infos = []
     for walk in ("deferred", twice):

@@ -1,11 +1,12 @@
 """What trees can be written down, what cannot, and that slots are in breadth-first order with children in a row."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import multidraft as md
-from multidraft.decoding.tree import MOST_NODES, NO_DRAFTS, Tree
+from multidraft.decoding.tree import MOST_NODES, NodeLaw, TokenTree, Tree
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -27,45 +28,16 @@ def check_order(tree: Tree) -> None:
     assert sum(tree.drafts) == len(tree) - 1
     for slot in range(len(tree)):
         children = [child for child in range(len(tree)) if tree.parents[child] == slot]
-        assert children == tree.children([slot])
+        first = tree.first_child.get(slot, 0)
+        assert children == list(range(first, first + tree.drafts[slot]))
         assert all(tree.depths[child] == tree.depths[slot] + 1 for child in children)
-
-
-def check_drawing(tree: Tree) -> None:
-    drawn = [slot for drawing in tree.draws for slot in drawing.slots]
-    assert drawn == [slot for slot in range(len(tree)) if tree.drafts[slot]]
-    for depth, drawing in enumerate(tree.draws):
-        assert all(tree.depths[slot] == depth for slot in drawing.slots)
-        assert drawing.children == tree.children(drawing.slots)
-
-
-def parts_of(tree: Tree) -> tuple:
-    """What is worked out of a tree."""
-    draws = [(drawing.slots, drawing.counts, drawing.first, drawing.children) for drawing in tree.draws]
-    return tree.name, tree.depths, tree.children(range(len(tree))), draws
-
-
-@given(st.data())
-def test_a_tree_that_grows_is_that_which_is_made_at_once(data: st.DataObject) -> None:
-    """Its levels have more or less room than they need, and what is known of them is carried on."""
-    grown, level = NO_DRAFTS, [0]
-    for _ in range(data.draw(st.integers(1, 4))):
-        counts = {slot: data.draw(st.integers(0, 3)) for slot in data.draw(st.permutations(level))}
-        drawn, old = sum(counts.values()), len(grown)
-        grown = grown.with_level(counts, drawn + data.draw(st.integers(0, 2)))
-        level = list(range(old, old + drawn))
-    fresh = Tree(grown.parents, grown.drafts)
-    assert parts_of(grown) == parts_of(fresh)
-    levels = [slot for depth in range(len(grown.draws) + 2) for slot in grown.slots_at(depth)]
-    assert levels == [slot for slot, parent in enumerate(grown.parents) if parent >= 0 or slot == 0]
 
 
 @given(COUNTS)
 def test_k_configs(counts):
     tree = Tree.parse("x".join(map(str, counts)))
     check_order(tree)
-    check_drawing(tree)
-    assert max(tree.depths) == len(counts)
+    assert tree.depth == len(counts)
     for depth, count in enumerate([*counts, 0]):
         drafts = [tree.drafts[slot] for slot in range(len(tree)) if tree.depths[slot] == depth]
         assert set(drafts) == {count}
@@ -76,7 +48,6 @@ def test_lists_of_paths(data):
     paths = draw_paths(data)
     tree = Tree.parse(str(paths))
     check_order(tree)
-    check_drawing(tree)
     assert len(tree) == len(paths) + 1
     assert sorted(map(len, paths)) == list(tree.depths[1:])
 
@@ -144,3 +115,18 @@ def test_parents(text, parents):
 def test_advice(text, advice):
     with pytest.raises(md.AdviceError, match=advice):
         Tree.parse(text)
+
+
+def test_a_token_tree_holds_each_token_below_a_node_once() -> None:
+    tree, ids = TokenTree([7], repeats=True), torch.tensor([4, 9])
+    for node in (0, 1):
+        tree.laws[node] = NodeLaw(ids, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    tree.add(0, 3, [1, 1, 0], [])
+    tree.add(1, 1, [-1], [])
+    assert (tree.tokens, tree.parents, tree.levels) == ([7, 9, 4], [-1, 0, 0], [[0], [1, 2]])
+    assert (tree.tuples, tree.drawn(0), tree.rank(2)) == ({0: [9, 9, 4], 1: [-1]}, [9, 9, 4], 2)
+    assert (tree.path(2), tree.shape.name, tree.has_drafts(1), tree.has_drafts(2)) == ([2], "2", True, False)
+    other = tree.copy()
+    other.laws[2] = tree.laws[1]
+    other.add(2, 1, [0], [])
+    assert (len(tree), len(other), tree.levels) == (3, 4, [[0], [1, 2]])

@@ -4,12 +4,16 @@ import pytest
 import torch
 
 import multidraft as md
-from multidraft.decoding.shapes import Fixed
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import use_once, warm_up
+from multidraft.models.ensemble import Several
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
-from multidraft.verification.levels import draw_level
-from multidraft.verification.places import Drawing
 from multidraft.verification.registry import SCHEMES
 
 
@@ -20,15 +24,13 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     monkeypatch.setattr(loops, "twin", lambda *pair, twin=loops.twin: asked.add(pair) or twin(*pair))
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
-    warm_up(scheme, Fixed(Tree.parse("2")), torch.device("cpu"))
+    warm_up(DecodeConfig(scheme, StaticTree(Tree.parse("2"))), torch.device("cpu"))
     warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
     asked.clear()
-    target, other = torch.randn(2, 9, generator=generator).softmax(-1)
-    draft = torch.stack([target, other]) if scheme.law.several else other
+    models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
+    draft = Several(models[1:]) if scheme.law.several else models[1]
+    config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
+    state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):
-        uniform = torch.rand(1, scheme.law.numbers, generator=generator, dtype=torch.float64)
-        tokens, drafted = torch.full((1, 3), -1), torch.full((1, 3, scheme.law.width), -1)
-        draw_level(Drawing([0], (2,), [1]), scheme.law, draft[None, None], uniform, tokens, drafted)
-        outcome = scheme.verify(target, draft, drafted[0, 0])
-        assert outcome.residual.sum() >= 0
+        state, _ = step(state, config)
     assert asked <= warmed

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.state import Emitted
+from multidraft.decoding.record import Emitted
 from multidraft.decoding.walks import WALKS
 from multidraft.models.table import TableModel, random_table
 
@@ -17,8 +17,8 @@ TREES = {"spechub": "2x2"}  # by law, where the usual one does not fit
 NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct" and not scheme["small"]]
 
 
-def tables(batch: int = 3) -> tuple[TableModel, TableModel]:
-    return TableModel(random_table(SIZE, 3, 1), SIZE, batch), TableModel(random_table(SIZE, 3, 2), SIZE, batch)
+def tables() -> tuple[TableModel, TableModel]:
+    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -28,7 +28,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]], Info]:
     """Tokens of a run with table models, and the report."""
     settings = dict(tree="3x2x1", generator=generator(), max_new_tokens=20) | settings
-    rows, info = md.generate(*tables(len(prompts)), prompts, **settings)
+    rows, info = md.generate(*tables(), prompts, **settings)
     return [row.tolist() for row in rows], info
 
 
@@ -50,7 +50,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_on_tables(name, walk):
+def test_greedy_on_tables():
     rows, _ = run(scheme=name, walk=walk, temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"))
     assert rows == [greedy_table(prompt, 20) for prompt in PROMPTS]
 
@@ -199,4 +199,4 @@ def test_advice_on_contexts_and_vocabularies():
     with pytest.raises(md.AdviceError, match=f"prompt 0 has {CONTEXT} tokens and the models' context is {CONTEXT}"):
         md.generate(model, model, [[1] * CONTEXT])
     with pytest.raises(md.AdviceError, match=f"target has {VOCABULARY} tokens and the draft {SIZE}"):
-        md.generate(model, tables(1)[1], [[1, 2]])
+        md.generate(model, tables()[1], [[1, 2]])

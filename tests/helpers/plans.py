@@ -57,7 +57,7 @@ def profile(
 def parts(price: Costs, tree: Tree) -> tuple[float, float, float]:
     """The seconds of a step's parts."""
     rest = price.step + price.node * (len(tree) - 1) if len(tree) > 1 else price.plain
-    return sum(map(price.level, reads_of(tree))), price.target(len(tree)), rest
+    return float(sum(map(price.level, reads_of(tree)))), price.target(len(tree)), rest
 
 
 def made_up(known: dict[str, Any]) -> Profile:

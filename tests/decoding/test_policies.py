@@ -1,0 +1,182 @@
+"""Trees that grow: a node's number of drafts may look at everything but the tokens drawn at that node."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import multidraft as md
+from multidraft.auditing.enumeration import (
+    first_state,
+    first_tokens,
+    largest_difference,
+    law_of_steps,
+    step_law,
+    target_law,
+)
+from multidraft.decoding.policy import DynamicTree, StaticTree, TreePolicy
+from multidraft.decoding.prefill import start
+from multidraft.decoding.record import StepRecord
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
+from multidraft.decoding.walks import WALKS
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
+from multidraft.zoo import load_pair
+
+EXACT, BIASED = 1e-12, 1e-4
+VOCABULARY, PROMPT = 2, [0]
+SCHEMES = ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection", "iid:recursive_rejection"]
+
+
+class CousinsDecide(DynamicTree):
+    """Two drafts at the root; then a node gets drafts by the sum of all tokens drawn so far, wherever they are."""
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        depth, drawn = tree.depths[nodes[0]], sum(tree.tokens[1:])
+        return [2 if depth == 0 else (drawn + place) % 3 if depth == 1 else 0 for place in range(len(nodes))]
+
+
+class ByConfidence(DynamicTree):
+    """A draft where the draft model is sure, two where it is not."""
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        sure = [tree.laws[node].confidence for node in nodes]
+        return [(1 if most > 0.6 else 2) if tree.depths[nodes[0]] < 2 else 0 for most in sure]
+
+
+class DeepBeforeShallow(DynamicTree):
+    """A chain below the first child where it is the token 0, and nothing below its sibling."""
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        depth = tree.depths[nodes[0]]
+        if depth == 0:
+            return [2] * len(nodes)
+        first = tree.tokens[nodes[0]] == 0
+        return [int(first and depth < 3 and place == 0) for place in range(len(nodes))]
+
+
+class Nothing(DynamicTree):
+    """No draft at all: every step is plain decoding, and what the draft model has not read grows."""
+
+    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+        return [[] for _ in trees]
+
+
+class Sometimes(DynamicTree):
+    """Drafts a chain of two where the last known token is 1; elsewhere the draft model reads nothing."""
+
+    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+        return [tree.level(depth) if tree.tokens[0] == 1 and depth < 2 else [] for tree in trees]
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        return [1] * len(nodes)
+
+
+POLICIES = {kind.__name__: kind(2, 8) for kind in (CousinsDecide, ByConfidence, DeepBeforeShallow)}
+
+
+class LooksAtItself(DynamicTree):
+    """The mutant: it draws two tokens, and keeps the first of them alone where that is the token 0."""
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        return [2 if tree.depths[nodes[0]] == 0 else 0] * len(nodes)
+
+    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
+        for tree in trees if depth == 1 else ():  # what was drawn at the root is known by now
+            if tree.tuples[0][0] == 0:
+                tree.places[0][-1] = tree.tuples[0][-1] = -1
+                tree.children[0] = {0: 1}
+        return super().counts(trees, depth)
+
+
+def tables(vocabulary: int = VOCABULARY) -> tuple[TableModel, TableModel]:
+    return tuple(TableModel(random_table(vocabulary, 4, seed, 0.7), vocabulary) for seed in (1, 2))
+
+
+def error(name: str, walk: str, policy: DynamicTree, vocabulary: int = VOCABULARY) -> float:
+    """How far the law of the first four tokens is from the target's."""
+    target, draft = tables(vocabulary)
+    law = step_law(target, draft, PROMPT, DecodeConfig(md.scheme(name), policy, walk)).law
+    conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
+    return largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4))
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_growing_trees_have_the_target_law(name: str, policy: str, walk: str) -> None:
+    assert error(name, walk, POLICIES[policy]) <= EXACT
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_shape_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None:
+    """Recursive rejection would hide it: its identity holds given each draft in turn."""
+    assert error("iid:lorenz", walk, LooksAtItself(2, 4), vocabulary=3) > BIASED
+
+
+@pytest.mark.parametrize("policy", [Sometimes(1, 4), POLICIES["DeepBeforeShallow"]])
+def test_several_steps_have_the_target_law(policy: DynamicTree) -> None:
+    """The draft model reads what it has missed, however long that has become."""
+    target, draft = tables()
+    config = DecodeConfig(md.scheme("anchored:lorenz"), policy)
+    law = law_of_steps(first_state(target, draft, PROMPT, config), config, 2)
+    conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
+    assert largest_difference(first_tokens(law, conditional, 5), target_law(conditional, 5)) <= EXACT
+
+
+@pytest.mark.parametrize("policy", [*POLICIES.values(), Nothing(1, 2), Sometimes(2, 4)])
+def test_rows_do_not_notice_each_other(policy: DynamicTree) -> None:
+    """Trees of different form side by side, on a real pair: the same tokens as alone."""
+    pair = load_pair()
+    prompts = [[5, 6, 7], [9, 8, 7, 6, 5], [11]]
+    plan = dict(tree=policy, temperature=0, max_new_tokens=12, eos_token_id=[])
+    together, info = md.generate(pair.target, pair.draft, prompts, **plan)
+    for row, prompt in enumerate(prompts):
+        plain, _ = md.generate(pair.target, None, [prompt], temperature=0, max_new_tokens=12, eos_token_id=[])
+        assert together[row].tolist() == plain[0].tolist()
+    assert info.tokens == 36
+
+
+def test_limits_hold() -> None:
+    """No more nodes than were said, whatever is asked for."""
+    sizes = []
+
+    class Watched(DynamicTree):
+        def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+            return [100] * len(nodes)
+
+        def observe(self, record: StepRecord) -> None:
+            sizes.extend(len(tree) for tree in record.trees)
+
+    random = torch.Generator().manual_seed(0)
+    md.generate(*tables(3), [[0], [1]], tree=Watched(3, 9), max_new_tokens=10, generator=random)
+    assert max(sizes) == 9
+
+
+def test_a_law_that_takes_another_number_of_drafts_is_refused() -> None:
+    """Also where the configuration is made by hand."""
+    with pytest.raises(md.AdviceError, match="spechub drafts 2 tokens a node, not 3"):
+        DecodeConfig(md.scheme("spechub:spechub"), StaticTree(Tree.parse("2x3")))
+
+
+class FirstRowDrafts(DynamicTree):
+    """Two drafts in the first row, none in the others."""
+
+    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
+        return [2 * (row == 0 and nodes == [0])] * len(nodes)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_row_gets_the_token_that_it_gets_beside_rows_with_drafts() -> None:
+    def tokens(policy: TreePolicy) -> list[list[int]]:
+        found = []
+        for seed in range(5):
+            models = (TableModel(random_table(50, 1, s), 50) for s in (seed, seed + 100))
+            config, random = DecodeConfig(md.scheme("anchored:lorenz"), policy), torch.Generator().manual_seed(seed)
+            state = start([[1], [2], [3]], *models, config, [Sampling()] * 3, 9, random)
+            found.append([new.tokens for new in step(state, config)[1].emitted][1:])
+        return found
+
+    assert tokens(StaticTree(NO_DRAFTS)) == tokens(FirstRowDrafts(2, 3))

@@ -1,0 +1,50 @@
+"""Steps of a pair under a policy, without the ways in that a user takes."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+import multidraft as md
+from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.prefill import start
+from multidraft.decoding.record import StepRecord
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.models.table import TableModel
+from multidraft.sampling.settings import Sampling
+
+WANTED = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+
+
+def always(wanted: Callable[[int], torch.Tensor]) -> TableModel:
+    """A model of three tokens whose law depends on the number of tokens before."""
+    return TableModel(lambda prefix: wanted(len(prefix)), 3)
+
+
+@torch.inference_mode()
+def records(
+    policy: TreePolicy,
+    target: TableModel,
+    draft: TableModel,
+    steps: int,
+    rows: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> Iterator[StepRecord]:
+    """What came of every step of some equal rows."""
+    config = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
+    sampling, generator = [Sampling(temperature=temperature)] * rows, torch.Generator().manual_seed(seed)
+    state = start([[0]] * rows, target, draft, config, sampling, 9999, generator)
+    for _ in range(steps):
+        state, record = step(state, config)
+        yield record
+
+
+def drafted(found: list[StepRecord]) -> int:
+    """In how many steps anything was drafted."""
+    return sum(any(len(tree) > 1 for tree in record.trees) for record in found)
+
+
+def accepted(found: list[StepRecord]) -> int:
+    """How many drafted tokens were accepted."""
+    return sum(emitted.kinds.count("accepted") for record in found for emitted in record.emitted)
