@@ -4,6 +4,7 @@ import copy
 import doctest
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.decoding import verify
+from multidraft.decoding import endings, verify
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.state import DecodeConfig, Scored
 from multidraft.decoding.tree import NodeLaw, Tree
-from multidraft.decoding.walks import WALKS
+from multidraft.decoding.walks import WALKS, Asked, Verdict
 from multidraft.models.base import LanguageModel
 from multidraft.models.early_exit import first_layers
 from multidraft.models.ensemble import Mixture, Several
@@ -35,6 +36,7 @@ from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.scheme import Scheme
 
 EXACT = 1e-12
 BIASED = 1e-3  # a biased twin must be off by more
@@ -137,24 +139,30 @@ TWINS = {
 def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
     """Each is told a law that the drafts were not drawn from."""
     scheme, drafter = TWINS[twin]
-    right, first = verify.stacked, table(3, 2).conditional((*PROMPT,))
+    right, first = endings.judge, table(3, 2).conditional((*PROMPT,))
 
-    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
-        draft = right(laws, drafts, more)
-        if "first member" in twin:
-            return torch.stack([torch.cat([first[law.ids], torch.zeros(more)]) for law in laws])
-        if scheme.startswith("iid"):
-            return torch.stack([torch.cat([torch.full((3,), 1 / 3), torch.zeros(more)]) for _ in laws]).double()
-        return draft.roll(1, -2)  # another drafter's
+    def wrong(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
+        trees = [replace(tree, laws={node: told(law) for node, law in tree.laws.items()}) for tree in scored.trees]
+        return right(scheme, Scored(scored.rows, trees, scored.logits), asked)
 
-    monkeypatch.setattr(verify, "stacked", wrong)
+    def told(law: NodeLaw) -> NodeLaw:
+        if law.probabilities.ndim > 1:
+            return NodeLaw(law.ids, law.probabilities.roll(1, 0))  # another drafter's
+        ids = torch.tensor([*law.ids, *(token for token in range(3) if token not in law.ids)])
+        return NodeLaw(ids, first[ids] if "first member" in twin else torch.full((3,), 1 / 3).double())
+
+    monkeypatch.setattr(endings, "judge", wrong)
     assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
 
 
 def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
-    """The second tuple of such a node begins again with the first drafter; a twin goes on with the last one."""
-    law = md.scheme("distinct:naive").law.__class__
-    monkeypatch.setattr(law, "conditional", lambda self, draft, past: draft[..., min(past.shape[-1], 1), :])
+    """Four drafts at a node come from two drafters by turns; a twin goes on with the last one."""
+
+    def last(laws: Sequence[NodeLaw], drafts: int, more: int = 0, right=verify.stacked) -> Tensor:
+        turns = torch.arange(drafts).clamp(max=1)
+        return right([NodeLaw(law.ids, law.probabilities[turns]) for law in laws], drafts, more)
+
+    monkeypatch.setattr(verify, "stacked", last)
     assert step_error("distinct:recursive_rejection", "two tables", "2x2", "commit", Sampling()) > BIASED
 
 
