@@ -33,8 +33,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.settings import Sampling
+        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
         from multidraft.sampling.settings_table import SETTINGS, check, check_stops
 
         s = self.settings
@@ -45,9 +44,9 @@ class Job:
         if s["plan"] is not None:
             files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
         plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if self.drafts else None)
-        plan = make_plan(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], Sampling(), False)
+        config = make_config(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], False)
         if self.drafts:
-            check_drafters(plan.scheme, drafters > 1)
+            check_drafters(config.scheme, drafters > 1)
 
 
 def context(pair: "Models | Pair") -> int | None:

@@ -1,8 +1,8 @@
 """How many drafts every node of a tree gets: decided level by level, before anything is drawn there.
 
-A policy may look at nearly everything: draft distributions, tokens drawn so far anywhere in the tree, past steps, random
-numbers of its own. It must fix a node's number of drafts before it has seen a token that is drawn at that very node;
-then the output is exact with both walks (docs/theory.md).
+A policy may look at nearly everything: draft distributions, tokens drawn so far anywhere in the tree, past steps,
+random numbers of its own. It must fix a node's number of drafts before it has seen a token that is drawn at that very
+node; then the output is exact with both walks (docs/theory.md).
 """
 
 from collections.abc import Sequence
