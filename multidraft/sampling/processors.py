@@ -14,7 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, wrong_form
 from multidraft.sampling.prefixes import Prefixes as OldPrefixes
 
-Prefix = Int[Tensor, " length"]  # the whole sequence that ends at a node
+Prefix = Int[Tensor, "_"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
 
 # By name, because versions of transformers differ in what they have.
