@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/compiled.py [--rows 1] [--tree 1x1x1 2x1x1x1] [--json]
 
 The two take their steps in turn, after the same prompts, so that a noisy machine hits both alike. On a CPU with one
-thread it is the process's own time that counts, which others on the machine lengthen less. Each ratio is one of medians,
-with the middle 95 % of 2,000 resamplings of the steps.
+thread it is the process's own time that counts, which others on the machine lengthen less. Each ratio is one of
+medians, with the middle 95 % of 2,000 resamplings of the steps.
 """
 
 import argparse
