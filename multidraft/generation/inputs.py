@@ -16,10 +16,10 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
+from multidraft.models import huggingface
 from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
-from multidraft.models import huggingface
 from multidraft.models.huggingface import Model, home
 from multidraft.models.vocabularies import check_sizes
 from multidraft.verification.registry import scheme as scheme_named

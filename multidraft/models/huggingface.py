@@ -12,10 +12,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
+from multidraft.models.compat import check_supported
 from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.compat import check_supported
 from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel

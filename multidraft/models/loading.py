@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.models.huggingface import home
 from multidraft.models.compat import check_supported
+from multidraft.models.huggingface import home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
