@@ -103,7 +103,7 @@ def ending(pair: "Models") -> dict[str, Any]:
 
 
 def hint(info: "Info", plain: "Info", tree: str) -> str | None:
-    """One line where a chain would be faster by the seconds that were measured, or where this tree does not pay."""
+    """One line where a chain would be faster by the seconds that were measured, or where drafts do not pay."""
     if not (info.drafts and info.nodes and info.tokens and plain.tokens):
         return None
     deepest = len(info.lengths) - 1
@@ -116,8 +116,7 @@ def hint(info: "Info", plain: "Info", tree: str) -> str | None:
             f"--tree {chain} would run at about {rates[best]:.2f} times"
         )
     if ours * MARGIN < 1:
-        narrower = "try --tree 2x1x1" if info.nodes > 4 * info.drafts else "a draft model that costs less would help"
-        return f"hint: tree {tree} runs slower than plain decoding here; {narrower}"
+        return f"hint: no drafts are best here: --draft none (tree {tree} runs at {ours:.2f} times plain decoding)"
     return None
 
 

@@ -30,7 +30,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
+        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
         from multidraft.sampling.generation_config import check_settings
         from multidraft.sampling.settings import Sampling
 
@@ -39,10 +39,10 @@ class Job:
         if "" in (s["stop"] or ()):
             raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
         plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if drafters else None)
-        tree = tree_or_fixed(s["tree"])
-        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
+        config = make_config(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], False)
+        Sampling(1.0 if draft is None else draft)
         if drafters:
-            check_drafters(plan.scheme, drafters > 1)
+            check_drafters(config.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
 
 
