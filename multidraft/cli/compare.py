@@ -103,7 +103,7 @@ def ending(pair: "Models") -> dict[str, Any]:
 
 
 def hint(info: "Info", plain: "Info", tree: str) -> str | None:
-    """One line where a chain would be faster by the seconds that were measured, or where this tree does not pay."""
+    """One line where a chain would be faster by the seconds that were measured, or where drafts do not pay."""
     if not (info.drafts and info.nodes and info.tokens and plain.tokens):
         return None
     deepest = len(info.lengths) - 1
@@ -116,8 +116,7 @@ def hint(info: "Info", plain: "Info", tree: str) -> str | None:
             f"--tree {chain} would run at about {rates[best]:.2f} times"
         )
     if ours * MARGIN < 1:
-        narrower = "try --tree 2x1x1" if info.nodes > 4 * info.drafts else "a draft model that costs less would help"
-        return f"hint: tree {tree} runs slower than plain decoding here; {narrower}"
+        return f"hint: no drafts are best here: --draft none (tree {tree} runs at {ours:.2f} times plain decoding)"
     return None
 
 
@@ -128,9 +127,9 @@ def chain_rate(info: "Info", plain: "Info", depth: int) -> float:
     often. Of the target's seconds it saves those of the nodes that it does not have: what a pass took beyond a plain
     one, in proportion. It saves the draft passes of the levels that it does not have, and nothing else.
     """
-    steps, seconds, first = info.drafts, info.watch.seconds, (info.rank_rates or [0.0])[0]
-    alone = plain.watch.seconds["target"] / plain.row_passes
+    steps, seconds, first = info.drafts, info.seconds, (info.rank_rates or [0.0])[0]
+    alone = plain.seconds["target"] / plain.row_passes
     nodes = max(seconds["target"] / steps - alone, 0.0) * min(depth * steps / info.nodes, 1.0)
     draft = seconds["draft"] / steps * depth / (len(info.lengths) - 1)
-    others = sum(seconds[part] for part in ("rule", "cache", "rest")) / steps
+    others = sum(seconds[part] for part in ("rule", "cache", "measure", "rest")) / steps
     return sum(first**level for level in range(depth + 1)) / (alone + nodes + draft + others)

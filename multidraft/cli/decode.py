@@ -1,6 +1,5 @@
 """One batch of prompts decoded: texts, and the report of how it went."""
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from multidraft.generation.detokenize import Pieces
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
-    from multidraft.decoding.state import Emitted
+    from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace_file import TraceFile
     from multidraft.zoo import Pair
 
@@ -31,7 +30,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
+        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
         from multidraft.sampling.generation_config import check_settings
         from multidraft.sampling.settings import Sampling
 
@@ -40,10 +39,10 @@ class Job:
         if "" in (s["stop"] or ()):
             raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
         plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if drafters else None)
-        tree = tree_or_fixed(s["tree"])
-        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
+        config = make_config(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], False)
+        Sampling(1.0 if draft is None else draft)
         if drafters:
-            check_drafters(plan.scheme, drafters > 1)
+            check_drafters(config.scheme, drafters > 1)
         check_settings({name: s[name] for name in names})
 
 
@@ -58,7 +57,7 @@ def context(pair: "Models | Pair") -> int | None:
 def decode(
     pair: Models, job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
 ) -> tuple[list[str], "Info"]:
-    """One batch's texts and its report; the time that showing text takes is not counted as decoding."""
+    """One batch's texts and its report."""
     import torch
 
     import multidraft as md
@@ -78,7 +77,6 @@ def decode(
         synchronise=pair.target.device.type == "cuda",
         **job.settings,
     )
-    info.watch.move(texts.seconds, "rest", "measuring")
     texts.close()
     screen.end(rows)
     return ["".join(pieces) for pieces in texts.texts], info
@@ -90,13 +88,11 @@ class Texts:
     def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
         self.readers = [Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
-        self.screen, self.seconds = screen, 0.0
+        self.screen = screen
 
     def __call__(self, row: int, emitted: "Emitted") -> None:
-        start = time.perf_counter()
         for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
             self.put(row, self.readers[row].add(token), kind)
-        self.seconds += time.perf_counter() - start
 
     def put(self, row: int, piece: str, kind: str) -> None:
         """Keep a piece and show it."""

@@ -140,7 +140,7 @@ class Report:
     def times(self, part: str) -> list[str]:
         """Seconds of one part and its share, with and without drafts."""
         return [
-            f"{info.watch.seconds[part]:.2f} ({info.watch.seconds[part] / max(info.total_seconds, 1e-9):4.0%})"
+            f"{info.seconds[part]:.2f} ({info.seconds[part] / max(info.total_seconds, 1e-9):4.0%})"
             for info in (self.info, self.plain)
         ]
 

@@ -19,7 +19,7 @@ from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
-SUPPORT = 256  # tokens that a draft law has at most, unless `draft_top_k` says otherwise
+SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
 Places = list[tuple[int, int]]  # rows with nodes
 Counts = dict[int, dict[int, int]]  # by row and node
 
@@ -76,8 +76,11 @@ def read_level(
             for line, fault in wrong.items()
         }
         parts.append((said, isinstance(answer, Scores), laws))
+    several = config.scheme.law.several
     for line, (row, node) in enumerate(places):
-        trees[row].laws[node] = node_law([own[2][line] for own in parts], parts[0][0][line], parts[0][1])
+        laws = [own[2][line] for own in parts]
+        ids, probabilities = together(laws) if several else laws[0]
+        trees[row].laws[node] = NodeLaw(ids, probabilities, parts[0][0][line], parts[0][1])
     return faults
 
 
@@ -109,15 +112,13 @@ def at(
     return values[rows, lines]
 
 
-def node_law(laws: Sequence[tuple[Tensor, Tensor]], logits: Float[Tensor, " columns"], partial: bool) -> NodeLaw:
-    """One drafter's law as it is; of several, a line each over all their tokens."""
-    if len(laws) == 1:
-        return NodeLaw(*laws[0], logits, partial)
+def together(laws: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The tokens of several drafters' laws, and a line of probabilities for each."""
     ids = torch.cat([own for own, _ in laws]).unique()
     lines = torch.zeros(len(laws), len(ids), dtype=torch.float64)
     for line, (own, probabilities) in zip(lines, laws, strict=True):
         line[torch.searchsorted(ids, own)] = probabilities
-    return NodeLaw(ids, lines, logits, partial)
+    return ids, lines
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:

@@ -1,16 +1,14 @@
 """The step: draft a tree, score it in one target pass, verify it, keep the accepted path."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from multidraft.decoding.acceptance import measured
+from multidraft.decoding.clock import Clock
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.logprobs import look_up
-from multidraft.decoding.record import PARTS, Emitted, StepRecord
+from multidraft.decoding.record import Emitted, StepRecord
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
@@ -109,19 +107,3 @@ def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[in
     if prefix is not None:
         prefix = torch.cat([prefix, prefix.new_tensor([*(tree.tokens[node] for node in path[1:]), last])])
     return replace(row, root=last, position=row.position + len(path), unread=unread, prefix=prefix, said=None)
-
-
-class Clock:
-    """Seconds by the parts of a step."""
-
-    def __init__(self, synchronise: bool):
-        self.seconds, self.synchronise = dict.fromkeys(PARTS, 0.0), synchronise
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Book a block's time, after pending work on the GPU where asked."""
-        start = time.perf_counter()
-        yield
-        if self.synchronise:
-            torch.cuda.synchronize()
-        self.seconds[name] += time.perf_counter() - start
