@@ -14,6 +14,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
+from multidraft.sampling.gate import RowFault
 from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
@@ -128,7 +129,7 @@ class Scored:
     def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
         self.rows, self.trees, self.logits = rows, trees, logits
         self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
-        self.faults: dict[int, AdviceError] = {}
+        self.faults: dict[int, RowFault] = {}
 
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
         """The target's logits at nodes."""

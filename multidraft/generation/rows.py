@@ -24,6 +24,7 @@ from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.streams import as_stream
 from multidraft.decoding.trace import Trace
 from multidraft.decoding.warming import compile_steps, warm_up
+from multidraft.errors import AdviceError
 from multidraft.generation.inputs import (
     Prompts,
     lengths,
@@ -146,9 +147,17 @@ def run(
         tokens = loop(state, config, stopping, stream, info, trace.add if trace is not None else None)
     if trace is not None:
         trace.end(tokens)
+    rows_of_tokens = [torch.tensor(row, dtype=torch.int64) for row in tokens]
     if info.faults:
-        raise info.faults[min(info.faults)]
-    return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
+        raise first_fault(info, rows_of_tokens)
+    return rows_of_tokens, info
+
+
+def first_fault(info: Info, tokens: list[Tensor]) -> AdviceError:
+    """The error of the first row that could not go on, with what all rows have come to, and how the run went."""
+    fault = info.faults[min(info.faults)]
+    fault.tokens, fault.info = tokens, info
+    return fault
 
 
 def steered(

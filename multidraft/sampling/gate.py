@@ -14,7 +14,8 @@ class RowFault(AdviceError):
     """One row cannot go on: a model or a processor gave it scores that make no distribution. Other rows go on.
 
     `source` names who ("the target model", "processor MinPLogitsWarper"), `problem` what; `row` is the row of the batch
-    and `position` the index, in the whole sequence, of the token that was to be drawn.
+    and `position` the index, in the whole sequence, of the token that was to be drawn. `generate` raises it when the
+    other rows are done: `tokens` are the new tokens of all rows as far as they came, `info` tells how the run went.
     """
 
     def __init__(self, source: str, problem: str, row: int | None = None, position: int | None = None):
