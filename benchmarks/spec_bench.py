@@ -5,9 +5,9 @@
     python benchmarks/spec_bench.py --show runs/spec.jsonl    # the table, also of an unfinished file
 
 Each contestant takes its turn on a prompt before the next prompt comes, so that a noisy machine hits all alike. Every
-run is a line of the file as soon as it is done; the same command continues where one was stopped. Prompts go through the
-model's chat template. Texts end where the model ends them, so tokens differ between contestants at T > 0; speeds are
-tokens over seconds, prompts included. Intervals are 95 % of the bootstrap over prompts.
+run is a line of the file as soon as it is done; the same command continues where one was stopped. Prompts go through
+the model's chat template. Texts end where the model ends them, so tokens differ between contestants at T > 0. Speeds
+are tokens over seconds, prompts included. Intervals are 95 % of the bootstrap over prompts.
 """
 
 import argparse
