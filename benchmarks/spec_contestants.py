@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from multidraft.cli.models import Loader, load
 
 import multidraft as md
+from multidraft.cli.models import Loader, load
 
 Run = dict[str, Any]
 Decode = Callable[[list[int], float, int], Run]
