@@ -143,7 +143,7 @@ def run(
         info.add_seconds(clock.seconds)
         if trace is not None:
             trace.begin(config, sampling, prompts)
-        tokens = loop(state, config, stopping, stream, info, trace and trace.add)
+        tokens = loop(state, config, stopping, stream, info, trace.add if trace is not None else None)
     if trace is not None:
         trace.end(tokens)
     if info.faults:
