@@ -32,9 +32,7 @@ class DecodeConfig:
     measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
-    synchronise: bool = (
-        False  # wait for the GPU after every part of a step, so that its time is booked where it belongs
-    )
+    synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:
         for count in self.policy.counts_drawn:
