@@ -19,7 +19,7 @@ from multidraft.models.base import Answer, Scores
 from multidraft.sampling.drafting import draft_laws
 from multidraft.verification.law import Law
 
-SUPPORT = 256  # tokens that a draft law has at most, unless `draft_top_k` says otherwise
+SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
 Places = list[tuple[int, int]]  # rows with nodes
 Counts = dict[int, dict[int, int]]  # by row and node
 

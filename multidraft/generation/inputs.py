@@ -16,10 +16,10 @@ from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
+from multidraft.models import huggingface
 from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
-from multidraft.models import huggingface
 from multidraft.models.huggingface import Model, home
 from multidraft.models.vocabularies import check_sizes
 from multidraft.verification.registry import scheme as scheme_named
@@ -34,12 +34,11 @@ def make_config(
     """Names made into objects."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    scheme = scheme_named(scheme)
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    if not isinstance(scheme, Scheme):
-        raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+    check_walk(scheme, walk)
     return DecodeConfig(scheme, policy_of(tree), walk, every(measure), **more)
 
 
@@ -57,8 +56,7 @@ def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
     if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
         return None
     limits = Limits.parse(tree)
-    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    return limits if isinstance(named, Scheme) and can_choose(named) else None
+    return limits if can_choose(scheme_named(scheme)) else None
 
 
 def tree_or_fixed(tree: Any) -> Any:
@@ -116,9 +114,9 @@ def check_pieces(target: Model, draft: Model | None) -> None:
     """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
     if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
         return
-    if target.weights.pieces == draft.weights.pieces:
-        return
-    for token, names in enumerate(zip(target.weights.pieces, draft.weights.pieces, strict=False)):
+    ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
+    pieces = tuple(pieces[token] for token in ids) if ids and pieces else pieces
+    for token, names in enumerate(zip(pieces, draft.weights.pieces, strict=False)):
         if names[0] != names[1] and all(names):
             raise AdviceError(
                 f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
@@ -130,6 +128,15 @@ def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile."""
     if not any(isinstance(model, PreTrainedModel) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
+
+
+def check_walk(scheme: Scheme, walk: str | Walker) -> None:
+    """Raise where a walk asks for targets that sum to less than one, and a rule from outside does not take them."""
+    if walk != "commit" and not scheme.entry.sub_probability:
+        raise AdviceError(
+            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
+            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
+        )
 
 
 def check_drafters(scheme: Scheme, several: bool) -> None:
@@ -149,8 +156,7 @@ def lengths(
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
     size = vocabulary_of(target_model)
-    if draft_model is not None:
-        check_sizes(size, vocabulary_of(draft_model), is_reduced(draft_model))
+    check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
@@ -162,6 +168,16 @@ def lengths(
             )
     wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
     return [min(length, context or length) for length in wanted]
+
+
+def check_vocabularies(target: Model, draft: Model | None) -> None:
+    """Raise unless a target has all of its tokens, and a draft's can be its own, as far as sizes tell."""
+    if is_reduced(target):
+        raise AdviceError(
+            "the target has a part of another model's tokens (target_ids); it can only draft for that one"
+        )
+    if draft is not None:
+        check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
 
 
 def context_of(model: Model) -> int | None:

@@ -9,16 +9,8 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.gate import in_full, not_finite, problem_of, softmax
-from multidraft.sampling.settings_table import check, check_all
-from multidraft.verification.loops import paired
 
 HEAD = 1024  # tokens that hold top-p nearly always, and are found many times faster than all are sorted
-
-
-def check_sampling(temperature: float | int, top_k: int | None, top_p: float | int | None) -> None:
-    """Raise AdviceError on settings that make no distribution."""
-    check("temperature", temperature)
-    check_all({"top_k": top_k, "top_p": top_p})
 
 
 def distribution(
@@ -93,16 +85,17 @@ def likeliest(probabilities: Float[Tensor, "lines vocabulary"], mass: float) -> 
     return -np.sort(-probabilities.cpu().numpy(), -1)
 
 
-@paired("multidraft.sampling.loops", lambda scores, _: scores.dtype == torch.float32)
 def largest(
     scores: Float[Tensor, "lines vocabulary"], count: int
 ) -> tuple[Int[np.ndarray, "lines count"], Float[np.ndarray, "lines count"]]:
-    """The ids and scores of every line's largest, in descending order.
+    """The ids and scores of every line's largest, in descending order, the lower id first among equals.
 
-    Scores of minus infinity stand last, with any id; where a line holds NaN, so does its first score.
+    Where a line holds NaN, so does its first score.
     """
-    values, ids = scores.topk(count, -1)
-    return ids.cpu().numpy(), values.cpu().numpy()
+    values, tokens = (part.cpu().numpy() for part in scores.topk(count, -1))
+    order = np.lexsort((tokens, -values), -1)
+    order = np.where(np.isnan(values[:, :1]), np.arange(count), order)  # where NaN stands first already
+    return np.take_along_axis(tokens, order, -1), np.take_along_axis(values, order, -1)
 
 
 def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
@@ -119,15 +112,6 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     top = logits.topk(count, -1).indices
     weights = falling(count, logits.dtype, logits.device)
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
-
-
-@paired("multidraft.sampling.drafting_loops", lambda logits, *_: logits.dtype == np.float32)
-def drafting(
-    logits: Float[np.ndarray, "lines vocabulary"], temperature: float | int, count: int
-) -> Float[np.ndarray, "lines vocabulary"]:
-    """What `count` drafts are drawn from where nothing but a temperature is asked for."""
-    tensor = torch.from_numpy(logits)
-    return (distribution(tensor, temperature) if temperature else ranked(tensor, count)).numpy()
 
 
 @lru_cache(64)

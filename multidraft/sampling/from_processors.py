@@ -22,34 +22,23 @@ class Parts:
     after: list[LogitsProcessor] = field(default_factory=list)
 
 
-def sampling_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> Sampling:
-    """The sampling that lists of processors, one for each prompt, amount to.
+def samplings_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> list[Sampling]:
+    """The sampling of each prompt that its list of processors amounts to; prompts that share a list share theirs.
 
     Temperature, top-k and top-p are taken out, because we have faster code for them; with nothing else, no processor
     is ever called.
     """
-    if greedy:
-        return Sampling(0, before=processors_or_none(lists))
-    parts = {id(listed): split(listed) for listed in lists}
-    each = [parts[id(listed)] for listed in lists]
-    before, after = ([part.before for part in each], [part.after for part in each])
-    one = each[0]
-    return Sampling(one.temperature, one.top_k, one.top_p, processors_or_none(before), processors_or_none(after))
-
-
-def samplings_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> list[Sampling]:
-    """The sampling of each prompt that its list of processors amounts to; prompts that share a list share theirs.
-
-    Temperature, top-k and top-p are taken out, because we have faster code for them.
-    """
-    made = {id(listed): sampling_from([listed], greedy) for listed in lists}
+    made = {id(listed): sampling_from(listed, greedy) for listed in lists}
     return [made[id(listed)] for listed in lists]
 
 
-def processors_or_none(lists: Sequence[Sequence[LogitsProcessor]]) -> Processors | None:
-    """Nothing, where there is nothing to process; lists that came as one object stay one."""
-    made = {id(listed): LogitsProcessorList(listed) for listed in lists}
-    return Processors([made[id(listed)] for listed in lists]) if any(lists) else None
+def sampling_from(listed: Sequence[LogitsProcessor], greedy: bool) -> Sampling:
+    """The sampling that one list amounts to."""
+    if greedy:
+        return Sampling(0, before=Processors(listed) if listed else None)
+    parts = split(listed)
+    before, after = (Processors(part) if part else None for part in (parts.before, parts.after))
+    return Sampling(parts.temperature, parts.top_k, parts.top_p, before, after)
 
 
 def split(processors: Sequence[LogitsProcessor]) -> Parts:

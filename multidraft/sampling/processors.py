@@ -12,9 +12,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, wrong_form
-from multidraft.sampling.prefixes import Prefixes as OldPrefixes
 
-Prefix = Int[Tensor, "_"]  # the whole sequence that ends at a node
+Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
 
 # By name, because versions of transformers differ in what they have.
@@ -73,55 +72,28 @@ class OneByOne(LogitsProcessor):
 
 
 class Processors:
-    """Lists of processors: one for each prompt (the same object where two prompts share it), or one for all."""
+    """The processors of one row, in order."""
 
-    def __init__(self, lists: Sequence[LogitsProcessorList]):
-        self.lists: Sequence[Any] = lists  # transformers' type hints know fewer tensors than it takes
-        self.looks_back = any(looks_back(processor) for listed in lists for processor in listed)
-
-    def __call__(
-        self, logits: Float[Tensor, "*batch vocabulary"], prefixes: OldPrefixes | None
-    ) -> Float[Tensor, "*batch vocabulary"]:
-        """The processed logits of some nodes, whose sequences are needed if a processor looks at them."""
-        scores = logits.reshape(-1, logits.shape[-1])
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-        if not self.looks_back:
-            return self.lists[0](None, scores).view(logits.shape)
-        assert prefixes is not None
-        drafters = len(scores) // len(prefixes)  # with several, each has logits at every node
-        return self.each(scores, [prefix for prefix in prefixes for _ in range(drafters)]).view(logits.shape)
+    def __init__(self, listed: Sequence[LogitsProcessor]):
+        self.listed: Sequence[Any] = listed  # transformers' type hints know fewer tensors than it takes
+        self.looks_back = any(map(looks_back, listed))
 
     def run(
-        self, logits: Float[Tensor, "lines vocabulary"], together: list[int], prefixes: Prefixes | None
+        self, logits: Float[Tensor, "lines vocabulary"], some: list[int], prefixes: Prefixes | None
     ) -> Float[Tensor, "some vocabulary"]:
-        """Some lines, processed; they are a copy, because a processor may write into what it is given."""
-        scores: Tensor = in_full(logits[together])
-        sequences = self.sequences(prefixes, together)
-        for processor in self.lists[0]:
+        """Some lines, processed; raises RowFault."""
+        scores: Tensor = in_full(logits[some])  # a copy, because a processor may write into what it is given
+        sequences = self.sequences(prefixes, some)
+        for processor in self.listed:
             scores = answer(processor, sequences, scores)
         return scores
 
-    def sequences(self, prefixes: Prefixes | None, lines: list[int]) -> Int[Tensor, "lines length"] | None:
+    def sequences(self, prefixes: Prefixes | None, some: list[int]) -> Int[Tensor, "some length"] | None:
         """The sequences of some lines, all of the same length; None where no processor looks at them."""
         if not self.looks_back:
             return None
         assert prefixes is not None  # settings that look back come with them
-        return torch.stack([prefix for line in lines if (prefix := prefixes[line]) is not None])
-
-    def each(
-        self, scores: Float[Tensor, "nodes vocabulary"], prefixes: OldPrefixes
-    ) -> Float[Tensor, "nodes vocabulary"]:
-        """Nodes whose sequences have the same length and processors go together."""
-        groups = defaultdict(list)
-        for node, prefix in enumerate(prefixes):
-            assert prefix is not None  # rows that look back have theirs
-            listed = self.lists[prefix.row if len(self.lists) > 1 else 0]
-            groups[id(listed), len(prefix.tokens)].append((node, prefix.tokens, listed))
-        result = torch.empty_like(scores)
-        for group in groups.values():
-            nodes, sequences, lists = zip(*group, strict=True)
-            result[list(nodes)] = lists[0](torch.stack(sequences), scores[list(nodes)])
-        return result
+        return torch.stack([prefix for line in some if (prefix := prefixes[line]) is not None])
 
 
 def checked(
@@ -182,7 +154,7 @@ def blame(
     prefixes: Prefixes | None,
 ) -> RowFault:
     """Who has spoilt a line: the first whose scores make no distribution."""
-    scores, listed = in_full(logits[line : line + 1]), processors.lists[0] if processors else []
+    scores, listed = in_full(logits[line : line + 1]), processors.listed if processors else []
     sequences = processors.sequences(prefixes, [line]) if processors else None
     for processor in listed:
         if problem_of(scores[0]):

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from multidraft.decoding.logprobs import Logprob
-from multidraft.decoding.rows import Row
-from multidraft.decoding.state import Emitted
+from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.stopping import Stopping
 from multidraft.sampling.settings import Sampling
 
@@ -21,10 +19,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One step's tokens, the tree that was drafted, and the accepted path through it."""
+    """One step's tokens, the tree that was drafted (the root alone where nothing was), and the accepted path in it.
+
+    Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
+    """
 
     new: Emitted
-    tree: Row
+    tokens: list[int]
+    parents: list[int]
     path: list[int]
 
 
@@ -47,11 +49,11 @@ Event = Read | Stepped | Ended | Failed
 
 @dataclass(eq=False)
 class Job:
-    """A prompt to continue, with settings and random numbers of its own; `hear` is called in the engine's thread."""
+    """A prompt to continue, with settings and random numbers of its own; its owner hears what becomes of it."""
 
     prompt: list[int]
     new_tokens: int
-    hear: Callable[[Event], object]
+    hear: Callable[[Event], object] = lambda event: None
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator = field(default_factory=torch.Generator)
     ends: set[int] = field(default_factory=set)
@@ -65,11 +67,6 @@ class Job:
         """The number of tokens that it may come to."""
         return len(self.prompt) + self.new_tokens
 
-    @property
-    def last(self) -> int:
-        """The newest token, of the prompt at first."""
-        return (self.tokens or self.prompt)[-1]
-
     def cut(self, new: Emitted) -> tuple[Emitted, str | None]:
         """A step's tokens up to the row's end, and the reason if that is reached."""
         new, goes_on = Stopping([self.new_tokens], self.ends).cut(0, self.tokens, new)
@@ -77,3 +74,15 @@ class Job:
         if goes_on:
             return new, None
         return new, "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
+
+
+Told = list[tuple[Job, Event]]
+
+
+def hear_all(told: Told) -> None:
+    """Let the owners of some rows hear, in turn; one who cannot is as good as gone."""
+    for job, event in told:
+        try:
+            job.hear(event)
+        except Exception:
+            job.cancelled = True

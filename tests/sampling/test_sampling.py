@@ -20,22 +20,23 @@ from multidraft.auditing.enumeration import (
     first_tokens,
     follow,
     largest_difference,
+    law_of_steps,
     step_law,
     target_law,
 )
-from multidraft.decoding.batch import join
-from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.state import Plan, State
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig, State, join, prefixes_of
 from multidraft.decoding.tree import Tree
 from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
-from multidraft.sampling.from_processors import sampling_from
-from multidraft.sampling.prefixes import Prefix
+from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.processors import CountPenalty, LogitBias, check_pure, for_row
-from multidraft.sampling.settings import Sampling, settings_of_rows
+from multidraft.sampling.sampling import target_laws
+from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
 PROMPT = [0, 2, 1]
@@ -108,7 +109,7 @@ def processors(kind: str) -> LogitsProcessorList:
 
 
 def sampling(kind: str) -> Sampling:
-    return sampling_from([for_row(processors(kind), 0)], greedy=False)
+    return samplings_from([for_row(processors(kind), 0)], greedy=False)[0]
 
 
 def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
@@ -123,58 +124,60 @@ def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
     return conditional
 
 
-def plan(sampling: Sampling, scheme: str = "anchored:lorenz", tree: str = "2x1", walk: str = "deferred") -> Plan:
-    return Plan(md.scheme(scheme), Tree.parse(tree), walk, sampling)
+def config(scheme: str = "anchored:lorenz", tree: str = "2x1", walk: str = "deferred") -> DecodeConfig:
+    return DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)), walk)
 
 
-def models(batch: int = 1) -> tuple[TableModel, TableModel]:
-    return TableModel(TARGET, SIZE, batch), TableModel(DRAFT, SIZE, batch)
+def models() -> tuple[TableModel, TableModel]:
+    return TableModel(TARGET, SIZE), TableModel(DRAFT, SIZE)
 
 
-def error(kind: str, plan: Plan) -> float:
-    """How far one step is from the processed target."""
-    depth = max(plan.tree.depths) + 1
+def off(law: Law, kind: str, depth: int) -> float:
+    """How far the law of the first tokens is from the processed target."""
     conditional = reference(kind)
-    law = first_tokens(step_law(*models(), PROMPT, plan).law, conditional, depth)
-    return largest_difference(law, target_law(conditional, depth))
+    return largest_difference(first_tokens(law, conditional, depth), target_law(conditional, depth))
+
+
+def error(kind: str, own: Sampling, way: DecodeConfig) -> float:
+    """How far one step is from the processed target."""
+    return off(step_law(*models(), PROMPT, way, own).law, kind, way.policy.shape.depth + 1)
+
+
+def law_at(logits: Tensor, own: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
+    """The target's law from one line of logits."""
+    return target_laws(logits[None], [own], [torch.tensor(sequence)] if own.looks_back else None)[0][0]
 
 
 @pytest.mark.parametrize(("scheme", "walk"), [("anchored:lorenz", "deferred"), ("iid:lorenz", "commit")])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_step_has_the_processed_target_s_law(kind, scheme, walk):
-    assert error(kind, plan(sampling(kind), scheme, walk=walk)) <= EXACT
+    assert error(kind, sampling(kind), config(scheme, walk=walk)) <= EXACT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
 def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
     """The biased twin: every node is processed as though nothing had come after the root."""
-    right = DraftTree.prefixes
-    monkeypatch.setattr(DraftTree, "prefixes", lambda self, places: right(self, [(row, 0) for row, _ in places]))
-    assert error(kind, plan(sampling(kind))) > BIASED
+    for place in ("state", "draft"):
+        monkeypatch.setattr(
+            f"multidraft.decoding.{place}.prefixes_of",
+            lambda rows, trees, places: prefixes_of(rows, trees, [(row, 0) for row, _ in places]),
+        )
+    assert error(kind, sampling(kind), config()) > BIASED
 
 
 @pytest.mark.parametrize("kind", ["repetition", "a user's own", "minimum"])
 def test_two_steps_have_the_processed_target_s_law(kind):
     """The second step's sequences begin with what the first emitted."""
-    path = plan(sampling(kind), "iid:lorenz", "2")
-    state = first_state(*models(), PROMPT, path)
-    forest, first = all_branches(state, path)
-    _, second = all_branches(follow(forest, path, first), path)
-    law: Law = {}
-    for branch in second:
-        before = first[branch.origin]
-        add(law, (*before.emitted.tokens, *branch.emitted.tokens), before.probability * branch.probability)
-    conditional = reference(kind)
-    assert largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4)) <= EXACT
+    way = config("iid:lorenz", "2")
+    law = law_of_steps(first_state(*models(), PROMPT, way, sampling(kind)), way, 2)
+    assert off(law, kind, 4) <= EXACT
 
 
 @pytest.mark.parametrize("kind", ["repetition", "a user's own", "min-p"])
 def test_several_drafters_are_processed_alike(kind):
     drafters = Several([TableModel(DRAFT, SIZE), TableModel(random_table(SIZE, 3, 3), SIZE)])
-    path = plan(sampling(kind), "distinct:recursive_rejection", "2x1")
-    conditional = reference(kind)
-    law = first_tokens(step_law(models()[0], drafters, PROMPT, path).law, conditional, 3)
-    assert largest_difference(law, target_law(conditional, 3)) <= EXACT
+    law = step_law(models()[0], drafters, PROMPT, config("distinct:recursive_rejection", "2x1"), sampling(kind)).law
+    assert off(law, kind, 3) <= EXACT
 
 
 @pytest.mark.parametrize(
@@ -184,24 +187,25 @@ def test_several_drafters_are_processed_alike(kind):
 def test_the_draft_model_may_have_settings_of_its_own(kind, own):
     both = sampling(kind)
     apart = replace(both, for_draft=replace(both, **own))
-    assert error(kind, plan(apart)) <= EXACT
-    logits, prefix = DRAFT((0,)).log()[None], first_state(*models(), PROMPT, plan(both)).prefixes
-    assert not torch.equal(apart.draft(logits, 2, prefix), both.draft(logits, 2, prefix))
-    assert torch.equal(apart.target(logits, prefix), both.target(logits, prefix))
+    assert error(kind, apart, config()) <= EXACT
+    logits, prefix = DRAFT((0,)).log()[None], [torch.tensor(PROMPT)]
+    laws = [draft_laws(logits, [one], prefix, drafts=2, vocabulary=SIZE)[0][0] for one in (apart, both)]
+    assert [law.tolist() for law in laws[0]] != [law.tolist() for law in laws[1]]
+    assert torch.equal(law_at(logits[0], apart, PROMPT), law_at(logits[0], both, PROMPT))
 
 
 def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     """Its distribution of nothing would have been not a number."""
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
-    config = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
-    listed = compat.logits_processors(config, PROMPT, SIZE, [], torch.device("cpu"))
-    law = step_law(models()[0], lacking, PROMPT, plan(sampling_from([listed], greedy=False))).law
+    settings = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
+    listed = compat.logits_processors(settings, PROMPT, SIZE, [], torch.device("cpu"))
+    law = step_law(models()[0], lacking, PROMPT, config(), samplings_from([listed], greedy=False)[0]).law
     assert law == {(3,): pytest.approx(1)}
 
 
 @pytest.mark.parametrize("own", [None, Sampling(), Sampling(0.5)])
 def test_a_greedy_target_stays_greedy_whatever_the_draft(own):
-    law = step_law(*models(), PROMPT, plan(Sampling(0, for_draft=own))).law
+    law = step_law(*models(), PROMPT, config(), Sampling(0, for_draft=own)).law
     assert all(
         token == int(TARGET((*PROMPT, *tokens[:i])).argmax()) for tokens in law for i, token in enumerate(tokens)
     )
@@ -225,25 +229,24 @@ WAYS = [  # scheme, tree, walk, steps
 TWO_STEPS = ("iid:lorenz", "2", "commit", 2)
 
 
-def joined(both: Pair, path: Plan) -> State:
+def joined(both: Pair, way: DecodeConfig) -> State:
     """Two rows that have been started one by one."""
     states = []
     for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
         target, draft = models()
         several = Several([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
-        drafter = several if path.scheme.law.name == "distinct" else draft
-        states.append(first_state(target, drafter, prompt, replace(path, sampling=own)))
+        states.append(first_state(target, several if way.scheme.law.several else draft, prompt, way, own))
     return join(*states)
 
 
-def laws_of_rows(state: State, path: Plan, steps: int) -> list[Law]:
+def laws_of_rows(state: State, way: DecodeConfig, steps: int) -> list[Law]:
     """What each row of a batch emits in several steps."""
-    emitted = [(row, (), 1.0) for row in range(len(state.roots))]
+    emitted = [(row, (), 1.0) for row in range(len(state.rows))]
     for _ in range(steps):
-        forest, branches = all_branches(state, path)
+        forest, branches = all_branches(state, way)
         before = [(emitted[branch.origin], branch) for branch in branches]
-        emitted = [(row, (*old, *b.emitted.tokens), chance * b.probability) for (row, old, chance), b in before]
-        state = follow(forest, path, branches)
+        emitted = [(row, (*old, *b.emitted), chance * b.probability) for (row, old, chance), b in before]
+        state = follow(forest, branches)
     laws: list[Law] = [{}, {}]
     for row, tokens, probability in emitted:
         add(laws[row], tokens, probability)
@@ -252,15 +255,15 @@ def laws_of_rows(state: State, path: Plan, steps: int) -> list[Law]:
 
 def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:
     """How far two rows with the settings `given` are from the targets of `both`."""
-    scheme, tree, walk, steps = way
-    path, result = plan(Sampling(), scheme, tree, walk), []
-    count = steps * (max(path.tree.depths) + 1)
+    *names, steps = way
+    path, result = config(*names), []
+    count = steps * (path.policy.shape.depth + 1)
     for prompt, own, law in zip(SIDE_BY_SIDE, both, laws_of_rows(joined(given, path), path, steps), strict=True):
 
         @cache
         def conditional(tokens: tuple[int, ...], prompt: list[int] = prompt, own: Sampling = own) -> Tensor:
             sequence = (*prompt, *tokens)
-            return own.target(TARGET(sequence).log()[None], [Prefix(0, torch.tensor(sequence))])[0]
+            return law_at(TARGET(sequence).log(), own, sequence)
 
         result.append(largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
     return result
@@ -279,48 +282,37 @@ def test_swapped_settings_are_caught(both):
     assert min(errors(both, both[::-1], WAYS[0])) > BIASED
 
 
-def test_settings_that_agree_are_one():
-    """So that a batch in which all rows have the same is as fast as one without settings of its rows' own."""
-    assert settings_of_rows([Sampling(0.5), Sampling(0.5)]) == Sampling(0.5)
-    each = settings_of_rows([Sampling(0.5), Sampling(0.7, top_p=0.9), Sampling(0.5)])
-    assert each.of_rows([2, 0]) == Sampling(0.5)
-    assert not each.is_softmax
-    assert settings_of_rows([Sampling(0.5), Sampling(0)]).is_softmax
-
-
-def test_all_nodes_at_once_agree_with_every_row_by_itself():
+def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
-    logits = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
-    assert torch.equal(
-        settings_of_rows(rows).target(logits),
-        torch.stack([own.target(row) for own, row in zip(rows, logits, strict=True)]),
-    )
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    alone = [law_at(line, own) for line, own in zip(logits, rows, strict=True)]
+    assert torch.equal(target_laws(logits, rows)[0], torch.stack(alone))
 
 
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
     listed = processors("temperature, top-k, top-p")
-    fast = sampling_from([listed], greedy=False)
+    (fast,) = samplings_from([listed], greedy=False)
     assert fast == Sampling(0.7, 3, 0.9)
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
         listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
-        fast = sampling_from([listed], greedy=False)
+        (fast,) = samplings_from([listed], greedy=False)
         assert fast.before is fast.after is None
-        assert torch.allclose(fast.target(logits), listed(None, logits).softmax(-1), atol=EXACT)
+        assert torch.allclose(target_laws(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_are_kept_only_for_processors_that_look_at_them(kind):
-    state = first_state(*models(), PROMPT, plan(sampling(kind)))
-    assert (state.prefixes is not None) == (kind in SEEING)
+    state = first_state(*models(), PROMPT, config(), sampling(kind))
+    assert (state.rows[0].prefix is not None) == (kind in SEEING)
 
 
 def test_processors_of_other_rows_and_lengths():
     """Each row has its own: the minimum counts from each prompt's end, and a constraint knows its row."""
     prompts = [[0, 2, 1], [3], [1, 1]]
     allowed = PrefixConstrainedLogitsProcessor(lambda row, _: [row, 3], 1)
-    rows, _ = md.generate(*models(3), prompts, tree="2x1", max_new_tokens=6, eos_token_id=3, min_new_tokens=4,
+    rows, _ = md.generate(*models(), prompts, tree="2x1", max_new_tokens=6, eos_token_id=3, min_new_tokens=4,
                           logits_processor=[allowed])  # fmt: skip
     for row, tokens in enumerate(rows):
         assert len(tokens) >= 5
@@ -336,7 +328,7 @@ def run(**changes) -> tuple[list[list[int]], Info]:
     given = dict(tree="2x2x1", generator=torch.Generator().manual_seed(5), max_new_tokens=24) | changes
     given = {name: value for name, value in given.items() if value is not None}
     prompts = given.pop("prompts", [PROMPT, [3]])
-    rows, info = md.generate(*models(len(prompts)), prompts, **given)
+    rows, info = md.generate(*models(), prompts, **given)
     return [row.tolist() for row in rows], info
 
 
@@ -347,7 +339,7 @@ def test_log_probabilities(changes):
     for position, (token, entry) in enumerate(zip(rows[0], info.logprobs[0], strict=True)):
         sequence = (*PROMPT, *rows[0][:position])
         scores = penalty(torch.tensor([sequence]), TARGET(sequence).log()[None])[0]
-        expected = Sampling(top_k=changes.get("top_k")).target(scores).log()
+        expected = law_at(scores, Sampling(top_k=changes.get("top_k"))).log()
         assert entry.logprob == pytest.approx(float(expected[token]))
         best = expected.topk(2)
         assert [token for token, _ in entry.top] == best.indices.tolist()
@@ -388,7 +380,7 @@ def test_length_limits():
 
 
 def test_several_sequences_for_a_prompt():
-    rows, _ = md.generate(*models(3), [PROMPT], num_return_sequences=3, max_new_tokens=20)
+    rows, _ = md.generate(*models(), [PROMPT], num_return_sequences=3, max_new_tokens=20, tree="2x1")
     assert len({tuple(row.tolist()) for row in rows}) == 3
 
 
@@ -436,7 +428,7 @@ def test_a_field_that_nobody_knows_yet_is_refused_once_it_is_set(monkeypatch):
         (dict(logit_bias={9: 1.0}), "logit_bias names token 9, but the vocabulary is 0 to 3"),
         (dict(logits_processor=[Counter()]), "Counter keeps a state between calls or between rows"),
         (dict(logits_processor=[Neighbour()]), "Neighbour keeps a state between calls or between rows"),
-        (dict(suppress_tokens=[0, 1, 2, 3]), "leave no token with a finite logit"),
+        (dict(suppress_tokens=[0, 1, 2, 3]), "SuppressTokensLogitsProcessor leaves no token"),
         (dict(draft_model=models()[1]), "the draft model comes second"),
         (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
         (dict(draft_temperature=-2), "draft_temperature is -2; use a number from 0.001"),
