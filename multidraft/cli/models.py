@@ -86,7 +86,7 @@ def load_models(
         names = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
         models, tokenizer = load_named(names, loader.trust)
     check_loaded([target, *drafts], models, tokenizer)
-    for draft in models[1:] or [None]:
+    for draft in models[1:]:
         check_vocabularies(models[0], draft)
     return models[0], models[1:], tokenizer
 

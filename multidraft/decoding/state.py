@@ -32,9 +32,7 @@ class DecodeConfig:
     measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
-    synchronise: bool = (
-        False  # wait for the GPU after every part of a step, so that its time is booked where it belongs
-    )
+    synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:
         for count in self.policy.counts_drawn:
@@ -137,9 +135,13 @@ class Scored:
         if self.logits is not None and all(line is None for line in said):
             rows, nodes = zip(*places, strict=True)
             return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
-        return torch.stack(
-            [self.logits[place] if line is None else line for place, line in zip(places, said, strict=True)]
-        )
+        both = zip(places, said, strict=True)
+        return torch.stack([self.at(place) if line is None else line for place, line in both])
+
+    def at(self, place: tuple[int, int]) -> Float[Tensor, " vocabulary"]:
+        """The logits of the target's pass at a node."""
+        assert self.logits is not None  # rows without an answer of their own have taken part in a pass
+        return self.logits[place]
 
     def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""

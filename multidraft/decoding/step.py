@@ -78,13 +78,12 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     paths = [[0, *ending.path] for ending in decision.endings]
     if scored.logits is not None:
         state.target.keep([path if row.said is None else [] for path, row in zip(paths, state.rows, strict=True)])
+    unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)
-        kept, unread = zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True)
+        kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
-            state.draft.keep(list(kept))
-    else:
-        unread = [[] for _ in paths]
+            state.draft.keep(kept)
     parts = zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)
     rows = [moved(*own) for own in parts]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))

@@ -34,8 +34,9 @@ def draft_laws(
     """The laws that drafts are drawn from, in float64 on the CPU.
 
     At most `support` tokens have a probability, and these sum to one. Left out, it is the whole of a small vocabulary,
-    and the most likely tokens of a large one, these first; the tail that is cut off holds little. At temperature 0 the law ranks the `drafts` most
-    likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none of the target's tokens.
+    and the most likely tokens of a large one, these first; the tail that is cut off holds little. At temperature 0 the
+    law ranks the `drafts` most likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none
+    of the target's tokens.
 
     Any draft law is exact. So a processor that fails on the draft model's scores, or leaves none of them, is passed
     over there; only the model's own scores are a fault (and the law there is token 0).

@@ -62,7 +62,7 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
     if len(given) > 1:
         raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
     for temperature in temperatures:
-        check_setting("temperature", temperature)
+        check_setting("temperature", temperature, "--temperature")
 
 
 def measured(

@@ -84,7 +84,7 @@ def capture(
 
     if (out is None) == (show is None):
         raise AdviceError("give either --out DIR, to capture, or --show DIR, to see what was captured")
-    check_setting("temperature", temperature)
+    check_setting("temperature", temperature, "--temperature")
     crew = crew_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
