@@ -103,7 +103,8 @@ def generate(
 
     **Trees.** `tree="auto"` chooses the tree anew every few steps, by what steps of this pair take on this machine.
     That is timed in the first steps of a run, for at most `tune_budget` seconds, and kept; or it is read from the file
-    `plan` that `multidraft tune` writes. `"auto,nodes=24,depth=6"` limits the trees.
+    `plan` that `multidraft tune` writes. `"auto,nodes=24,depth=6"` limits the trees
+    (docs/auto.md).
 
     **What comes out.** `stream` is a Hugging Face streamer, or a function `stream(row, emitted)` that is called after
     every step. `logprobs=True` (or the number of alternatives) fills `info.logprobs`. `trace(record)` is told what was

@@ -1,6 +1,7 @@
 """The gate: scores of models and processors become probabilities here, or end their own row with an error."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,8 +22,10 @@ class RowFault(AdviceError):
     def __init__(self, source: str, problem: str, row: int | None = None, position: int | None = None):
         super().__init__(source, problem, row, position)  # what pickle calls it with
         self.source, self.problem, self.row, self.position = source, problem, row, position
+        self.tokens: list[Tensor] | None = None
+        self.info: Any = None
 
-    def at(self, row: int, position: int) -> "RowFault":
+    def at(self, row: int, position: int | None) -> "RowFault":
         """The fault with its place."""
         return RowFault(self.source, self.problem, row, position)
 
