@@ -20,6 +20,7 @@ import httpx2
 import psutil
 
 from multidraft.errors import AdviceError
+from multidraft.server.limits import Limits
 
 PATIENCE = 900  # seconds until a server answers: models are loaded, and one of ours measures the pair first
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
@@ -117,13 +118,17 @@ def serve_plainly(port: int, target: str, draft: str) -> None:
     """Our server with no draft model."""
     from multidraft.cli.serving import Serving
     from multidraft.decoding.tree import NO_DRAFTS
+    from multidraft.server.app import build
     from multidraft.server.engine import Engine
-    from multidraft.server.running import bound, run
+    from multidraft.server.process import bound, run, silent
 
-    made = Serving(target, draft, tree="1").service()
-    made.engine = Engine(made.engine.target, None, replace(made.engine.plan, tree=NO_DRAFTS), made.limits)
+    def load() -> Any:
+        made = Serving(target, draft, tree="1").service()
+        made.engine = Engine(made.engine.target, None, replace(made.engine.plan, tree=NO_DRAFTS), made.limits)
+        return build(made)
+
     with bound("127.0.0.1", port) as listener:
-        run(made, listener, lambda: None)
+        run(Limits(), listener, load, silent, silent)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,21 @@ tokenizer must be a byte-level BPE, and `--pre` names its way of cutting text in
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from transformers import PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.errors.missing import optional
+from multidraft.io import files
+
+try:
+    gguf: Any = optional("gguf", "the package gguf", "gguf")
+except AdviceError as error:
+    sys.exit(f"to_gguf: {error} (or pip install gguf alone)")
 
 FAMILIES = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA}
 FAMILIES |= {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
@@ -26,9 +35,15 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = (
 def write(model: PreTrainedModel, path: Path, kind: str = "f32", tokenizer: Any = None, pre: str = "gpt-2") -> None:
     """Write a model, with matrices of this kind and everything else in float32."""
     config = model.config
+    if config.model_type not in FAMILIES:
+        raise AdviceError(f"{config.model_type} models are none of {', '.join(FAMILIES)}; llama.cpp converts others")
+    files.check(path, "the output")
     family = FAMILIES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[family])
     add_settings(writer, config)
+    if ids := getattr(config, "target_ids", None):  # a draft with a part of its target's tokens needs no tokenizer
+        writer.add_array("multidraft.target_ids", ids)
+        tokenizer = None
     add_tokenizer(writer, config, tokenizer, pre) if tokenizer else writer.add_tokenizer_model("no_vocab")
     names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
@@ -46,7 +61,7 @@ def write(model: PreTrainedModel, path: Path, kind: str = "f32", tokenizer: Any 
     writer.close()
 
 
-def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
+def add_settings(writer: Any, config: Any) -> None:
     """What llama.cpp must know of the model."""
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": config.rope_theta}
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -66,7 +81,7 @@ def add_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_array("multidraft.target_ids", list(ids))
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, config: Any, tokenizer: Any, pre: str) -> None:
+def add_tokenizer(writer: Any, config: Any, tokenizer: Any, pre: str) -> None:
     """The pieces of a byte-level BPE, its merges, its special tokens, and its chat template."""
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     pieces, kinds = [f"[unused {token}]" for token in range(config.vocab_size)], [UNUSED] * config.vocab_size
@@ -94,7 +109,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
+def add(writer: Any, name: str, values: np.ndarray, kind: str) -> None:
     """One weight; vectors stay in float32."""
     if values.ndim == 1 or kind == "f32":
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
@@ -118,7 +133,8 @@ def main() -> None:
     else:
         from multidraft.models.loading import load_model, load_tokenizer
 
-        models, tokenizer = [load_model(options.model)], load_tokenizer(options.model)
+        models = [load_model(options.model)]
+        tokenizer = None if hasattr(models[0].config, "target_ids") else load_tokenizer(options.model)
     if len(options.out) != len(models):
         parser.error(f"there are {len(models)} models; name as many files")
     for model, path in zip(models, options.out, strict=True):
@@ -126,4 +142,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except AdviceError as error:
+        sys.exit(f"to_gguf: {error}")

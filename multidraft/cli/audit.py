@@ -19,6 +19,7 @@ LEGEND = (
     "on which it fails."
 )
 SIZE_OF_ALL = 4096
+MOST_DRAFTS, MOST_TOKENS = 1_000, 2**20  # beyond any tree and any vocabulary
 FALLBACK = {"iid:global_resolution": ",fallback=k_sequential"}  # for the pairs on which it fails
 SOMETIMES = 0.6  # the draft_probability of the second group
 SCHEMES, RANDOMISED, MUTANT = "scheme", "scheme, drafting with probability 0.6", "mutant"
@@ -33,13 +34,15 @@ def audit(
     corners: Annotated[
         int | None, Option(min=1, help="Instead: so many pairs that are made to break a scheme, every tuple of each.")
     ] = None,
-    drafts: Annotated[int | None, Option(min=1, help="Drafts at a node.", show_default="2")] = None,
+    drafts: Annotated[int | None, Option(min=1, max=MOST_DRAFTS, help="Drafts at a node.", show_default="2")] = None,
     draft_probability: Annotated[
         float | None, Option(help="Less than 1: randomised drafting.", show_default="1")
     ] = None,
     vocabulary: Annotated[
         list[int] | None,
-        Option(min=2, help="Sizes to draw tuples at; repeat it.", show_default="4096 and 32000, or 32"),
+        Option(
+            min=2, max=MOST_TOKENS, help="Sizes to draw tuples at; repeat it.", show_default="4096 and 32000, or 32"
+        ),
     ] = None,
     trials: Annotated[
         int | None, Option(min=100, help="Tuples to draw at each size.", show_default="5,000, or 3,000 of many tokens")

@@ -1,6 +1,7 @@
 """What holds for every option of every command: numbers in range, text that is text, old names, help without noise."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from typer.core import TyperCommand
@@ -18,7 +19,10 @@ class Checked(TyperCommand):
     """A command whose values are checked before it runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, [renamed(arg) for arg in args])
+        args = [renamed(arg) for arg in args]
+        if (empty := without_value(args)) and empty.lstrip("-") not in FREE:
+            raise AdviceError(f"{empty} is empty; give it a value, or leave it out")
+        rest = super().parse_args(ctx, args)
         for parameter in self.params:
             given = ctx.params.get(parameter.name)
             values = given if isinstance(given, list | tuple) else [given]
@@ -39,6 +43,20 @@ def without_types(parameters: list[Any]) -> list[Any]:
         if getattr(parameter, "is_flag", False):
             parameter.display_type_rich = lambda ctx: None
     return parameters
+
+
+def without_value(args: list[str]) -> str | None:
+    """The first option whose value is the empty text."""
+    for option, value in pairwise([*(part for arg in args for part in split(arg)), "end"]):
+        if option.startswith("--") and value == "":
+            return option
+    return None
+
+
+def split(arg: str) -> list[str]:
+    """`--name=value` as two words, any other word as it is."""
+    name, equals, value = arg.partition("=")
+    return [name, value] if equals and name.startswith("--") else [arg]
 
 
 def renamed(word: str) -> str:

@@ -115,9 +115,14 @@ def hint(info: "Info", plain: "Info", tree: str) -> str | None:
             f"hint: tree {tree} runs at {ours:.2f} times plain decoding here; by the seconds of its parts, "
             f"--tree {chain} would run at about {rates[best]:.2f} times"
         )
+    if ours * MARGIN < 1 and rates[best] < 1:
+        accepted = (info.rank_rates or [0.0])[0]
+        return (
+            f"hint: drafts do not pay here: {ours:.2f} times plain decoding, {accepted:.0%} of first drafts accepted; "
+            "no drafts are best (--draft none), or a draft model that is closer to the target or costs less"
+        )
     if ours * MARGIN < 1:
-        narrower = "try --tree 2x1x1" if info.nodes > 4 * info.drafts else "a draft model that costs less would help"
-        return f"hint: tree {tree} runs slower than plain decoding here; {narrower}"
+        return f"hint: tree {tree} runs slower than plain decoding here; try --tree {chain}"
     return None
 
 

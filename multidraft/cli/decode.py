@@ -2,13 +2,14 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli.models import Models
 from multidraft.cli.prompts import Prompt
 from multidraft.cli.terminal import Screen
-from multidraft.errors import AdviceError
-from multidraft.generation.detokenize import Pieces
+from multidraft.generation.detokenize import IncrementalDetokenizer
+from multidraft.io import files
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from multidraft.zoo import Pair
 
 SEEDS_APART = 1_000_003
+LARGEST_PLAN = 2**24  # bytes
 
 
 @dataclass(frozen=True)
@@ -28,23 +30,25 @@ class Job:
     compare: bool
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
+    drafts: bool = True
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
         from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.generation_config import check_settings
         from multidraft.sampling.settings import Sampling
+        from multidraft.sampling.settings_table import SETTINGS, check, check_stops
 
-        s, names = self.settings, ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        draft = s["draft_temperature"]
-        if "" in (s["stop"] or ()):
-            raise AdviceError("--stop is empty, which would end every row at once; give some text, or leave it out")
-        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if drafters else None)
-        tree = tree_or_fixed(s["tree"])
-        plan = make_plan(s["scheme"], tree, s["walk"], Sampling(1.0 if draft is None else draft), False)
-        if drafters:
+        s = self.settings
+        for name in SETTINGS.keys() & s.keys():
+            if s[name] is not None:
+                check(name, s[name], f"--{name.replace('_', '-')}")
+        check_stops("--stop", s["stop"] or [])
+        if s["plan"] is not None:
+            files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
+        plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if self.drafts else None)
+        plan = make_plan(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], Sampling(), False)
+        if self.drafts:
             check_drafters(plan.scheme, drafters > 1)
-        check_settings({name: s[name] for name in names})
 
 
 def context(pair: "Models | Pair") -> int | None:
@@ -88,7 +92,7 @@ class Texts:
     """The text of every row of a batch, passed on to a screen as it grows."""
 
     def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
-        self.readers = [Pieces(pair.tokenizer, prompt.tokens) for prompt in rows]
+        self.readers = [IncrementalDetokenizer(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
         self.screen, self.seconds = screen, 0.0
 

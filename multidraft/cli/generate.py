@@ -89,13 +89,14 @@ def generate(
     settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
     settings |= dict(compile=compiles)
-    job, loader = Job(batch, seed, compare, settings), Loader(engine, trust_remote_code)
+    drafters = 1 if draft is None else len(parse(draft))
+    job, loader = Job(batch, seed, compare, settings, drafts=drafters > 0), Loader(engine, trust_remote_code)
     talks = chat and prompt is prompts is None
     if talks:
         check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
     chosen = [] if talks else read_prompts(prompt, prompts, limit)
     loader.check()
-    job.check(1 if draft is None else len(parse(draft)))
+    job.check(drafters)
     names = usual(target, draft)
     shards = Shards(*names, loader, chat, job, chosen)
     if (workers or 1) > 1 or ray is not None:
@@ -207,7 +208,7 @@ def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:
 
 def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
     """Decode a few tokens on each side and throw them away."""
-    short = Job(job.batch, job.seed, job.compare, job.settings | {"max_new_tokens": WARM_UP})
+    short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
     decode(pair, short, rows)
     if job.compare:
         decode(pair, short, rows, drafts=False)

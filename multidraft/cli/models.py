@@ -12,6 +12,7 @@ from multidraft.zoo.pair import FOLDER, Pair, load_pair
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from multidraft.models.gguf.model import GGUF
     from multidraft.models.huggingface import Model
 
 ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
@@ -110,7 +111,7 @@ def placed(name: str, role: str, loader: Loader) -> str:
 
 def dequantised(name: str) -> str:
     """The folder of a GGUF file's model as Hugging Face's engine reads it, made once and kept in the user's cache."""
-    from multidraft.autotune.store import cache
+    from multidraft.io.files import cache
     from multidraft.models.gguf.to_hugging_face import folder_of
 
     return str(folder_of(existing(name), cache()))
@@ -125,12 +126,23 @@ def load_named(names: Sequence[str], trust: bool) -> "tuple[list[Model], PreTrai
     files = {name: GGUF(existing(name)) for name in dict.fromkeys(names) if is_file(name)}
     settle(name for name in names if name not in files)
     settings = {"trust_remote_code": True} if trust else {}
-    tokenizers = [
-        LlamaTokenizer(files[name].weights) if name in files else load_tokenizer(name, **settings) for name in names
-    ]
-    for draft, tokenizer in zip(names[1:], tokenizers[1:], strict=True):
-        check_vocabularies(names[0], tokenizers[0], draft, tokenizer)
-    return [files[name] if name in files else load_model(name, **settings) for name in names], tokenizers[0]
+
+    def tokenizer_of(name: str) -> "PreTrainedTokenizerBase":
+        return LlamaTokenizer(files[name].weights) if name in files else load_tokenizer(name, **settings)
+
+    tokenizer = tokenizer_of(names[0])
+    for draft in names[1:]:
+        if not has_part(draft, files.get(draft)):
+            check_vocabularies(names[0], tokenizer, draft, tokenizer_of(draft))
+    return [files[name] if name in files else load_model(name, **settings) for name in names], tokenizer
+
+
+def has_part(name: str, file: "GGUF | None") -> bool:
+    """Whether a draft model has a part of its target's vocabulary, and so no tokenizer of its own."""
+    if file is not None:
+        return not file.weights.pieces
+    config = Path(name).expanduser() / "config.json"
+    return config.is_file() and "target_ids" in config.read_text(encoding="utf-8", errors="replace")
 
 
 def is_file(name: str) -> bool:

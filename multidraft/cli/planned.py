@@ -18,7 +18,7 @@ def limits(job: Job) -> "Limits | None":
     """Of the trees that are chosen; None where one is given."""
     from multidraft.generation.inputs import limits_of
 
-    return limits_of(job.settings["tree"], job.settings["scheme"])
+    return limits_of(job.settings["tree"], job.settings["scheme"]) if job.drafts else None
 
 
 def profile_of(pair: Models, job: Job, prompts: list[Prompt]) -> "Profile":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multidraft.cli.names import EMBEDDED
 from multidraft.errors import AdviceError
 from multidraft.generation.conversations import written
-from multidraft.io import json_lines
+from multidraft.io import files, json_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,12 +42,10 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
             raise AdviceError("--limit is for --prompts FILE, and there is one --prompt; leave it out")
         return [Prompt(0, "prompt", "", prompt or "")]
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut inside strings
+        text = files.content(file, "the prompts file").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {FORM}") from None
-    except OSError as error:
-        raise AdviceError(f"cannot read the prompts file {file} ({error.strerror}); check the path") from None
-    numbered = islice(((number, line) for number, line in enumerate(lines, 1) if line.strip()), limit)
+    numbered = islice(((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()), limit)
     prompts = [parse_line(index, line, f"{file} line {number}") for index, (number, line) in enumerate(numbered)]
     if not prompts:
         raise AdviceError(f"prompts file {file} has no prompts; {FORM}")

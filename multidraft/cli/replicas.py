@@ -2,10 +2,12 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
+from ray.serve.metrics import Gauge
 
 from multidraft.cli.on_ray import join, one_gpu
 from multidraft.cli.serving import Serving
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
 
+    from multidraft.server.metrics import Metrics
+
 NAME = "multidraft"
+SECONDS = 5  # between two looks at the numbers
 Ready = Callable[[int], None]  # is told the port
 
 
@@ -59,17 +64,30 @@ def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Applicati
 
 def app_of(serving: Serving) -> "FastAPI":
     """The app, in the replica that it is for."""
-    from multidraft.server.app import build
-    from multidraft.server.on_ray import mirror
+    from multidraft.server.process import apart
 
-    service = serving.service()
-    threading.Thread(target=mirror, args=(service.metrics,), name="metrics", daemon=True).start()
-    return build(service)
+    app = apart(serving.app).result()
+    threading.Thread(target=mirror, args=(app.state.service.metrics,), name="metrics", daemon=True).start()
+    return app
+
+
+def mirror(metrics: "Metrics") -> None:
+    """Pass all numbers on to Ray's exporter, for as long as the process lives: `/metrics` is that of any replica."""
+    gauges: dict[str, Any] = {}
+    while True:
+        for metric in metrics.registry.collect():
+            for sample in metric.samples:
+                name = sample.name.replace(":", "_")  # Serve adds which replica it is
+                if name not in gauges:
+                    labels: Any = tuple(sample.labels)  # of any number, which Ray's hint does not say
+                    gauges[name] = Gauge(name, metric.documentation, labels)
+                gauges[name].set(sample.value, tags=dict(sample.labels))
+        time.sleep(SECONDS)
 
 
 def run(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
     """Serve until stopped; `ready` is called when requests are taken."""
-    from multidraft.server.running import bound
+    from multidraft.server.process import bound
 
     with bound(host, port) as listener:
         port = listener.getsockname()[1]

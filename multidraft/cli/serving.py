@@ -1,15 +1,12 @@
 """What is served, and how: small enough to be sent to where the models are loaded."""
 
-from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from multidraft.cli import terminal
 from multidraft.cli.decode import context
-from multidraft.cli.models import Models, load
+from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.names import parse, usual
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
@@ -17,10 +14,10 @@ from multidraft.generation.defaults import SCHEME, TREE
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from multidraft.decoding.state import Plan
     from multidraft.server.service import Service
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -32,80 +29,77 @@ class Serving:
     scheme: str = SCHEME
     tree: str = TREE
     walk: str = "deferred"
-    name: str | None = None
+    names: tuple[str, ...] = ()  # of the model in requests; none for the target's own
     api_key: str | None = None
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None  # on the processor; None for as many as torch takes by itself
+    plan_file: str | None = None  # of `multidraft tune --out`, for trees that are chosen
+    engine: str | None = None  # as `Loader` has it
+    trust: bool = False
 
     @property
-    def known_as(self) -> str:
-        """The model's name in requests."""
-        return self.name or usual(self.target, self.draft)[0]
+    def known_as(self) -> list[str]:
+        """The model's names in requests."""
+        return list(self.names) or [usual(self.target, self.draft)[0]]
 
     def check(self) -> None:
         """Raise on what cannot work, before anything is loaded."""
+        if not all(name.strip() for name in self.names):
+            raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
+        if self.api_key is not None and not self.api_key.strip():
+            raise AdviceError("the API key is empty, so nobody could be told from anybody; give some, or leave it out")
         self.plan()
 
     def plan(self) -> "Plan":
         """How to decode, but for trees that are chosen later."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, tree_or_fixed
+        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
         from multidraft.sampling.settings import Sampling
 
         plan = make_plan(self.scheme, tree_or_fixed(self.tree), self.walk, Sampling(), False)
         check_drafters(plan.scheme, len(parse(self.draft)) > 1)
-        limits_of(self.tree, self.scheme)
+        plan_file(self.plan_file, limits_of(self.tree, self.scheme))
         return plan
 
-    def service(self) -> "Service":
-        """The service over the models, which are loaded here and now.
+    def app(self) -> "FastAPI":
+        """The app over the models, which are loaded here and now; call it in a thread that ends.
 
-        They are in a thread that ends: OpenMP keeps helpers for every thread that has computed, and where those are
-        more than processors, the engine's own hardly wait for their work without sleeping, which costs most of it.
+        OpenMP keeps helpers for every thread that has computed. Where those are more than processors, the engine's own
+        hardly wait for their work without sleeping, which costs most of it.
         """
-        return apart(self.made)
+        from multidraft.server.app import build
 
-    def made(self) -> "Service":
-        """The same, in whatever thread this is."""
+        return build(self.service())
+
+    def service(self) -> "Service":
+        """The service that the app is over."""
         import torch
 
+        from multidraft.generation.inputs import limits_of, plan_file
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # of the threads that begin from here on, the engine's among them
-        models = load(self.target, self.draft)
+        models = load(self.target, self.draft, Loader(self.engine, self.trust))
         if self.template is not None:
             models.tokenizer.chat_template = self.template
         if not models.tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
-        engine = Engine(models.target, models.draft, with_choice(self.plan(), models, self.tree), self.limits)
+        plan = with_choice(self.plan(), models, self.tree, plan_file(self.plan_file, limits_of(self.tree, self.scheme)))
+        engine = Engine(models.target, models.draft, plan, self.limits)
         return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
 
 
-def apart(call: Callable[[], Result]) -> Result:
-    """What a call returns or raises, in a thread of its own."""
-    found: Future[Result] = Future()
-
-    def settle() -> None:
-        try:
-            found.set_result(call())
-        except BaseException as error:
-            found.set_exception(error)
-
-    thread = Thread(target=settle, daemon=True)  # an interruption does not wait for it
-    thread.start()
-    result = found.result()
-    thread.join()
-    return result
-
-
-def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
+def with_choice(plan: "Plan", models: Models, tree: str, file: Path | None = None) -> "Plan":
     """The plan, with trees that are chosen by the rows under way if that is asked for, and the threads for them."""
+    from multidraft.decoding.tree import NO_DRAFTS
     from multidraft.generation.inputs import limits_of
 
+    if models.draft is None:
+        return replace(plan, tree=NO_DRAFTS)
     choice = limits_of(tree, plan.scheme)
-    if choice is None or models.draft is None:
+    if choice is None:
         return plan
     import torch
 
@@ -115,7 +109,7 @@ def with_choice(plan: "Plan", models: Models, tree: str) -> "Plan":
     prompts = read_prompts(None, DEMO, None)
     encode(prompts, models.tokenizer, context(models))
     tokens = [prompt.tokens for prompt in prompts]
-    plan, threads = steered(plan, Subject(models.target, models.draft, tokens, plan.scheme, plan.walk), choice)
+    plan, threads = steered(plan, Subject(models.target, models.draft, tokens, plan.scheme, plan.walk), choice, file)
     torch.set_num_threads(threads)
     return plan
 

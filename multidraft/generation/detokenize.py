@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 INCOMPLETE = "\ufffd"  # what an unfinished character decodes to; a character may span several tokens
 
 
-class Pieces:
+class IncrementalDetokenizer:
     """The text of a growing list of tokens, piece by piece; a character is held back until its last byte is there.
 
     The pieces together equal the decoding of all tokens at once. `before` is what the tokens continue: some tokenizers
@@ -18,7 +18,8 @@ class Pieces:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", before: Sequence[int]):
         self.tokenizer, self.tokens = tokenizer, list(before[-8:])
-        self.shown = len(self.decode())
+        self.text = self.decode()
+        self.shown = len(self.text)
 
     def decode(self) -> str:
         """The text of the tokens that are remembered."""
@@ -26,16 +27,17 @@ class Pieces:
 
     def add(self, token: int) -> str:
         """What can be shown now that this token is known."""
-        old, clean = len(self.tokens), self.shown == len(self.decode())
+        old, clean = len(self.tokens), self.shown == len(self.text)
         self.tokens.append(token)
-        text = self.decode()
-        whole = len(text) - text.endswith(INCOMPLETE)
-        piece, self.shown = text[self.shown : whole], max(self.shown, whole)
-        if clean and self.shown == len(text) and old > 8:  # forget what no later token can change
+        self.text = self.decode()
+        whole = len(self.text) - self.text.endswith(INCOMPLETE)
+        piece, self.shown = self.text[self.shown : whole], max(self.shown, whole)
+        if clean and self.shown == len(self.text) and old > 8:  # forget what no later token can change
             self.tokens = self.tokens[old:]
-            self.shown = len(self.decode())
+            self.text = self.decode()
+            self.shown = len(self.text)
         return piece
 
     def close(self) -> str:
         """What was held back, as the character that stands for broken ones."""
-        return self.decode()[self.shown :]
+        return self.text[self.shown :]

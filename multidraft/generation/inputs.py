@@ -34,12 +34,13 @@ def make_config(
     """Names made into objects."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
+    scheme = scheme_named(scheme)
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
     if not isinstance(scheme, Scheme):
         raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+    check_walk(scheme, walk)
     return DecodeConfig(scheme, policy_of(tree), walk, every(measure), **more)
 
 
@@ -57,8 +58,7 @@ def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
     if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
         return None
     limits = Limits.parse(tree)
-    named = scheme_named(scheme) if isinstance(scheme, str) else scheme
-    return limits if isinstance(named, Scheme) and can_choose(named) else None
+    return limits if can_choose(scheme_named(scheme)) else None
 
 
 def tree_or_fixed(tree: Any) -> Any:
@@ -130,6 +130,15 @@ def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile."""
     if not any(isinstance(model, PreTrainedModel) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
+
+
+def check_walk(scheme: Scheme, walk: str | Walker) -> None:
+    """Raise where a walk asks for targets that sum to less than one, and a rule from outside does not take them."""
+    if walk != "commit" and not scheme.entry.sub_probability:
+        raise AdviceError(
+            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
+            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
+        )
 
 
 def check_drafters(scheme: Scheme, several: bool) -> None:

@@ -22,6 +22,18 @@ def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = 
         raise AdviceError(f"{option} {str(path)!r} {fault}")
 
 
+def content(path: Path, what: str, most: int = 2**28) -> bytes:
+    """What a file holds; raises where it cannot be read, or has more than `most` bytes, as a device may."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(most + 1)
+    except OSError as error:
+        raise AdviceError(f"cannot read {what} {str(path)!r} ({error.strerror}); check the path") from None
+    if len(found) > most:
+        raise AdviceError(f"{what} {str(path)!r} has more than {most:,} bytes; it is not what it should be")
+    return found
+
+
 def make_folder(path: Path, option: str) -> None:
     """Make a folder for what a call writes; raise where nothing could be written there."""
     try:

@@ -8,7 +8,10 @@ from weakref import finalize
 from zlib import crc32
 
 from multidraft.errors import AdviceError
+from multidraft.io import files
 from multidraft.io.files import cannot_write, is_regular
+
+MOST = 2**31  # bytes of such a file
 
 
 def parse(text: str, where: str, advice: str) -> Any:
@@ -24,10 +27,7 @@ def parse(text: str, where: str, advice: str) -> Any:
 
 def whole(path: Path, what: str, advice: str, errors: str = "strict") -> tuple[list[str], bytes]:
     """The lines of a file that have their end, and what there is of a last one without it; `errors` as for `decode`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AdviceError(f"cannot read {what} {path} ({error.strerror}); check the path") from None
+    content = files.content(path, what, MOST)
     end = content.rfind(b"\n") + 1
     try:
         return content[:end].decode(errors=errors).split("\n")[:-1], content[end:]

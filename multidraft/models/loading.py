@@ -13,6 +13,7 @@ from multidraft.models.huggingface import home
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+MOST = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
@@ -39,18 +40,24 @@ def load_tokenizer(name: str, **settings: object) -> "PreTrainedTokenizerBase":
 
 
 def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
-    """`from_pretrained` whose failures say what to do in one line."""
-    folder = Path(name).expanduser()
+    """`from_pretrained` whose failures say what to do in one line; code of the model's own runs only if asked for."""
+    folder, settings = Path(name).expanduser(), {"trust_remote_code": False} | settings
     if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise AdviceError(f"there is no folder {name!r}; check the path, or give a hub name such as owner/model")
     if folder.is_dir() and not (folder / "config.json").exists():
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
     for file in SETTINGS if folder.is_dir() else ():
         check_object(folder / file)
+    check_config(folder / "config.json")
     try:
         return kind.from_pretrained(str(folder) if folder.is_dir() else name, **settings)
     except Exception as error:  # files can be broken in more ways than there are kinds of errors
         advice = "no such folder is here, so the hub was asked: check the name and the network"
+        if "trust_remote_code" in str(error):
+            raise AdviceError(
+                f"the {what} {name!r} brings code of its own, which is not run; read it, and pass "
+                "trust_remote_code=True (--trust-remote-code)"
+            ) from None
         if folder.is_dir():
             advice = "a folder needs whole files config.json, safetensors and tokenizer.json, all of one model"
         raise AdviceError(f"cannot load a {what} from {name!r}: {reason(error)}; {advice}") from None
@@ -64,6 +71,15 @@ def check_object(path: Path) -> None:
         is_object = False
     if not is_object:
         raise AdviceError(f"{path.name} in {str(path.parent)!r} is broken: it holds no JSON object; get the file again")
+
+
+def check_config(path: Path) -> None:
+    """Raise where a configuration asks for far more than any model has: building it would take hours."""
+    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name, most in MOST.items():
+            if isinstance(size := part.get(name), int) and size > most:
+                raise AdviceError(f"{path.name} in {str(path.parent)!r} has {name} {size}, above {most}; get it again")
 
 
 def reason(error: Exception) -> str:

@@ -4,17 +4,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 
 from multidraft.decoding.metrics import Info
 from multidraft.server.bodies import Sampled
+from multidraft.server.faults import LateError
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.service import Service
 from multidraft.server.text import Piece, Text
-
-
-class LateError(Exception):
-    """A request takes longer than the server has patience for."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,20 @@ class Choice:
 class Answering:
     """All answers to one request. Leave it with `cancel`, or the engine goes on for nobody."""
 
-    def __init__(self, service: Service, body: Sampled, prompts: list[list[int]], new_tokens: int):
-        self.service, self.body, self.prompts = service, body, prompts
+    def __init__(self, service: Service, body: Sampled, jobs: list[Job]):
+        self.service, self.body = service, body
         self.began, self.info = time.monotonic(), Info()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        jobs = service.jobs(
-            body, prompts, new_tokens, lambda *event: loop.call_soon_threadsafe(self.events.put_nowait, event)
-        )
-        self.choices = [Choice(job, Text(service.tokenizer, job.prompt, body.stops)) for job in jobs]
+        least = body.min_tokens or 0
+        self.choices = [Choice(job, Text(service.tokenizer, job.prompt, body.stops, least)) for job in jobs]
+        for index, job in enumerate(jobs):
+            job.hear = partial(self.hear, index)
         service.engine.submit(jobs)
+        service.queues.add(self.events)
+
+    def hear(self, index: int, event: Event) -> None:
+        """One more event, in the event loop's thread."""
+        self.events.put_nowait((index, event))
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """What comes, until all have ended; raises what the engine raised for one of them."""
@@ -72,6 +74,8 @@ class Answering:
 
     async def next_event(self) -> tuple[int, Event]:
         """Wait for it, within the time that a request may take."""
+        if not self.events.empty():
+            return self.events.get_nowait()
         try:
             async with asyncio.timeout(self.service.limits.request + self.began - time.monotonic()):
                 return await self.events.get()
@@ -80,6 +84,7 @@ class Answering:
 
     def cancel(self) -> None:
         """Nobody listens any more."""
+        self.service.queues.discard(self.events)
         for choice in self.choices:
             choice.job.cancelled = True
 
@@ -133,7 +138,8 @@ class Answering:
 
     def usage(self) -> dict[str, int]:
         """The numbers of tokens so far."""
-        read, new = sum(map(len, self.prompts)), sum(choice.tokens for choice in self.choices)
+        prompts = [choice.job.prompt for choice in self.choices[:: self.body.choices]]
+        read, new = sum(map(len, prompts)), sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
     def drafting(self) -> dict[str, object]:

@@ -1,37 +1,45 @@
 """The app: which address is answered by what."""
 
-import secrets
 import time
-from collections.abc import AsyncIterator
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel
 
 from multidraft.errors import AdviceError
 from multidraft.server import faults
 from multidraft.server.answering import Answering
-from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from multidraft.server.formats import Chat, Completion
-from multidraft.server.limited import Limited
+from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
+from multidraft.server.formats import Chat, Completion, Format
+from multidraft.server.middleware import ApiKey, BodyLimit
 from multidraft.server.replies import reply
 from multidraft.server.service import Service
 
-PAGE = Path(__file__).parent / "page.html"
-DEFAULT_NEW_TOKENS = 16  # of a completion that names no number, as in OpenAI's API
+PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+SCRIPT = b64encode(sha256(PAGE.partition("<script>")[2].partition("</script>")[0].encode()).digest()).decode()
+POLICY = (  # the page's own script and this server's answers, and nothing from anywhere else
+    f"default-src 'none'; script-src 'sha256-{SCRIPT}'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+GUARDS = {"Content-Security-Policy": POLICY, "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"}
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def build(service: Service) -> FastAPI:
-    """The app over a service, whose engine it starts and closes."""
+    """The app over a service, which begins and is closed with it."""
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        service.engine.start()
+        service.begin()
         yield
-        service.engine.close(service.limits.drain)
+        service.close()
 
     app = FastAPI(
         title="multidraft",
@@ -40,7 +48,10 @@ def build(service: Service) -> FastAPI:
         docs_url=None,  # these pages would fetch their scripts from elsewhere
         redoc_url=None,
     )
-    app.add_middleware(Limited, most=service.limits.body)
+    app.state.service = service
+    app.add_middleware(BodyLimit, most=service.limits.body, seconds=service.limits.receive)
+    if service.api_key is not None:
+        app.add_middleware(ApiKey, key=service.api_key)
     faults.add_to(app)
     add_models(app, service)
     add_answers(app, service)
@@ -49,82 +60,96 @@ def build(service: Service) -> FastAPI:
     return app
 
 
-def keyed(service: Service) -> Any:
-    """What lets only those in who know the key, if there is one."""
+def posted(
+    app: FastAPI, service: Service, address: str, kind: type[Body], answer: Callable[[Request, Body], Awaitable[Any]]
+) -> None:
+    """Answer what is posted to an address; bodies are read in a thread, because large ones take their time."""
 
-    def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if service.api_key is not None and not secrets.compare_digest(given, service.api_key.encode()):
-            raise HTTPException(401, "the API key is missing or wrong; send it as a bearer token")
+    async def read(request: Request) -> Body:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise AdviceError("the body is not said to be JSON; send it with Content-Type: application/json")
+        return await service.aside(kind.model_validate_json, await request.body())
 
-    return Depends(check)
+    async def answered(request: Request, body: Body = Depends(read)) -> Any:  # noqa: B008
+        return await answer(request, body)
+
+    schema = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
+    name = address.removeprefix("/").replace("/", "_")
+    app.post(address, name=name, openapi_extra={"requestBody": schema}, response_model=None)(answered)
 
 
 def add_models(app: FastAPI, service: Service) -> None:
-    """Which models there are: one."""
+    """Which models there are: one, by all its names."""
     began = int(time.time())
 
-    def model() -> dict[str, Any]:
-        card = {"id": service.name, "object": "model", "created": began, "owned_by": "multidraft"}
+    def model(name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": began, "owned_by": "multidraft"}
         return card | {"root": service.name, "max_model_len": service.context}
 
-    @app.get("/v1/models", dependencies=[keyed(service)])
+    @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model()]}
+        return {"object": "list", "data": [model(name) for name in service.names]}
 
-    @app.get("/v1/models/{name:path}", dependencies=[keyed(service)])
+    @app.get("/v1/models/{name:path}")
     def one_model(name: str) -> dict[str, Any]:
         check_name(service, name)
-        return model()
+        return model(name)
 
 
 def check_name(service: Service, name: str) -> None:
     """Raise unless it is the model that is served."""
-    if name != service.name:
+    if name not in service.names:
         raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.name!r}")
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
     """What generates."""
 
-    @app.post("/v1/completions", dependencies=[keyed(service)])
-    async def completions(body: CompletionBody, request: Request) -> Response:
+    async def answer(request: Request, body: Sampled, form: type[Format]) -> Response:
         check_name(service, body.model)
-        new_tokens = DEFAULT_NEW_TOKENS if body.max_tokens is None else body.max_tokens
-        if not new_tokens and not body.echo:
-            raise AdviceError("max_tokens is 0, which only a prompt that is echoed makes sense with; ask for more")
-        return await reply(request, Completion(Answering(service, body, service.prompts(body), new_tokens)))
+        jobs = await service.aside(service.jobs, body)
+        return await reply(request, form(Answering(service, body, jobs)))
 
-    @app.post("/v1/chat/completions", dependencies=[keyed(service)])
-    async def chat(body: ChatBody, request: Request) -> Response:
-        check_name(service, body.model)
-        new_tokens = body.max_completion_tokens or body.max_tokens or service.limits.default_new_tokens
-        return await reply(request, Chat(Answering(service, body, [service.conversation(body)], new_tokens)))
+    async def completion(request: Request, body: CompletionBody) -> Response:
+        return await answer(request, body, Completion)
+
+    async def chat(request: Request, body: ChatBody) -> Response:
+        return await answer(request, body, Chat)
+
+    posted(app, service, "/v1/completions", CompletionBody, completion)
+    posted(app, service, "/v1/chat/completions", ChatBody, chat)
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
     """The tokenizer."""
-    tokenizer: Any = service.tokenizer
 
-    @app.post("/tokenize", dependencies=[keyed(service)])
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    def tokens_of(body: TokenizeBody) -> dict[str, Any]:
         if (body.prompt is None) == (body.messages is None):
             raise AdviceError("give either a prompt or messages")
         if body.messages is not None:
             tokens = service.written(body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
             tokens = service.encode(body.prompt or "", body.add_special_tokens)
-        words = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+        words = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         return {"count": len(tokens), "max_model_len": service.context, "tokens": tokens, "token_strs": words}
 
-    @app.post("/detokenize", dependencies=[keyed(service)])
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    def text_of(body: DetokenizeBody) -> dict[str, Any]:
         if strange := [token for token in body.tokens if token >= service.vocabulary]:
             raise AdviceError(f"token {strange[0]} is beyond the vocabulary, 0 to {service.vocabulary - 1}")
-        return {"prompt": tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)}
+        return {"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)}
 
-    @app.get("/tokenizer_info", dependencies=[keyed(service)])
+    async def tokenize(_: Request, body: TokenizeBody) -> Response:
+        return await service.aside(lambda: JSONResponse(tokens_of(body)))
+
+    async def detokenize(_: Request, body: DetokenizeBody) -> Response:
+        return await service.aside(lambda: JSONResponse(text_of(body)))
+
+    posted(app, service, "/tokenize", TokenizeBody, tokenize)
+    posted(app, service, "/detokenize", DetokenizeBody, detokenize)
+
+    @app.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:
+        tokenizer: Any = service.tokenizer
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         known = {name: getattr(tokenizer, name, None) for name in names} | {"chat_template": service.template}
         return {"tokenizer_class": type(tokenizer).__name__, "max_model_len": service.context} | known
@@ -137,10 +162,14 @@ def add_state(app: FastAPI, service: Service) -> None:
     async def health() -> Response:
         return Response(status_code=200 if service.engine.alive else 503)
 
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        return {"version": app.version}
+
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return FileResponse(PAGE, media_type="text/html")
+    async def page() -> Response:
+        return HTMLResponse(PAGE, headers=GUARDS)

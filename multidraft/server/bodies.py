@@ -1,21 +1,27 @@
-"""What requests may hold. Unknown fields are tolerated, because clients send many."""
+"""What requests may hold. Unknown fields are tolerated, because clients send many; what is wrong is found quickly."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 LongText = Annotated[str, Field(max_length=2**20)]
-SEEDS = 2**63
+FAST = Field(fail_fast=True)  # a list of a hundred thousand wrong things would take seconds to be refused
+SEEDS, MOST_BIASES = 2**63, 1024
 
 
-class StreamOptions(BaseModel):
-    """Whether a stream says how many tokens there were: at its end, or in every event."""
+def few(biases: Any) -> Any:
+    """A dictionary that is small enough to be looked at."""
+    if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+        raise ValueError(f"there are more than {MOST_BIASES} tokens")
+    return biases
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Biases = Annotated[dict[Token, Bias], BeforeValidator(few, json_schema_input_type=dict[Token, Bias])]
 
 
 class Sampled(BaseModel):
@@ -24,23 +30,27 @@ class Sampled(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
     top_p: Share | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = None
-    logit_bias: dict[Token, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    logit_bias: Biases | None = None
     seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], FAST] | None = None
+    stop_token_ids: Annotated[list[Token], FAST] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: dict[str, bool | None] | None = None
     ignore_eos: bool = False
     multidraft: bool = False  # ours: how every token came to be, and the tree of each step
     best_of: int | None = None
+    tool_choice: Any = None
+    response_format: Any = None
 
     @field_validator("stop")
     @classmethod
@@ -62,44 +72,64 @@ class Sampled(BaseModel):
         return self.n or 1
 
     @property
-    def usage_at_end(self) -> bool:
-        """Whether the stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def tops(self) -> int | None:
+        """How many of the most likely tokens are listed beside each one; None without log-probabilities."""
+        return None
 
     @property
-    def usage_always(self) -> bool:
-        """Whether every event of the stream has them."""
-        return self.usage_at_end and self.stream_options is not None and self.stream_options.continuous_usage_stats
+    def new_tokens(self) -> int | None:
+        """The number of new tokens, if it is named."""
+        return self.max_tokens
+
+    def streams(self, option: Literal["include_usage", "continuous_usage_stats"]) -> bool:
+        """Whether a stream ends with the numbers of tokens; and whether each of its events has them, too."""
+        options = self.stream_options or {}
+        return bool(options.get("include_usage") and options.get(option))
 
 
 class CompletionBody(Sampled):
     """A text to continue, or several, as text or as tokens."""
 
-    prompt: LongText | list[Token] | list[LongText] | list[list[Token]]
+    prompt: (
+        LongText
+        | Annotated[list[Token], FAST]
+        | Annotated[list[LongText], FAST]
+        | Annotated[list[Annotated[list[Token], FAST]], FAST]
+    )
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Count | None = None
     suffix: Any = None
+
+    @property
+    def tops(self) -> int | None:
+        return self.logprobs
 
 
 class ChatBody(Sampled):
     """A conversation to answer."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    response_format: Any = None
+    top_logprobs: Count | None = None
+    tools: Annotated[list[dict[str, Any]], FAST] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def tops(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def new_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 class TokenizeBody(BaseModel):
     """A text, or a conversation, whose tokens are asked for."""
 
     prompt: LongText | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], FAST] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
@@ -108,4 +138,4 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     """Tokens whose text is asked for."""
 
-    tokens: list[Token]
+    tokens: Annotated[list[Token], FAST]

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Condition, Thread
 
@@ -16,23 +17,16 @@ from multidraft.decoding.step import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import Model, is_ragged, place_of
+from multidraft.server.faults import ClosedError, FullError
 from multidraft.server.guarded import fault_of
-from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
+from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped, Told, hear_all
 from multidraft.server.limits import Limits
 from multidraft.server.onlooker import Onlooker
+from multidraft.server.prefix_cache import Kept, PrefixCache
 from multidraft.server.reading import Reading
-from multidraft.server.shelf import Kept, Shelf
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
-
-
-class FullError(Exception):
-    """So many rows wait that no more are taken."""
-
-
-class ClosedError(Exception):
-    """The engine takes nothing any more: it is being stopped, or has died."""
 
 
 class Engine:
@@ -47,18 +41,20 @@ class Engine:
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
-        self.shelf = Shelf()
+        self.prefixes = PrefixCache()
         self.ragged = not plan.compile and all(is_ragged(model) for model in (target, draft) if model is not None)
         self.width = 0  # slots of a row, where batches are padded
         self.info = Info()
         self.prompt_tokens = self.reused_tokens = 0
+        self.told: Told = []  # by rows since the last message
+        self.deliver: Callable[[Told], object] = hear_all
         self.changed = Condition()
         self.closing = self.stopped = False
         self.thread = Thread(target=self.run, name="engine", daemon=True)
+        warm_up(plan.scheme, plan.shape, place_of(target))  # compiles what is compiled
 
     def start(self) -> None:
-        """Compile what is compiled, and begin to take jobs."""
-        warm_up(self.plan.scheme, self.plan.shape, place_of(self.target))
+        """Begin to take jobs."""
         self.thread.start()
 
     @property
@@ -71,13 +67,18 @@ class Engine:
         """Slots that are taken."""
         return self.slots([*self.running, self.reading.job] if self.reading else self.running)
 
+    @property
+    def room(self) -> int:
+        """The most tokens that one row may come to."""
+        return self.limits.tokens_in_cache - self.slack
+
     def submit(self, jobs: list[Job]) -> None:
         """Queue the jobs of one request, all or none: a queue with any room takes them."""
         for job in jobs:
-            if job.longest + self.slack > self.limits.tokens_in_cache:
+            if job.longest > self.room:
                 raise AdviceError(
-                    f"{job.longest} tokens are more than this server's cache has room for "
-                    f"({self.limits.tokens_in_cache - self.slack}); shorten the prompt, or ask for fewer"
+                    f"{job.longest} tokens are more than this server's cache has room for ({self.room}); "
+                    "shorten the prompt, or ask for fewer"
                 )
         with self.changed:
             if not self.alive:
@@ -110,8 +111,8 @@ class Engine:
             self.closing = True
             left = [*self.running, *self.waiting, *([self.reading.job] if self.reading else [])]
             self.running, self.waiting, self.reading, self.state = [], deque(), None, None
-        for job in left:
-            tell(job, Failed(fault))
+        self.told += [(job, Failed(fault)) for job in left]
+        self.flush()
 
     def has_work(self) -> bool:
         """Wait for some; False where there will be none."""
@@ -126,8 +127,10 @@ class Engine:
         budget = self.limits.prefill
         while budget > 0 and (reading := self.reading or self.admit()):
             budget -= self.read(reading, budget)
+        self.flush()
         if self.running:
             self.step()
+            self.flush()
 
     def drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
@@ -144,8 +147,8 @@ class Engine:
                 return None
             job = self.waiting.popleft()
         self.width = max(self.width, job.longest + self.slack)
-        self.reading = Reading(job, self.target, self.draft, self.plan, self.shelf)
-        self.shelf.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
+        self.reading = Reading(job, self.target, self.draft, self.plan, self.prefixes)
+        self.prefixes.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
         return self.reading
 
     def fits(self, job: Job) -> bool:
@@ -172,7 +175,7 @@ class Engine:
                 self.enter(reading)
         except Exception as error:
             self.reading = None
-            tell(reading.job, Failed(error))
+            self.tell(reading.job, Failed(error))
             return 1
         return max(count, 1)
 
@@ -181,9 +184,9 @@ class Engine:
         job = reading.job
         self.prompt_tokens += len(job.prompt)
         self.reused_tokens += reading.reused
-        tell(job, Read(reading.logprobs))
+        self.tell(job, Read(reading.logprobs))
         if not job.new_tokens:
-            tell(job, Ended("length"))
+            self.tell(job, Ended("length"))
             return False
         if state.said is None:
             return True
@@ -205,7 +208,7 @@ class Engine:
             LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
             for job in failed:
-                tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
+                self.tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
             return
         self.go_on([index for index, new in enumerate(emitted) if self.pass_on(self.running[index], index, new)])
 
@@ -225,14 +228,14 @@ class Engine:
     def pass_on(self, job: Job, index: int, new: Emitted) -> bool:
         """Tell a row what it has got in its place of the batch; whether it goes on."""
         if fault := fault_of(job.sampling):
-            tell(job, Failed(fault))
+            self.tell(job, Failed(fault))
             return False
         tree, path = self.onlooker.seen(index, job.last)
         new, reason = job.cut(new)
         self.info.tokens += len(new.tokens)
-        tell(job, Stepped(new, tree, path))
+        self.tell(job, Stepped(new, tree, path))
         if reason is not None:
-            tell(job, Ended(reason))
+            self.tell(job, Ended(reason))
         return reason is None
 
     def go_on(self, going: list[int]) -> None:
@@ -253,16 +256,18 @@ class Engine:
         tokens = [*job.prompt, *job.tokens][:both]
         if not 0 < len(tokens) <= room:
             return
-        self.shelf.shrink(room - len(tokens))
+        self.prefixes.shrink(room - len(tokens))
         try:
-            self.shelf.put(Kept.of(tokens, state.target, state.draft, index))
+            self.prefixes.put(Kept.of(tokens, state.target, state.draft, index))
         except Exception as error:  # where memory ends, say: it is read again, then
             LOG.warning("a conversation has not been kept", exc_info=error)
 
+    def tell(self, job: Job, event: Event) -> None:
+        """Note an event for the next message."""
+        self.told.append((job, event))
 
-def tell(job: Job, event: Event) -> None:
-    """Pass an event on; an owner who cannot hear is as good as gone."""
-    try:
-        job.hear(event)
-    except Exception:
-        job.cancelled = True
+    def flush(self) -> None:
+        """Pass on what rows have to be told since the last time, as one message."""
+        if self.told:
+            told, self.told = self.told, []
+            self.deliver(told)

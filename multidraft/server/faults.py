@@ -2,40 +2,56 @@
 
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from multidraft.errors import AdviceError
-from multidraft.server.answering import LateError
-from multidraft.server.engine import ClosedError, FullError
 
 LONGEST = 600  # characters of a message
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def fault_of(error: BaseException) -> tuple[int, str, str | None]:
+class LoadingError(Exception):
+    """The models are not there yet."""
+
+
+class FullError(Exception):
+    """So many rows wait that no more are taken."""
+
+
+class ClosedError(Exception):
+    """The engine takes nothing any more: it is being stopped, or has died."""
+
+
+class LateError(Exception):
+    """A request takes longer than the server has patience for."""
+
+
+SAID: dict[type[Exception], tuple[int, str]] = {
+    FullError: (429, "the queue is full; try again a little later"),
+    ClosedError: (503, "the server is being stopped, or its engine has died; try again later"),
+    LoadingError: (503, "the model is being loaded; try again a little later"),
+    LateError: (504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"),
+}
+
+
+def fault_of(error: Exception) -> tuple[int, str, str | None]:
     """A status, a message, and the parameter that it is about."""
     match error:
-        case RequestValidationError():
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-            return 400, f"{where}: {first['msg']}" if where else str(first["msg"]), where or None
+        case ValidationError():
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            return 400, f"{where}: {first['msg']}" if where else first["msg"], where or None
         case AdviceError():
             return 400, str(error), None
-        case FullError():
-            return 429, "the queue is full; try again a little later", None
-        case ClosedError():
-            return 503, "the server is being stopped, or its engine has died; try again later", None
-        case LateError():
-            return 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later", None
-        case StarletteHTTPException():
+        case HTTPException():
             return error.status_code, str(error.detail), None
-    return 500, "something went wrong in the server; this is a bug", None
+    return *SAID.get(type(error), (500, "something went wrong in the server; this is a bug")), None
 
 
-def as_json(error: BaseException) -> dict[str, Any]:
+def as_json(error: Exception) -> dict[str, Any]:
     """The error as a client reads it."""
     status, message, parameter = fault_of(error)
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -44,7 +60,7 @@ def as_json(error: BaseException) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
 
 
-async def answer(_: Request, error: Exception) -> JSONResponse:
+def refusal(error: Exception) -> JSONResponse:
     """The response to a request that failed."""
     status = fault_of(error)[0]
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
@@ -53,15 +69,13 @@ async def answer(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(as_json(error), status, headers)
 
 
+async def answer(_: Request, error: Exception) -> JSONResponse:
+    """The response, as a handler of exceptions gives it."""
+    return refusal(error)
+
+
 def add_to(app: FastAPI) -> None:
     """Let the app answer so."""
-    for kind in (
-        RequestValidationError,
-        AdviceError,
-        FullError,
-        ClosedError,
-        LateError,
-        StarletteHTTPException,
-        Exception,
-    ):
+    kinds: list[type[Exception]] = [ValidationError, AdviceError, *SAID, HTTPException, Exception]
+    for kind in kinds:
         app.add_exception_handler(kind, answer)

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from multidraft.server.answering import Answering, Delta
-from multidraft.server.settings import tops
 from multidraft.server.text import Piece
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ class Format:
     prefix, whole_object, chunk_object = "", "", ""
 
     def __init__(self, answering: Answering):
-        self.answering, self.top = answering, tops(answering.body)
+        self.answering, self.top = answering, answering.body.tops
         self.tokenizer: PreTrainedTokenizerBase = answering.service.tokenizer
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
 
@@ -36,9 +35,10 @@ class Format:
         choice = {"index": delta.index, **self.part(delta), "finish_reason": delta.finish}
         if self.answering.body.multidraft:
             choice["multidraft"] = self.origin(delta)
-        body = self.answering.body
-        usage = {"usage": self.answering.usage() if body.usage_always else None} if body.usage_at_end else {}
-        return self.envelope(self.chunk_object, [choice]) | usage
+        chunk, body = self.envelope(self.chunk_object, [choice]), self.answering.body
+        if body.streams("include_usage"):
+            chunk["usage"] = self.answering.usage() if body.streams("continuous_usage_stats") else None
+        return chunk
 
     def last(self) -> Json:
         """The event that a stream ends with, if it was asked for."""

@@ -32,8 +32,8 @@ class Guarded(Processors):
             return logits
         try:
             result = super().__call__(logits, prefixes)
-            if empty(result).any() or result.isnan().any():
-                raise AdviceError("the processors leave no token with a finite logit; loosen what they forbid")
+            if empty(result).any() or result.isnan().any() or result.isposinf().any():
+                raise AdviceError("the settings leave no token with a finite logit, or make one infinite; loosen them")
         except Exception as fault:
             self.fault = fault
             return logits

@@ -47,11 +47,11 @@ Event = Read | Stepped | Ended | Failed
 
 @dataclass(eq=False)
 class Job:
-    """A prompt to continue, with settings and random numbers of its own; `hear` is called in the engine's thread."""
+    """A prompt to continue, with settings and random numbers of its own; its owner hears what becomes of it."""
 
     prompt: list[int]
     new_tokens: int
-    hear: Callable[[Event], object]
+    hear: Callable[[Event], object] = lambda event: None
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator = field(default_factory=torch.Generator)
     ends: set[int] = field(default_factory=set)
@@ -77,3 +77,15 @@ class Job:
         if goes_on:
             return new, None
         return new, "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
+
+
+Told = list[tuple[Job, Event]]
+
+
+def hear_all(told: Told) -> None:
+    """Let the owners of some rows hear, in turn; one who cannot is as good as gone."""
+    for job, event in told:
+        try:
+            job.hear(event)
+        except Exception:
+            job.cancelled = True

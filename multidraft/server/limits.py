@@ -9,12 +9,15 @@ class Limits:
 
     tokens_in_cache: int = 16384  # of all rows; where batches are padded, rows times the longest
     rows: int = 32  # decoded side by side
+    context: int | None = None  # tokens of a sequence; None for as many as both models can read
     queue: int = 64  # rows that wait
     prefill: int = 256  # prompt tokens read between two steps
     drain: int = 30  # seconds for requests that are under way when the server is stopped
     request: int = 600  # seconds that a request may take, its time in the queue included
+    receive: int = 30  # seconds in which a request's headers must have come, and then its body
     unread: int = 60  # seconds for which a client may leave a stream unread
     default_new_tokens: int = 1024  # of a chat that names no number
+    headers: int = 1 << 16  # bytes
     body: int = 1 << 20  # bytes
     choices: int = 128  # prompts times n
     logprobs: int = 20

@@ -16,16 +16,16 @@ from multidraft.decoding.state import Plan, State
 from multidraft.models import LanguageModel, Scored
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.server.job import Job
-from multidraft.server.shelf import Shelf
+from multidraft.server.prefix_cache import PrefixCache
 
 
 class Reading:
-    """The readers of both models, and how far they have come: what `shelf` has need not be read again."""
+    """The readers of both models, and how far they have come: what `prefixes` has need not be read again."""
 
-    def __init__(self, job: Job, target: Model, draft: Model | None, plan: Plan, shelf: Shelf):
+    def __init__(self, job: Job, target: Model, draft: Model | None, plan: Plan, prefixes: PrefixCache):
         self.job, self.models, self.plan = job, (target, draft), plan
         self.logprobs: list[Logprob] = []
-        self.found = shelf.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
+        self.found = prefixes.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
         self.reused = self.target_has = self.draft_has = self.found[1] if self.found else 0
         self.whole, self.is_drafted = answers_prompts(target), draft is None
         is_short = len(job.prompt) <= CHUNK  # for it may have to be read in one pass, with a mask that is its square
@@ -58,7 +58,8 @@ class Reading:
         last = len(prompt) - (not self.whole)
         end = min(self.target_has + most, last)
         piece, is_last = prompt[self.target_has : end], end == last
-        said = self.read(0, piece, self.target_has, wanted is not None or (self.whole and is_last and "last"))
+        scored: Scored = bool(piece) and (wanted is not None or (self.whole and is_last and "last"))
+        said = self.read(0, piece, self.target_has, scored)
         if wanted is not None:
             follow = prompt[self.target_has + 1 :][: len(piece)]
             self.logprobs += listed(said[0, : len(follow)].float().log_softmax(-1), follow, wanted)

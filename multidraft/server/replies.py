@@ -14,6 +14,7 @@ from multidraft.server.faults import as_json
 from multidraft.server.formats import Format
 
 LOG = logging.getLogger(__name__)
+AS_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Stream(StreamingResponse):
@@ -34,6 +35,10 @@ class Stream(StreamingResponse):
             await super().__call__(scope, receive, sent)
         except TimeoutError:
             LOG.info("a client has left its stream unread")
+        except asyncio.CancelledError:
+            if not self.answering.service.engine.closing:
+                raise
+            LOG.info("a client has not read its stream to the end before the server was stopped")
         finally:
             self.answering.cancel()
 
@@ -43,7 +48,7 @@ async def events(form: Format) -> AsyncIterator[str]:
     try:
         async for delta in form.answering.deltas():
             yield event(form.chunk(delta))
-        if form.answering.body.usage_at_end:
+        if form.answering.body.streams("include_usage"):
             yield event(form.last())
     except Exception as error:
         yield event(as_json(error))
@@ -52,7 +57,7 @@ async def events(form: Format) -> AsyncIterator[str]:
 
 def event(value: dict[str, Any]) -> str:
     """One server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+    return f"data: {AS_JSON(value)}\n\n"
 
 
 async def reply(request: Request, form: Format) -> Response:

@@ -1,38 +1,93 @@
-"""What all requests share: the engine, the tokenizer, the model's name, the limits."""
+"""What all requests share: the engine, the tokenizer, the model's names, the limits."""
 
+import asyncio
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import torch
 
 from multidraft.errors import AdviceError
 from multidraft.generation.conversations import written
 from multidraft.generation.inputs import context_of, lengths, vocabulary_of
 from multidraft.sampling.generation_config import ends_of
-from multidraft.server.bodies import ChatBody, CompletionBody, Sampled
+from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled
 from multidraft.server.engine import Engine
-from multidraft.server.job import Event, Job
+from multidraft.server.faults import ClosedError
+from multidraft.server.job import Event, Failed, Job, Told, hear_all
 from multidraft.server.limits import Limits
 from multidraft.server.metrics import Metrics
-from multidraft.server.settings import check, generator_of, sampling_of, tops
+from multidraft.server.settings import check, sampling_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # where a tokenizer has no template
-Hear = Callable[[int, Event], object]  # a choice's number, and what has become of it
+WORKERS = 2  # threads for what would keep the event loop from others: validation, templates, tokenizing
+SEEDS_APART = 1_000_003  # so that no answer of one seed is another answer of the next
+COMPLETION = 16  # new tokens of a completion that names no number, as in OpenAI's API
+WIDEST = 64  # characters of a token; a longer text than so many for each token of the context cannot fit
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
-@dataclass
 class Service:
-    """A model that answers, under a name."""
+    """A model that answers under its names."""
 
-    engine: Engine
-    tokenizer: "PreTrainedTokenizerBase"
-    name: str
-    limits: Limits = field(default_factory=Limits)
-    api_key: str | None = None
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: "PreTrainedTokenizerBase",
+        names: list[str],
+        limits: Limits | None = None,
+        api_key: str | None = None,
+    ):
+        self.engine, self.tokenizer = engine, tokenizer
+        self.names, self.limits, self.api_key = names, limits or Limits(), api_key
+        self.queues: WeakSet[asyncio.Queue[tuple[int, Event]]] = WeakSet()  # of events, of answers under way
+        self.workers = ThreadPoolExecutor(WORKERS, "requests")
+        self.loop: asyncio.AbstractEventLoop | None = None  # in which the app runs
+
+    @property
+    def name(self) -> str:
+        """The first of the names, which answers bear."""
+        return self.names[0]
+
+    def begin(self) -> None:
+        """Take requests, in this event loop."""
+        self.loop, self.engine.deliver = asyncio.get_running_loop(), self.deliver
+        self.engine.start()
+
+    def deliver(self, told: Told) -> None:
+        """Take what a turn of the engine has to tell, in its thread, to the loop's: one message for all rows."""
+        try:
+            assert self.loop is not None
+            self.loop.call_soon_threadsafe(hear_all, told)
+        except (AssertionError, RuntimeError):  # the loop is closed, so nobody hears anything any more
+            for job, _ in told:
+                job.cancelled = True
+
+    def end(self) -> None:
+        """Let all answers that are under way end with an error that says so."""
+        for events in list(self.queues):
+            events.put_nowait((0, Failed(ClosedError())))
+
+    def close(self) -> None:
+        """Take no more; the engine's thread ends."""
+        self.workers.shutdown(wait=False, cancel_futures=True)
+        self.engine.close(self.limits.drain)
+
+    async def aside(
+        self, call: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
+        """What a call returns, in a thread beside the event loop's, which others need."""
+        if self.engine.closing:
+            raise ClosedError
+        return await asyncio.get_running_loop().run_in_executor(self.workers, lambda: call(*values, **named))
 
     @cached_property
     def metrics(self) -> Metrics:
@@ -46,9 +101,10 @@ class Service:
 
     @cached_property
     def context(self) -> int | None:
-        """The longest sequence that both models can read."""
+        """The longest sequence that both models can read, and that is allowed."""
         models = [model for model in (self.engine.target, self.engine.draft) if model is not None]
-        return min((c for c in map(context_of, models) if c is not None), default=None)
+        known = [self.limits.context, *map(context_of, models)]
+        return min((context for context in known if context is not None), default=None)
 
     @cached_property
     def ends(self) -> set[int]:
@@ -61,16 +117,27 @@ class Service:
         start = self.tokenizer.bos_token_id
         return list(tokens) or ([start] if special and start is not None else [])
 
-    def prompts(self, body: CompletionBody) -> list[list[int]]:
-        """The prompts of a completion as tokens, whatever form they came in."""
+    def prompts(self, body: Sampled) -> list[list[int]]:
+        """A request's prompts as tokens, whatever form they came in."""
+        if isinstance(body, ChatBody):
+            return [self.conversation(body)]
+        assert isinstance(body, CompletionBody)
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if given and isinstance(given[0], int):
             given = [given]
         self.check_choices(len(given) * body.choices)
-        prompts = [self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
+        prompts = [self.encode(self.fitting(prompt)) if isinstance(prompt, str) else prompt for prompt in given]
         if not prompts or not all(prompts):
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
         return prompts
+
+    def fitting(self, text: str) -> str:
+        """The text, unless it is so long that counting its tokens is not worth the time."""
+        if self.context is not None and len(text) > WIDEST * self.context:
+            raise AdviceError(
+                f"a text of {len(text)} characters is too long for a context of {self.context} tokens; shorten it"
+            )
+        return text
 
     def check_choices(self, count: int) -> None:
         """Raise where a request asks for too many answers."""
@@ -92,40 +159,61 @@ class Service:
 
     def written(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """Messages in the form of the chat template."""
-        given = [message | {"content": content_of(message)} for message in messages]
+        given = [message | {"content": self.fitting(content_of(message))} for message in messages]
         tokens = written(self.tokenizer, given, **settings | {"chat_template": self.template})
         if not tokens:
             raise AdviceError("the conversation is empty; say something in it")
         return tokens
 
-    def jobs(self, body: Sampled, prompts: list[list[int]], new_tokens: int, hear: Hear) -> list[Job]:
-        """A row for each answer to each prompt."""
+    def jobs(self, body: Sampled) -> list[Job]:
+        """A row for each answer to each prompt; raises AdviceError on what is wrong or too much."""
         check(body, self.limits, self.vocabulary)
-        self.check_choices(len(prompts) * body.choices)
-        target, draft = self.engine.target, self.engine.draft
-        longest = lengths(prompts, target, draft, [new_tokens] * len(prompts))
-        jobs = []
-        for number, (prompt, length) in enumerate(zip(prompts, longest, strict=True)):
+        self.check_choices(body.choices)
+        prompts, made = self.prompts(body), list[Job]()
+        lengths(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # which checks them
+        for number, prompt in enumerate(prompts):
+            count = self.new_tokens(body, prompt)
             for index in range(number * body.choices, (number + 1) * body.choices):
-                jobs.append(self.job(body, prompt, length - len(prompt), index, hear))
-        return jobs
+                made.append(self.job(body, prompt, count, index))
+        return made
 
-    def job(self, body: Sampled, prompt: list[int], new_tokens: int, index: int, hear: Hear) -> Job:
+    def new_tokens(self, body: Sampled, prompt: list[int]) -> int:
+        """How many a prompt gets: as many as were asked for; otherwise the usual number, as far as there is room."""
+        room = self.engine.room - len(prompt)
+        if self.context is not None:
+            room = min(room, self.context - len(prompt))
+        usual = self.limits.default_new_tokens if isinstance(body, ChatBody) else COMPLETION
+        asked = min(usual, room) if body.new_tokens is None else body.new_tokens
+        if asked > room or room < 1:
+            raise AdviceError(
+                f"{asked} new tokens after a prompt of {len(prompt)} are more than this server has room for, "
+                f"{room + len(prompt)} in all; shorten the prompt, or ask for fewer"
+            )
+        if not asked and not getattr(body, "echo", False):
+            raise AdviceError("max_tokens is 0, which only a prompt that is echoed makes sense with; ask for more")
+        return asked
+
+    def job(self, body: Sampled, prompt: list[int], new_tokens: int, index: int) -> Job:
         """One answer's row."""
-        echoes = isinstance(body, CompletionBody) and body.echo
+        ends = (set() if body.ignore_eos else self.ends) | set(body.stop_token_ids or ())
         return Job(
             prompt,
             new_tokens,
-            lambda event: hear(index, event),
-            sampling_of(body, len(prompt)),
-            generator_of(body.seed, index),
-            set() if body.ignore_eos else self.ends,
-            logprobs=tops(body),
-            prompt_logprobs=tops(body) if echoes else None,
+            sampling=sampling_of(body, len(prompt), ends, self.engine.target.device),
+            generator=generator_of(body.seed, index),
+            ends=ends,
+            logprobs=body.tops,
+            prompt_logprobs=body.tops if getattr(body, "echo", False) else None,
         )
 
 
-def content_of(message: dict[str, Any]) -> str | None:
+def generator_of(seed: int | None, index: int) -> torch.Generator:
+    """Random numbers of an answer: with a seed they are the same each time."""
+    own = secrets.randbits(62) if seed is None else (seed * SEEDS_APART + index) % SEEDS
+    return torch.Generator().manual_seed(own)
+
+
+def content_of(message: dict[str, Any]) -> str:
     """A message's text, which may come in parts."""
     content = message.get("content")
     if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):

@@ -1,29 +1,33 @@
 """What a request asks for, as the engine takes it; what cannot be honoured is refused by name."""
 
-import secrets
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
 from multidraft.sampling.settings import Sampling
-from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled
+from multidraft.server.bodies import Sampled
 from multidraft.server.guarded import Guarded
 from multidraft.server.limits import Limits
 
-SEEDS_APART = 1_000_003  # so that no answer of one seed is another answer of the next
+FORCED = "the form of an answer cannot be forced"
 REFUSED = {  # what another server may know, and what would come out wrong if it were passed over
     "suffix": "text is continued, not filled in",
     "use_beam_search": "beam search has no distribution",
-    "guided_json": "the form of an answer cannot be forced",
-    "guided_regex": "the form of an answer cannot be forced",
-    "guided_choice": "the form of an answer cannot be forced",
-    "guided_grammar": "the form of an answer cannot be forced",
-    "structured_outputs": "the form of an answer cannot be forced",
-    "min_tokens": "an answer may end at any token",
-    "stop_token_ids": "name stop strings",
+    "guided_json": FORCED,
+    "guided_regex": FORCED,
+    "guided_choice": FORCED,
+    "guided_grammar": FORCED,
+    "structured_outputs": FORCED,
     "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias",
     "logits_processors": "the server runs no code of a client's",
@@ -31,7 +35,9 @@ REFUSED = {  # what another server may know, and what would come out wrong if it
 }
 
 
-def sampling_of(body: Sampled, prompt_length: int) -> Sampling:
+def sampling_of(
+    body: Sampled, prompt_length: int, ends: Collection[int] = (), device: torch.device | str = "cpu"
+) -> Sampling:
     """The law that an answer is drawn from."""
     before: list[LogitsProcessor] = []
     if body.repetition_penalty not in (None, 1):
@@ -40,6 +46,8 @@ def sampling_of(body: Sampled, prompt_length: int) -> Sampling:
         before.append(LogitBias(dict(body.logit_bias)))
     if body.presence_penalty or body.frequency_penalty:
         before.append(CountPenalty(body.presence_penalty or 0, body.frequency_penalty or 0, prompt_length))
+    if body.min_tokens and ends:
+        before.append(MinNewTokensLengthLogitsProcessor(prompt_length, body.min_tokens, sorted(ends), str(device)))
     temperature = 1.0 if body.temperature is None else body.temperature
     after = [MinPLogitsWarper(body.min_p)] if body.min_p and temperature else []
     top_k = body.top_k if body.top_k and body.top_k > 0 else None
@@ -52,12 +60,6 @@ def guarded(processors: list[Any]) -> Processors | None:
     return Guarded([LogitsProcessorList(processors)]) if processors else None
 
 
-def generator_of(seed: int | None, index: int) -> torch.Generator:
-    """Random numbers of an answer: with a seed they are the same each time."""
-    own = secrets.randbits(62) if seed is None else (seed * SEEDS_APART + index) % SEEDS
-    return torch.Generator().manual_seed(own)
-
-
 def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
     """Raise on what is too much, or cannot be honoured."""
     given = vars(body) | (body.model_extra or {})
@@ -68,25 +70,20 @@ def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and ask for n")
     if len(body.stops) > limits.stops:
         raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
-    if strange := [token for token in body.logit_bias or () if token >= vocabulary]:
-        raise AdviceError(f"logit_bias names token {strange[0]}, but the vocabulary is 0 to {vocabulary - 1}")
-    if (tops(body) or 0) > limits.logprobs:
-        raise AdviceError(f"{tops(body)} alternatives are too many; ask for at most {limits.logprobs}")
-    if isinstance(body, ChatBody):
-        check_chat(body)
+    for name, tokens in ("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids):
+        if tokens and (largest := max(tokens)) >= vocabulary:
+            raise AdviceError(f"{name} names token {largest}, but the vocabulary is 0 to {vocabulary - 1}")
+    if (body.tops or 0) > limits.logprobs:
+        raise AdviceError(f"{body.tops} alternatives are too many; ask for at most {limits.logprobs}")
+    if body.min_tokens and body.new_tokens is not None and body.min_tokens > body.new_tokens:
+        raise AdviceError(f"min_tokens is {body.min_tokens}, and max_tokens {body.new_tokens}; give fewer, or more")
+    check_form(body)
 
 
-def check_chat(body: ChatBody) -> None:
+def check_form(body: Sampled) -> None:
     """Raise where an answer would have to take a form that nobody can promise."""
     kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
     if kind not in (None, "text"):
-        raise AdviceError("response_format is not supported but for text: the form of an answer cannot be forced")
+        raise AdviceError(f"response_format is not supported but for text: {FORCED}")
     if body.tool_choice not in (None, "none", "auto"):
         raise AdviceError("tool_choice may be none or auto: no answer can be forced to call a tool")
-
-
-def tops(body: Sampled) -> int | None:
-    """How many of the most likely tokens are listed beside each one; None where no log-probabilities are asked for."""
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    return (body.top_logprobs or 0) if isinstance(body, ChatBody) and body.logprobs else None

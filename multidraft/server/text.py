@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from multidraft.decoding.logprobs import Logprob
-from multidraft.generation.detokenize import Pieces
+from multidraft.generation.detokenize import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,16 +21,19 @@ class Piece:
 
 
 class Text:
-    """Pieces come in, and go out as soon as no stop string can begin in them."""
+    """Pieces come in, and go out as soon as no stop string can begin in them; the first `least` tokens end nothing."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: list[int], stops: list[str]):
-        self.reader, self.stops = Pieces(tokenizer, prompt), stops
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: list[int], stops: list[str], least: int = 0):
+        self.reader, self.stops, self.least = IncrementalDetokenizer(tokenizer, prompt), stops, least
         self.held: list[Piece] = []
         self.stopped = False
 
     def add(self, piece: Piece) -> list[Piece]:
         """One more token, whose text is found here; what can be shown now that it is known."""
         self.held.append(replace(piece, text=self.reader.add(piece.token)))
+        self.least -= 1
+        if self.least >= 0 or not self.stops:
+            return self.let_go(len(self.held[-1].text) + sum(len(held.text) for held in self.held[:-1]))
         text = "".join(held.text for held in self.held)
         ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         if ends:

@@ -22,14 +22,14 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
     rows = values.reshape(-1, values.shape[-1])
     total = rows.double().sum(-1)
     slack = 1e-4
-    low = 0.0 if total_at_most_one else 1 - slack
-    bad = ~((total >= low) & (total <= 1 + slack)) | ~(rows >= 0).all(-1)
+    least = 0.0 if total_at_most_one else 1 - slack
+    bad = ~((total >= least) & (total <= 1 + slack)) | ~(rows >= 0).all(-1)
     if bad.any():
         row = int(bad.nonzero()[0])
-        raise AdviceError(
-            f"{name} row {row} sums to {total[row].item():.4g} with smallest entry {rows[row].min().item():.4g}; "
-            "pass probabilities, not logits"
-        )
+        low, sum_of_row = rows[row].min().item(), total[row].item()
+        nearly = low >= 0 and abs(sum_of_row - 1) < 0.01
+        advice = "take its softmax in float64" if nearly else "pass probabilities, not logits"
+        raise AdviceError(f"{name} row {row} sums to {sum_of_row:.6g} with smallest entry {low:.4g}; {advice}")
 
 
 def pick(

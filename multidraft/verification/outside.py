@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -20,13 +21,28 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Outside:
-    """A rule(target (N, V), draft (N, V), drafted (N, n)) that returns (accept (N, n), residual (N, V))."""
+    """A rule(target (N, V), draft (N, V), drafted (N, n)) that returns (accept (N, n), residual (N, V)).
+
+    Where every position of the law is a draft, the function sees no empty one (-1): rows with fewer drafts are given to
+    it with fewer columns, and a row without any emits from the target.
+    """
 
     function: Callable[..., Any]
 
     def __call__(self, target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
         """The outcome for copies of the arguments, which the function may change as it likes."""
-        return as_outcome(self.function(target.clone(), draft.clone(), drafted.clone()), target, drafted)
+        p, x = target.reshape(-1, target.shape[-1]), drafted.reshape(-1, drafted.shape[-1])
+        q = draft.reshape(-1, *draft.shape[target.ndim - 1 :])
+        accept, residual = torch.zeros_like(x, dtype=p.dtype), p.clone()
+        kept = (x >= 0) | (law.width > law.drafts)
+        for columns in kept.unique(dim=0):
+            rows, places = (kept == columns).all(-1).nonzero()[:, 0], columns.nonzero()[:, 0]
+            if len(places):
+                own = x[rows][:, places]
+                some = q[rows][:, places % law.drafts] if law.several else q[rows]
+                outcome = as_outcome(self.function(p[rows], some, own), p[rows], own)
+                accept[rows[:, None], places], residual[rows] = outcome.accept, outcome.residual
+        return Outcome(accept.reshape(drafted.shape), residual.reshape(target.shape), drafted)
 
 
 def as_rule(function: Callable[..., Any]) -> Rule:

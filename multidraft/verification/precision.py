@@ -1,8 +1,10 @@
 """The floating-point facts that laws, rules and optima rely on, each with the one constant that states it.
 
-**Sums.** A distribution sums to one within `FULL`: a float32 softmax over 128,256 tokens does within 1e-6. A target
-that does is *full*: nothing of it is missing, and every tuple of drafts emits a token. A target that sums to less is a
-measure, and what it lacks is the probability of failing. The deferred walk never asks for a weight between the two.
+**Sums.** Whatever is normalised here is divided by a sum taken in float64: a float32 law over 262,144 tokens then sums
+to one within 1e-6. PyTorch's float32 `softmax` does not (1e-4 on a CPU): take it in float64. A target that lacks less
+than `FULL` to one is *full*: nothing of it is missing, and every tuple of drafts emits a token. A target that sums to
+less is a measure, and what it lacks is the probability of failing. The deferred walk never asks for a weight between
+the two.
 
 **Differences.** `t - q` is right to 1e-16 of the larger, so that a difference of two sums may be rounding and nothing
 else, or zero although a draft can still be rejected. What is handed on after a rejection is therefore divided by the

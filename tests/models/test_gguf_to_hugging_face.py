@@ -1,5 +1,6 @@
 """A GGUF file as transformers reads it: every weight in its place, kept whole or not at all."""
 
+import copy
 import errno
 import os
 from pathlib import Path
@@ -94,17 +95,12 @@ def test_what_a_kill_has_left_goes_and_what_is_being_written_stays(tmp_path):
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_a_draft_with_a_part_of_the_vocabulary_has_a_list_in_place_of_a_tokenizer(tmp_path, monkeypatch):
-    settings, ids = to_gguf.add_settings, [3, 1, 7]
-
-    def listed(writer, config):
-        settings(writer, config)
-        writer.add_array("multidraft.target_ids", ids)
-
-    monkeypatch.setattr(to_gguf, "add_settings", listed)
-    to_gguf.write(tiny_model("llama", vocab_size=4), tmp_path / "draft.gguf")
+def test_a_draft_with_a_part_of_the_vocabulary_has_a_list_in_place_of_a_tokenizer(tmp_path):
+    model = copy.deepcopy(tiny_model("llama", vocab_size=4))
+    model.config.target_ids = [3, 1, 7]
+    to_gguf.write(model, tmp_path / "draft.gguf")
     folder = folder_of(tmp_path / "draft.gguf", tmp_path)
-    assert load_model(str(folder)).config.target_ids == ids
+    assert load_model(str(folder)).config.target_ids == [3, 1, 7]
     assert not (folder / "tokenizer.json").exists()
 
 

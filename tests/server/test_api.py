@@ -1,6 +1,5 @@
 """The API over HTTP: what clients send and read, in both forms, whole and streamed."""
 
-import json
 from collections.abc import Iterator
 
 import httpx2
@@ -217,15 +216,3 @@ def numbers(client: httpx2.Client) -> dict[str, float]:
             name, value = line.split("{")[0], float(line.rsplit(" ", 1)[1])
             found[name] = found.get(name, 0) + value
     return found
-
-
-def test_the_key_opens_what_generates():
-    models = TableModel(TARGET, SIZE), None
-    made = service(*models, letters(SIZE))
-    made.api_key = "secret"
-    with served(made) as client:
-        assert client.get("/health").status_code == 200
-        wrong = client.get("/v1/models", headers={"Authorization": "Bearer wrong"})
-        assert wrong.status_code == 401
-        assert json.loads(wrong.text)["error"]["type"] == "authentication_error"
-        assert client.get("/v1/models", headers={"Authorization": "Bearer secret"}).status_code == 200

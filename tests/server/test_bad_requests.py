@@ -4,9 +4,9 @@ import asyncio
 import gc
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx2
 import pytest
@@ -92,7 +92,16 @@ WRONG = [
     {"stream_options": 1},
     {"guided_json": {}, "guided_regex": "a*"},
     {"use_beam_search": True},
-    {"min_tokens": 3},
+    {"min_tokens": -1},
+    {"min_tokens": 4},
+    {"stop_token_ids": [SIZE]},
+    {"stop_token_ids": 1},
+    {"response_format": {"type": "json_object"}},
+    {"tool_choice": "required"},
+    {"repetition_penalty": 1e-300},
+    {"repetition_penalty": 1e-39},
+    {"prompt": ["x", *[1.5] * 30_000]},
+    {"logit_bias": {str(token): 0 for token in range(2000)}},
 ]
 WRONG_CHATS = [
     {"messages": []},
@@ -309,7 +318,7 @@ def test_what_takes_too_long_is_ended_between_two_steps():
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
-async def deaf(made: Service, body: dict) -> None:
+async def deaf(app: Any, body: dict) -> None:
     """Ask for a stream, take a little of it, and then no more."""
     received, taken = asyncio.Queue[dict](), []
     received.put_nowait({"type": "http.request", "body": json.dumps(body | {"stream": True}).encode()})
@@ -321,19 +330,17 @@ async def deaf(made: Service, body: dict) -> None:
         if len(taken) == 3:
             await asyncio.Event().wait()
 
-    await build(made)(scope, received.get, send)
+    await app(scope, received.get, send)
 
 
 def test_a_client_that_does_not_read_is_left_and_stalls_nobody():
     """Its answer would go on for minutes, and be kept for it."""
     made = toy(tokens_in_cache=200_000, unread=1)
     with served(made) as client:
-        reader = threading.Thread(target=lambda: asyncio.run(deaf(made, GOOD | {"max_tokens": 50_000})))
-        reader.start()
+        reader = asyncio.run_coroutine_threadsafe(deaf(build(made), GOOD | {"max_tokens": 50_000}), made.loop)
         until(lambda: made.engine.running)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
-        reader.join(PATIENCE)
-        assert not reader.is_alive()
+        reader.result(PATIENCE)
         until(lambda: not made.engine.running)
 
 

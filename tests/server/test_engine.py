@@ -22,12 +22,13 @@ from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.server import engine as engines
-from multidraft.server.engine import ClosedError, Engine, FullError
+from multidraft.server.engine import Engine
+from multidraft.server.faults import ClosedError, FullError
 from multidraft.server.guarded import Guarded
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
+from multidraft.server.prefix_cache import PrefixCache
 from multidraft.server.reading import Reading
-from multidraft.server.shelf import Shelf
 
 SIZE, PATIENCE = 5, 60
 
@@ -147,6 +148,29 @@ def test_a_long_prompt_is_read_between_the_steps_of_others(engine):
     assert order.index("long") > order.index("short") + 5
 
 
+def test_the_events_of_a_step_are_one_message(engine):
+    """However many rows there are."""
+    server, messages = engine(), list[list]()
+    rows = [Heard([1, token], 9) for token in range(4)]
+    server.deliver = lambda told, deliver=server.deliver: (
+        messages.append([type(event) for _, event in told]),
+        deliver(told),
+    )
+    server.submit([row.job for row in rows])
+    for row in rows:
+        assert isinstance(row.end(), Ended)
+    assert max(message.count(Stepped) for message in messages) == 4
+    assert len(messages) < sum(len(row.events) for row in rows) / 2
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(engine):
+    """Where models have no weights, too, which cannot say anything of no token."""
+    row = Heard([2], 3, prompt_logprobs=1)
+    engine().submit([row.job])
+    assert row.end() == Ended("length")
+    assert row.events[0] == Read([])
+
+
 def test_prompts_are_scored_as_the_model_scores_them(engine):
     prompt = [0, 1, 4, 2, 3, 3, 1]
     row = Heard(prompt, 0, prompt_logprobs=2)
@@ -177,7 +201,17 @@ class ForbidsAll(LogitsProcessor):
         return scores - torch.inf
 
 
-@pytest.mark.parametrize("processor", [Fails(), ForbidsAll()])
+class Makes(LogitsProcessor):
+    """Puts a number in the place of one logit."""
+
+    def __init__(self, number: float):
+        self.number = number
+
+    def __call__(self, input_ids, scores):
+        return torch.where(torch.arange(scores.shape[-1]) == 2, self.number, scores)
+
+
+@pytest.mark.parametrize("processor", [Fails(), ForbidsAll(), Makes(torch.inf), Makes(torch.nan)])
 def test_an_exception_in_one_row_ends_it_alone(engine, processor):
     bad = Heard([1, 2], 9, sampling=Sampling(before=Guarded([LogitsProcessorList([processor])])))
     good, server = Heard([1, 2], 9, seed=3), engine()
@@ -261,11 +295,11 @@ def test_under_auto_a_prompt_waits_for_the_draft_model_while_nothing_is_drafted(
     shape = Auto(plan({}, trees=["1", "2x1"]), 1.0, AutoLimits())
     shape.rows, shape.choice = 1, 0  # at rest
     job = Heard([0, 3, 1, 4, 2], 4).job
-    read = Reading(job, *tiny(), Plan(md.scheme("anchored:lorenz"), shape, measure=False), Shelf())
+    read = Reading(job, *tiny(), Plan(md.scheme("anchored:lorenz"), shape, measure=False), PrefixCache())
     while not read.is_over:
         read.advance(2)
     assert (read.draft_has, read.state.unread) == (0, [[0, 3, 1, 4]])
-    assert not Reading(Heard([0] * (CHUNK + 1), 4).job, *tiny(), read.plan, Shelf()).draft_waits
+    assert not Reading(Heard([0] * (CHUNK + 1), 4).job, *tiny(), read.plan, PrefixCache()).draft_waits
     fixed, found = Plan(md.scheme("anchored:lorenz"), Tree.parse("2x1"), measure=False), list[int]()
     with torch.inference_mode():
         while len(found) < 9:

@@ -15,10 +15,10 @@ LETTERS, SIZE = "abcdÃ©", 6  # the last two are the bytes of one character
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}
 
 
-def toy() -> Service:
+def toy(**limits: int) -> Service:
     """A pair of tables whose tokens are bytes."""
     models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
-    return service(*models, letters(LETTERS), prefill=4)
+    return service(*models, letters(LETTERS), prefill=4, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +128,30 @@ def test_numbers_have_vllms_names_and_labels(numbers, name):
     assert all('model_name="toy"' in line and 'engine="0"' in line for line in lines)
     assert ("position=" in lines[0]) == name.endswith("per_pos_total")
     assert ("finished_reason=" in lines[0]) == name.endswith("success_total")
+
+
+def test_a_few_tokens_come_before_an_end_and_any_token_may_be_one():
+    """No stop string is looked for among the first, either."""
+    made = toy()
+    made.ends = {LETTERS.index("d")}
+    with served(made) as client:
+        (free,) = complete(client, max_tokens=60, seed=5, ignore_eos=True)["choices"]
+        body = dict(max_tokens=60, seed=5, ignore_eos=True, stop_token_ids=[LETTERS.index("c")])
+        (ended,) = complete(client, **body)["choices"]
+        assert (ended["text"], ended["finish_reason"]) == (free["text"][: free["text"].index("c") + 1], "stop")
+        for settings in {}, {"stop_token_ids": [LETTERS.index("c")]}, {"stop": ["a"]}:
+            whole = complete(client, max_tokens=60, min_tokens=30, n=8, seed=1, **settings)
+            assert whole["usage"]["completion_tokens"] >= 8 * 30
+            assert "stop" in {choice["finish_reason"] for choice in whole["choices"]}
+
+
+def test_nobody_gets_more_than_fits(client):
+    """With a number of tokens that fits nowhere it is refused; without one the answer ends where there is no room."""
+    with served(toy(context=12)) as small:
+        assert small.get("/v1/models").json()["data"][0]["max_model_len"] == 12
+        assert complete(small)["usage"]["completion_tokens"] == 10
+        for number, status in (10, 200), (11, 400), (100_000, 400):
+            body = {"model": "toy", "prompt": "ab", "max_tokens": number}
+            assert small.post("/v1/completions", json=body).status_code == status
+        for prompt in "ab" * 6, "ab" * 10_000:
+            assert small.post("/v1/completions", json={"model": "toy", "prompt": prompt}).status_code == 400

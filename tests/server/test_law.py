@@ -68,5 +68,5 @@ def test_answers_have_the_law_of_the_model(length, count):
 
 def test_a_biased_server_is_caught(monkeypatch):
     """It samples at another temperature than the one that it is asked for."""
-    monkeypatch.setattr(services, "sampling_of", lambda body, length: Sampling(1.6))
+    monkeypatch.setattr(services, "sampling_of", lambda *_: Sampling(1.6))
     assert distance(0.6, 2, 192) > distance_bound(SIZE**2, 192)

@@ -61,5 +61,16 @@ def test_a_polite_kill_lets_answers_come_to_their_end():
 
 @pytest.mark.slow
 def test_it_does_not_wait_longer_than_it_is_told():
-    with server("--drain", "0") as (process, address), pytest.raises(httpx2.RemoteProtocolError):
-        finish_after_a_kill(process, address)
+    with server("--drain", "0") as (process, address):
+        assert finish_after_a_kill(process, address) == "failed"
+
+
+@pytest.mark.slow
+def test_a_kill_while_models_are_loaded_is_one_line():
+    command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("loading embedded")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.read() == "multidraft: stopped\n"
+        assert process.wait(PATIENCE) == 130

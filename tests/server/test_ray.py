@@ -21,7 +21,7 @@ from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.limits import Limits
-from multidraft.server.running import bound
+from multidraft.server.process import bound
 from multidraft.server.service import Service
 
 ray = pytest.importorskip("ray")

@@ -5,11 +5,11 @@ from test_engine import PATIENCE, SIZE, Heard, alone, plan_for, tables, tiny
 
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
-from multidraft.server import reading, shelf
+from multidraft.server import prefix_cache, reading
 from multidraft.server.engine import Engine
 from multidraft.server.job import Ended
 from multidraft.server.limits import Limits
-from multidraft.server.shelf import Kept, Shelf
+from multidraft.server.prefix_cache import Kept, PrefixCache
 
 PROMPT = [0, 3, 1, 4, 2, 2, 0, 1, 3, 3, 4, 1]
 
@@ -81,7 +81,7 @@ def test_nothing_is_reused_beyond_a_token_that_differs(run, read, models, place)
 
 def test_the_comparison_catches_what_is_reused_beyond_it(run, monkeypatch):
     """The models remember another token, on which what they say depends."""
-    monkeypatch.setattr(shelf, "common", lambda *lists, common=shelf.common: common(*lists) + 1)
+    monkeypatch.setattr(prefix_cache, "common", lambda *lists, common=prefix_cache.common: common(*lists) + 1)
     other = differing(len(PROMPT) - 3)
     run(tables, Heard(PROMPT, 4, 1), other)
     assert other.tokens != alone(tables, other)
@@ -99,16 +99,16 @@ def test_what_is_kept_stays_within_the_caches_bound(run):
     rows = [Heard([seed % SIZE, seed // SIZE, *PROMPT], 4, seed) for seed in range(20)]
     engine = run(tables, *rows, tokens_in_cache=100)
     engine.close(PATIENCE)
-    assert 30 < engine.shelf.tokens <= 100
+    assert 30 < engine.prefixes.tokens <= 100
     engine = run(tables, Heard(PROMPT, 4), large := Heard([4] * 60, 3), tokens_in_cache=100)
     engine.close(PATIENCE)
-    assert [row.tokens for row in engine.shelf.rows] == [([4] * 60 + large.tokens)[: engine.shelf.tokens]]
+    assert [row.tokens for row in engine.prefixes.rows] == [([4] * 60 + large.tokens)[: engine.prefixes.tokens]]
 
 
 def test_a_row_that_cannot_be_kept_harms_nobody(run, monkeypatch):
     monkeypatch.setattr(TableModel, "part", lambda *_: 1 / 0)
     rows = [Heard(PROMPT, 4, 1), Heard(PROMPT, 4, 1)]
-    assert run(tables, *rows).shelf.rows == []
+    assert run(tables, *rows).prefixes.rows == []
     assert rows[0].tokens == rows[1].tokens
 
 
@@ -117,7 +117,7 @@ def kept(*tokens: int) -> Kept:
 
 
 def test_the_least_recently_used_leaves_first():
-    first, second, third, many = kept(1, 2, 3), kept(2, 2, 2), kept(3, 1), Shelf()
+    first, second, third, many = kept(1, 2, 3), kept(2, 2, 2), kept(3, 1), PrefixCache()
     for row in (first, second, third):
         many.put(row)
     assert many.find([1, 2, 4, 4]) == (first, 2)

@@ -81,3 +81,18 @@ def test_equal_distributions_lose_nothing() -> None:
 def test_bad_bins_get_advice(bins: object) -> None:
     with pytest.raises(md.AdviceError, match="bins"):
         md.scheme("iid:binned_lorenz", bins=bins)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """One row has an anchor and a single draw, which is coupled; the other has two draws, which go through bins."""
+    p, q = softmaxes(300, rows=2)
+    q[0] = q[0] / 4 + 0.75 * torch.nn.functional.one_hot(torch.tensor(7), 300)
+    q[1] = q[1] / 8 + 7 / 8 / 300  # flat: no anchor
+    scheme = md.scheme("anchored:binned_lorenz,bins=8", drafts=2)
+    drafted = scheme.draw(q, torch.Generator().manual_seed(0))
+    assert (drafted[:, 0] >= 0).tolist() == [True, False]
+    together = scheme.verify(p, q, drafted)
+    for row in range(2):
+        alone = scheme.verify(p[row], q[row], drafted[row])
+        assert together.accept[row].equal(alone.accept)
+        assert together.residual[row].equal(alone.residual)

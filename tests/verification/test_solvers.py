@@ -323,6 +323,19 @@ def test_the_check_catches_broken_twins(twin, biased: bool) -> None:
     assert (worst > 1e-3) if biased else (worst < EXACT)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_float32_targets_emit_no_token_that_hardly_has_any(name: str) -> None:
+    """What a float32 target lacks to one by rounding is not emitted from the rounding of other tokens."""
+    law, generator = WithoutReplacement(3), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        p, noise = torch.rand(2, 5, generator=generator, dtype=torch.float64)
+        q = p * (1 + 1e-3 * noise)
+        p[1], q[1] = 1e-12 * p[1], 0.1
+        p, q = (p / p.sum()).float(), (q / q.sum()).float()
+        emitted, _, _ = law_of(RULES[name], law, p, q.double())
+        assert abs(float(emitted[1].double() - p[1].double())) < 1e-14
+
+
 def test_next_target_where_nothing_remains_or_something_is_missing() -> None:
     p = np.array([0.25, 0.75])
     cases = [

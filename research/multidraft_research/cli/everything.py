@@ -29,8 +29,10 @@ def everything(asked: Asked, as_json: bool) -> None:
         raise AdviceError("`study all` takes one --draft; several are compared by each study, such as `study blocks`")
     for module, package in SOLVERS.items():
         solver(module, package)  # rather than after hours
-    done = dict(all_measured(asked))
-    files.write(asked.out / REPORT, report(done, asked).encode())
+    done: dict[str, Results] = {}
+    for name, results in all_measured(asked):
+        done[name] = results
+        files.write(asked.out / REPORT, report(done, asked).encode())  # of what there is so far
     if as_json:
         return terminal.print_json({name: results.as_data() for name, results in done.items()})
     rows = [[name, *row] for name, results in done.items() for row in results.findings]

@@ -6,7 +6,13 @@ from multidraft.cli.checked import Checked
 from multidraft_research.cli import curves, everything, measured, solve_time, toys, walks
 from multidraft_research.studies.listed import LISTED
 
-study = typer.Typer(help="Measure what the docs report: one study a table or figure.", rich_markup_mode="markdown")
+ABOUT = """Measure what the docs report: one study a table or figure.
+
+Pictures need the extra `plot`, solvers of the optimal transport problem need `transport`:
+`pip install "multidraft[plot,transport]"`.
+"""
+
+study = typer.Typer(help=ABOUT, rich_markup_mode="markdown")
 study.command("solve-time", cls=Checked)(solve_time.solve_time)
 study.command(cls=Checked)(curves.curves)
 study.command(cls=Checked)(toys.toys)

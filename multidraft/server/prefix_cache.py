@@ -23,7 +23,7 @@ class Kept:
         return parts(self.target, self.draft, 0, length, capacity)
 
 
-class Shelf:
+class PrefixCache:
     """Kept rows, the most recently used last; the least recently used leaves first."""
 
     def __init__(self) -> None:

@@ -1,0 +1,218 @@
+"""A small Llama over the most frequent tokens, distilled from a target's distributions.
+
+It begins as the target's own first layers and its rows of embeddings. Its last token stands for all that it does not
+know: such tokens are read as it, and never drafted. The loss is the cross-entropy to the target's distribution over the
+tokens that the draft has, at T = 1; `mix` adds minus the logarithm of the acceptance rate, the sum of min(p, q).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
+from multidraft_research.training.texts import Text
+
+NEAR = 8  # texts of about one length that are read together
+SORTED = 64  # texts that are sorted by length; more would put texts of one length into one batch
+CHECKPOINT = 25  # steps from one to the next
+TAIL = 0.5  # weight of what the target gives to tokens that were not kept, which the draft may give to any
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a draft is taught; the learning rates fall to nothing over the last `decay` of the steps."""
+
+    layers: tuple[int, ...] = (0, 1)  # of the target, which the draft begins as
+    steps: int = 400
+    batch: int = 2500  # tokens a step
+    learning_rate: float = 0.015
+    embedding_learning_rate: float = 0.002
+    warmup: int = 20
+    decay: float = 0.6
+    mix: float = 0.0
+    seed: int = 0
+
+    def share(self, step: int) -> float:
+        """Of the learning rates, at a step.
+
+        >>> [round(Lesson(steps=100, warmup=10, decay=0.5).share(step), 2) for step in (4, 40, 75)]
+        [0.5, 1.0, 0.5]
+        """
+        return min((step + 1) / self.warmup, 1.0, (self.steps - step) / (self.decay * self.steps))
+
+
+class Vocabulary:
+    """The target's tokens that a draft has; any other is the draft's last one where it reads."""
+
+    def __init__(self, target_ids: Sequence[int], of: int):
+        self.target_ids, self.size = list(target_ids), len(target_ids)
+        self.own = torch.full((of,), self.size)
+        self.own[torch.tensor(self.target_ids)] = torch.arange(self.size)
+
+    def read(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The target's tokens as the draft's."""
+        return self.own[tokens.long()]
+
+
+def student(target: PreTrainedModel, layers: Sequence[int], vocabulary: Vocabulary) -> LlamaForCausalLM:
+    """A Llama in float32 that begins as these layers of the target, and its embeddings of these tokens."""
+    of: Any = target.config
+    settings = of.to_dict() | {"num_hidden_layers": len(layers), "vocab_size": vocabulary.size + 1}
+    settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": True}
+    settings |= {"architectures": None, "layer_types": None, "dtype": "float32", "target_ids": vocabulary.target_ids}
+    model: Any = LlamaForCausalLM(LlamaConfig(**settings)).float()
+    source: Any = target.model
+    for layer, number in zip(model.model.layers, layers, strict=True):
+        layer.load_state_dict(source.layers[number].state_dict())
+    model.model.norm.load_state_dict(source.norm.state_dict())
+    rows = source.embed_tokens.weight.detach().float()
+    others = torch.ones(len(rows), dtype=torch.bool)
+    others[vocabulary.target_ids] = False
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.cat([rows[~others], rows[others].mean(0, keepdim=True)]))
+    return model
+
+
+def logits_of(
+    model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocabulary
+) -> Float[Tensor, "places vocabulary"]:
+    """What the draft expects at every place of all texts, over the tokens that it has."""
+    longest = max(len(text.tokens) for text in texts)
+    tokens = torch.zeros(len(texts), longest, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text.tokens)] = torch.from_numpy(text.tokens.astype(np.int64))
+    rows = torch.from_numpy(np.repeat(np.arange(len(texts)), [len(text.places) for text in texts]))
+    before = torch.from_numpy(np.concatenate([text.places for text in texts]).astype(np.int64) - 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model.model(vocabulary.read(tokens), use_cache=False).last_hidden_state
+        return model.lm_head(states[rows, before])[:, : vocabulary.size].float()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The target's `probability` of the tokens that were kept: the draft's `ids`, where it has them."""
+
+    ids: Int[Tensor, "places top"]
+    known: Bool[Tensor, "places top"]
+    probability: Float[Tensor, "places top"]
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], vocabulary: Vocabulary) -> "Wanted":
+        """Those of all texts."""
+        ids = vocabulary.read(torch.from_numpy(np.concatenate([text.ids for text in texts]).astype(np.int64)))
+        logs = torch.from_numpy(np.concatenate([text.logs for text in texts]).astype(np.float32))
+        return cls(ids.clamp(max=vocabulary.size - 1), ids < vocabulary.size, logs.exp())
+
+    def drafted(self, logits: Float[Tensor, "places vocabulary"]) -> Float[Tensor, "places top"]:
+        """The draft's log-probabilities of the tokens that were kept; they mean nothing where it has none."""
+        return logits.gather(1, self.ids) - logits.logsumexp(-1, keepdim=True)
+
+
+def loss_of(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, mix: float) -> Float[Tensor, " places"]:
+    """Cross-entropy to the target, mixed with minus the logarithm of the acceptance rate."""
+    logs, share = wanted.drafted(logits), wanted.probability * wanted.known
+    tail = (1 - wanted.probability.sum(1)).clamp(min=0)
+    left = (1 - (logs.exp() * wanted.known).sum(1)).clamp(min=1e-4)
+    entropy = -(share * logs).sum(1) - TAIL * tail * left.log()
+    if not mix:
+        return entropy
+    accepted = torch.minimum(logs.exp() * wanted.known, share).sum(1)
+    return (1 - mix) * entropy - mix * accepted.clamp(min=1e-3).log()
+
+
+def batches(texts: Sequence[Text], lesson: Lesson) -> Iterator[list[Text]]:
+    """Texts of some `batch` tokens without an end; neighbours are of about one length."""
+    random, batch = np.random.default_rng(lesson.seed), list[Text]()
+    while True:
+        order = random.permutation(len(texts))
+        parts = np.array_split(order, max(len(order) // SORTED, 1))
+        near = [sorted(part, key=lambda index: len(texts[index].tokens)) for part in parts]
+        groups = [part[first : first + NEAR] for part in near for first in range(0, len(part), NEAR)]
+        for number in random.permutation(len(groups)):
+            batch += [texts[index] for index in groups[number]]
+            if sum(len(text.tokens) for text in batch) >= lesson.batch:
+                yield batch
+                batch = []
+
+
+def optimizers(model: nn.Module, lesson: Lesson) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of layers, AdamW for embeddings and norms."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
+    return [
+        torch.optim.Muon(matrices, lr=lesson.learning_rate, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=lesson.embedding_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def train(
+    target: PreTrainedModel, texts: Sequence[Text], vocabulary: Vocabulary, lesson: Lesson, checkpoint: Path
+) -> Iterator[tuple[int, float, LlamaForCausalLM]]:
+    """Teach a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
+    torch.manual_seed(lesson.seed)
+    model = student(target, lesson.layers, vocabulary)
+    optimizer = optimizers(model, lesson)
+    base = [group["lr"] for one in optimizer for group in one.param_groups]
+    first = load_checkpoint(checkpoint, model, optimizer)
+    source = batches(texts, lesson)
+    for step in range(lesson.steps):
+        batch = next(source)
+        if step < first:
+            continue
+        for rate, group in zip(base, (group for one in optimizer for group in one.param_groups), strict=True):
+            group["lr"] = rate * lesson.share(step)
+        loss = accumulate(model, batch, vocabulary, lesson.mix)
+        for one in optimizer:
+            one.step()
+        model.zero_grad(set_to_none=True)
+        if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps:
+            save_checkpoint(checkpoint, model, optimizer, step + 1)
+        yield step + 1, loss, model
+
+
+def accumulate(model: LlamaForCausalLM, batch: Sequence[Text], vocabulary: Vocabulary, mix: float) -> float:
+    """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
+    places, total = sum(len(text.places) for text in batch), 0.0
+    for first in range(0, len(batch), NEAR):
+        part = batch[first : first + NEAR]
+        loss = loss_of(logits_of(model, part, vocabulary), Wanted.of(part, vocabulary), mix).sum() / places
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@torch.inference_mode()
+def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocabulary) -> dict[str, float]:
+    """Means over the tokens of answers that were written at the temperature that is named.
+
+    The sum of min(p, q); at T = 0 how often the most likely token is right, or among the draft's three; and of the
+    target's probability what the draft's tokens have.
+    """
+    sums: dict[str, list[Tensor]] = {name: [] for name in ("T=1", "T=0.7", "T=0", "T=0, of three", "covered")}
+    for first in range(0, len(texts), NEAR):
+        part = texts[first : first + NEAR]
+        logits, wanted = logits_of(model, part, vocabulary), Wanted.of(part, vocabulary)
+        answer = torch.from_numpy(np.concatenate([text.places >= text.about["answer"] for text in part]))
+        heats = np.repeat([text.about["temperature"] for text in part], [len(text.places) for text in part])
+        heat = torch.from_numpy(heats)
+        for value, name in ((1.0, "T=1"), (0.7, "T=0.7")):
+            sums[name].append(overlap(logits, wanted, value)[answer & (heat == value)])
+        best = logits.topk(3).indices == torch.where(wanted.known[:, :1], wanted.ids[:, :1], -1)
+        sums["T=0"].append(best[:, 0][answer & (heat == 0)].float())
+        sums["T=0, of three"].append(best.any(1)[answer & (heat == 0)].float())
+        sums["covered"].append((wanted.probability * wanted.known).sum(1)[answer])
+    return {name: float(torch.cat(values).mean()) for name, values in sums.items() if sum(map(len, values))}
+
+
+def overlap(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, temperature: float) -> Float[Tensor, " places"]:
+    """The sum of min(p, q); below T = 1, the target's law is that of the tokens that were kept."""
+    drafted = Wanted(wanted.ids, wanted.known, wanted.probability).drafted(logits / temperature).exp() * wanted.known
+    heated = wanted.probability ** (1 / temperature)
+    return torch.minimum(drafted, heated if temperature == 1 else heated / heated.sum(1, keepdim=True)).sum(1)

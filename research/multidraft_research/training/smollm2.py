@@ -1,0 +1,143 @@
+"""How the draft of `smollm2` was made: `python -m multidraft_research.training.smollm2 --help`.
+
+... write --out runs/draft/texts --part 0 --parts 2   # and --part 1 beside it; stop when there is enough
+... teach runs/draft/texts --conversations FILE       # texts that the target wrote before
+... train runs/draft/texts --out runs/draft           # goes on where it was stopped
+python examples/to_gguf.py runs/draft/draft draft.gguf --type q8_0
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from platformdirs import user_cache_path
+from tqdm import tqdm
+from typer import Argument, Option, Typer
+
+from multidraft.io import files
+from multidraft.zoo import smollm2
+
+if TYPE_CHECKING:
+    from multidraft_research.training.small_draft import Vocabulary
+    from multidraft_research.training.texts import Text
+    from multidraft_research.training.writing import Prompt
+
+app = Typer(add_completion=False, no_args_is_help=True)
+HELD_OUT = 60  # conversations at each end of a file, which are never taught
+Texts = Annotated[Path, Argument(help="Folder of shards.")]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON lines."""
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def prompts(given: list[dict[str, Any]], part: int, parts: int) -> "Iterator[Prompt]":
+    """Every second one is a user's turn that the model makes up."""
+    from multidraft_research.training.writing import Prompt
+
+    for number in count(part, parts):
+        if number % 2 or number // 2 >= len(given):
+            yield Prompt(number, f"self/{number}", None)
+        else:
+            yield Prompt(number, given[number // 2]["id"], given[number // 2]["prompt"])
+
+
+def choose(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All short prompts, and some of the longer ones, which take more time to read than their answers to write."""
+    sizes = [len(one["prompt"]) for one in given]
+    every = [1 if size < 350 else 4 if size < 900 else 16 if size < 2400 else len(given) for size in sizes]
+    return [one for number, (one, step) in enumerate(zip(given, every, strict=True)) if number % step == 0]
+
+
+@app.command()
+def write(
+    out: Annotated[Path, Option(help="Folder of shards.")],
+    instructions: Annotated[Path, Option(help="Prompts as JSON lines (gz): id, prompt.")],
+    part: Annotated[int, Option(min=0, help="Which of several writers this is, each in a thread of its own.")] = 0,
+    parts: Annotated[int, Option(min=1)] = 1,
+    rows: Annotated[int, Option(min=1)] = 64,
+    seconds: Annotated[float, Option(min=0)] = float("inf"),
+) -> None:
+    """Let the target write, at T = 0, 0.7 and 1 by turns."""
+    from multidraft_research.training import writing
+
+    files.make_folder(out, "--out")
+    given = choose(records(instructions))
+    with tqdm(desc="tokens written", unit=" tokens") as bar:
+        writing.write(smollm2.file("target"), prompts(given, part, parts), out, f"p{part}", rows, seconds, bar.update)
+
+
+@app.command()
+def teach(
+    texts: Texts,
+    conversations: Annotated[Path, Option(help="JSON lines (gz) of user, assistant, ended, temperature.")],
+) -> None:
+    """Read what the target wrote before; the first and last 60 conversations are held out."""
+    from multidraft.models.loading import load_tokenizer
+    from multidraft_research.training import teaching
+
+    model, tokenizer, given = target(), load_tokenizer(str(folder())), records(conversations)
+    held, taught = given[:HELD_OUT] + given[-HELD_OUT:], given[HELD_OUT:-HELD_OUT]
+    for chosen, place in ((held, texts / "held"), (taught, texts)):
+        place.mkdir(parents=True, exist_ok=True)
+        for path in teaching.teach(model, tokenizer, chosen, place, "g"):
+            tqdm.write(str(path))
+
+
+@app.command()
+def train(
+    texts: Texts,
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and draft.")],
+    size: Annotated[int, Option(min=1, help="Tokens that the draft has.")] = 8192,
+    steps: Annotated[int, Option(min=1)] = 400,
+    every: Annotated[int, Option(min=1, help="Steps from one look at the held-out texts to the next.")] = 50,
+    mix: Annotated[float, Option(min=0, max=1, help="Share of the acceptance rate in the loss.")] = 0.0,
+) -> None:
+    """Distil the draft; run it again to go on."""
+    from multidraft_research.training import small_draft
+    from multidraft_research.training.texts import load_all
+
+    files.make_folder(out, "--out")
+    model, found, held = target(), load_all(texts), load_all(texts / "held")
+    vocabulary = vocabulary_of(found, size, model.config.vocab_size, out / "target_ids.json")
+    lesson = small_draft.Lesson(steps=steps, mix=mix)
+    for step, loss, draft in small_draft.train(model, found, vocabulary, lesson, out / "checkpoint.pt"):
+        if step % every == 0 or step == steps:
+            line = json.dumps({"step": step, "loss": loss} | small_draft.acceptance(draft, held, vocabulary))
+            tqdm.write(line)
+            with (out / "log.jsonl").open("a") as log:
+                log.write(line + "\n")
+            draft.save_pretrained(out / "draft")
+
+
+def folder() -> Path:
+    """Where the target is kept for Hugging Face's engine."""
+    from multidraft.models.gguf.to_hugging_face import folder_of
+
+    return folder_of(smollm2.file("target"), user_cache_path("multidraft", appauthor=False))
+
+
+def target() -> Any:
+    """The target, on Hugging Face's engine."""
+    from multidraft.models.loading import load_model
+
+    return load_model(str(folder()))
+
+
+def vocabulary_of(texts: "list[Text]", size: int, of: int, kept: Path) -> "Vocabulary":
+    """The draft's tokens, chosen once: texts that come later do not change them."""
+    from multidraft_research.training.small_draft import Vocabulary
+    from multidraft_research.training.texts import frequent
+
+    if not kept.exists():
+        files.write(kept, json.dumps(frequent(texts, size, of)).encode())
+    return Vocabulary(json.loads(kept.read_text()), of)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,67 @@
+"""What a target expected at every token of texts that it has written before, by reading them once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from multidraft_research.training.texts import TOP, Text, save
+from multidraft_research.training.writing import ASSISTANT, END, SHARD, SYSTEM, USER
+
+TOGETHER = 8  # texts of a pass
+
+
+class Said(NamedTuple):
+    """A text in tokens: where its user's turn begins, and where its answer does."""
+
+    tokens: list[int]
+    first: int
+    answer: int
+    about: dict[str, Any]
+
+
+def conversation(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Said:
+    """One line of a file of conversations of one turn: `user`, `assistant`, `ended`, `temperature`."""
+    first = len(tokenizer(SYSTEM)["input_ids"])
+    prompt = tokenizer(f"{SYSTEM}{USER}{record['user']}{END}\n{ASSISTANT}")["input_ids"]
+    said = tokenizer(record["assistant"] + (END if record["ended"] else ""))["input_ids"]
+    about = {"id": record["id"], "temperature": record["temperature"], "answer": len(prompt)}
+    return Said(prompt + said, first, len(prompt), about)
+
+
+@torch.inference_mode()
+def read(model: PreTrainedModel, said: Sequence[Said]) -> list[Text]:
+    """The texts with the target's distributions; each is read beside those of about its length."""
+    texts: dict[int, Text] = {}
+    order = sorted(range(len(said)), key=lambda index: len(said[index].tokens))
+    for first in range(0, len(order), TOGETHER):
+        group = order[first : first + TOGETHER]
+        longest = len(said[group[-1]].tokens)
+        tokens = torch.tensor([said[index].tokens + [0] * (longest - len(said[index].tokens)) for index in group])
+        states = model.model(tokens, use_cache=False).last_hidden_state  # what follows a text is seen by none of it
+        for index, state in zip(group, states, strict=True):
+            texts[index] = expected(model, said[index], state)
+    return [texts[index] for index in range(len(said))]
+
+
+def expected(model: PreTrainedModel, said: Said, state: torch.Tensor) -> Text:
+    """One text with what its model expected at each place behind the system's line."""
+    places = np.arange(said.first + 1, len(said.tokens))
+    logits = model.lm_head(state[places - 1]).float()
+    values, ids = logits.topk(TOP)
+    logs = values - logits.logsumexp(-1, keepdim=True)
+    return Text(np.array(said.tokens), places, ids.numpy(), logs.numpy(), said.about)
+
+
+def teach(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: Sequence[dict[str, Any]], out: Path, name: str
+) -> Iterator[Path]:
+    """Write shards `name`-00000.npz, ... of conversations; those that are there are passed over."""
+    for first in range(0, len(records), SHARD):
+        group, path = records[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.npz"
+        if not path.exists():
+            save(path, read(model, [conversation(record, tokenizer) for record in group]))
+        yield path

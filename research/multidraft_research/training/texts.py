@@ -1,0 +1,77 @@
+"""Texts that a target has written, with its most likely tokens at every place: what small drafts are taught."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from multidraft.errors import AdviceError
+from multidraft.io.files import NEW
+
+TOP = 64  # tokens that are kept of each distribution; the others' probability is told as a whole
+
+
+@dataclass
+class Text:
+    """A text, and for the token at each of `places` the most likely `ids` with their natural `logs`, at T = 1."""
+
+    tokens: Integer[np.ndarray, " length"]
+    places: Integer[np.ndarray, " places"]
+    ids: Integer[np.ndarray, "places top"]
+    logs: Float[np.ndarray, "places top"]
+    about: dict[str, Any] = field(default_factory=dict)  # id, temperature; where the answer begins, if that is known
+
+
+def save(path: Path, texts: Sequence[Text]) -> None:
+    """Write a shard, whole or not at all."""
+    starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
+    arrays = {
+        "tokens": np.concatenate([text.tokens for text in texts]).astype(np.uint16),
+        "starts": starts[:-1].astype(np.int32),
+        "places": np.concatenate([text.places + start for text, start in zip(texts, starts, strict=False)]),
+        "ids": np.concatenate([text.ids for text in texts]).astype(np.uint16),
+        "logs": np.concatenate([text.logs for text in texts]).astype(np.float16),
+        "meta": np.array(json.dumps([text.about for text in texts])),
+    }
+    new = path.with_name(NEW + path.name)
+    with new.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its keywords are the arrays
+    new.replace(path)
+
+
+def load(path: Path) -> Iterator[Text]:
+    """The texts of a shard."""
+    with np.load(path) as shard:
+        tokens, starts, places, ids, logs = (shard[name] for name in ("tokens", "starts", "places", "ids", "logs"))
+        about = json.loads(str(shard["meta"]))
+    bounds = np.append(starts, len(tokens))
+    cuts = np.searchsorted(places, bounds)
+    for number, said in enumerate(about):
+        first, last = bounds[number : number + 2]
+        own = slice(cuts[number], cuts[number + 1])
+        yield Text(tokens[first:last], places[own] - first, ids[own], logs[own], said)
+
+
+def load_all(folder: Path) -> list[Text]:
+    """The texts of all shards of a folder; raises AdviceError where there are none."""
+    texts = [text for path in sorted(folder.glob("*.npz")) for text in load(path) if len(text.places)]
+    if not texts:
+        raise AdviceError(f"there are no texts in {str(folder)!r}; write some first")
+    return texts
+
+
+def frequent(texts: Sequence[Text], size: int, vocabulary: int) -> list[int]:
+    """The tokens that the target expects most, by their probability in all texts, in rising order.
+
+    >>> text = Text(np.array([0, 2]), np.array([1]), np.array([[2, 1]]), np.log([[0.6, 0.4]]))
+    >>> frequent([text], 1, 3)
+    [2]
+    """
+    mass = np.zeros(vocabulary)
+    for text in texts:
+        np.add.at(mass, text.ids.astype(np.int64), np.exp(text.logs.astype(np.float64)))
+    return sorted(np.argsort(-mass, kind="stable")[:size].tolist())

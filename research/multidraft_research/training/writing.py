@@ -1,0 +1,238 @@
+"""Answers of a GGUF chat model, many at once: a row that ends is replaced at once by the next prompt.
+
+Rows that wait for the slowest of their batch would halve the speed. Every row has a sequence of its own, because
+llama.cpp computes a token's attention over all cells that its sequence shares with others.
+"""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+from multidraft.models.gguf.binding import last_error, library
+from multidraft_research.training.texts import TOP, Text, load, save
+
+SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
+OWN = (
+    "Write a",
+    "Summarize",
+    "Translate",
+    "Explain",
+    "What",
+    "Give me",
+    "Can you",
+    "How do",
+    "I",
+)  # its turns begin so
+HEATS = (0.0, 0.7, 1.0)  # by turns
+ANSWER, TURN = 192, 96  # new tokens at most, of an answer and of a user's turn
+LONGEST, PASS, SHARD = 768, 2048, 64  # tokens of a row, tokens of a pass, texts of a shard
+LOOP = 16  # tokens that come again end a text without chance: the rest would be the same
+
+
+class Prompt(NamedTuple):
+    """A user's turn; without one, the model writes it."""
+
+    number: int
+    id: str
+    user: str | None
+
+
+class Part(NamedTuple):
+    """New tokens of a row, and how many at the end are scored."""
+
+    tokens: list[int]
+    position: int
+    sequence: int
+    scored: int
+
+
+class Reader:
+    """A GGUF model with a memory of its own for every row, in one thread."""
+
+    def __init__(self, path: Path, rows: int):
+        self.library = library()
+        self.model = self.library.llama_model_load_from_file(bytes(path), self.library.llama_model_default_params())
+        if not self.model:
+            raise AdviceError(f"llama.cpp cannot load {str(path)!r}: {last_error()}; get another file of the model")
+        settings = self.library.llama_context_default_params()
+        settings.n_ctx, settings.n_seq_max, settings.n_batch = LONGEST * rows, rows, PASS
+        settings.n_threads = settings.n_threads_batch = 1
+        settings.kv_unified = False
+        self.context = self.library.llama_init_from_model(self.model, settings)
+        self.memory = self.library.llama_get_memory(self.context)
+        self.vocab = self.library.llama_model_get_vocab(self.model)
+        self.vocabulary: int = self.library.llama_vocab_n_tokens(self.vocab)
+        self.batch = self.library.llama_batch_init(PASS, 0, 1)
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text, special ones among them."""
+        raw = text.encode()
+        found = (ctypes.c_int32 * (len(raw) + 8))()
+        count = self.library.llama_tokenize(self.vocab, raw, len(raw), found, len(found), False, True)
+        return list(found[:count])
+
+    def forget(self, sequence: int) -> None:
+        """Make room for another row."""
+        self.library.llama_memory_seq_rm(self.memory, sequence, 0, -1)
+
+    def read(self, parts: Sequence[Part]) -> Float[Tensor, "scored vocabulary"]:
+        """Logits at the scored ends of all parts, until the next pass; parts come by rising sequences."""
+        batch, index, scored = self.batch, 0, sum(part.scored for part in parts)
+        for tokens, position, sequence, wanted in parts:
+            for place, token in enumerate(tokens):
+                batch.token[index], batch.pos[index] = token, position + place
+                batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
+                batch.logits[index] = place >= len(tokens) - wanted
+                index += 1
+        batch.n_tokens = index
+        if self.library.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama.cpp has failed to read {index} tokens: {last_error()}")
+        found = self.library.llama_get_logits(self.context)
+        return torch.from_numpy(np.ctypeslib.as_array(found, (scored, self.vocabulary)))
+
+
+@dataclass(eq=False)
+class Row:
+    """A text that is being written."""
+
+    prompt: Prompt
+    sequence: int
+    tokens: list[int]
+    limit: int
+    random: np.random.Generator
+    answers: bool  # whether the answer is being written, and not the user's turn
+    read: int = 0
+    places: list[int] = field(default_factory=list)
+    ids: list[np.ndarray] = field(default_factory=list)
+    logs: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def heat(self) -> float:
+        """The temperature at present; users' turns are written at T = 1."""
+        return HEATS[self.prompt.number % len(HEATS)] if self.answers else 1.0
+
+    def part(self) -> Part:
+        """What the model has not read; of a prompt all is scored, but for its first token."""
+        new, position = self.tokens[self.read :], self.read
+        scored = 1 if self.places else len(new)
+        self.places += range(len(self.tokens) - scored + 1, len(self.tokens) + 1)
+        self.read = len(self.tokens)
+        return Part(new, position, self.sequence, scored)
+
+    def take(self, token: int, ids: np.ndarray, logs: np.ndarray, end: int, answer: list[int]) -> bool:
+        """Add a token; whether the text is over."""
+        self.ids.append(ids)
+        self.logs.append(logs)
+        self.tokens.append(token)
+        if token == end and not self.answers:
+            self.answers, self.tokens = True, self.tokens + answer
+            self.limit = len(self.tokens) + ANSWER
+            return False
+        return token == end or len(self.tokens) >= self.limit or self.loops()
+
+    def loops(self) -> bool:
+        """Whether a text without chance has begun to repeat itself."""
+        written = np.array(self.tokens[self.limit - ANSWER :], np.uint16)
+        return self.answers and not self.heat and written[:-1].tobytes().find(written[-LOOP:].tobytes()) >= 0
+
+    def text(self) -> Text:
+        """The text with what was kept of its distributions."""
+        about = {"number": self.prompt.number, "id": self.prompt.id, "temperature": HEATS[self.prompt.number % 3]}
+        ids, logs = np.concatenate(self.ids), np.concatenate(self.logs)
+        return Text(np.array(self.tokens), np.array(self.places), ids, logs, about)
+
+
+def begun(reader: Reader, prompt: Prompt, sequence: int) -> Row:
+    """A row with its prompt."""
+    random = np.random.default_rng([11, prompt.number])
+    if prompt.user is None:
+        text = USER + (random.choice(OWN) if random.random() < 0.5 else "")
+    else:
+        text = f"{USER}{prompt.user.strip()}{END}\n{ASSISTANT}"
+    tokens = reader.tokens(SYSTEM + text)
+    limit = len(tokens) + (TURN if prompt.user is None else ANSWER)
+    return Row(prompt, sequence, tokens, limit, random, answers=prompt.user is not None)
+
+
+def sample(
+    logits: Float[Tensor, "rows vocabulary"], heats: Sequence[float], numbers: Sequence[float]
+) -> Int[np.ndarray, " rows"]:
+    """A token of each row: the most likely one at T = 0, else that at which the distribution function passes a number.
+
+    >>> sample(torch.tensor([[0.0, 0.0], [0.0, 1.0]]), [1.0, 0.0], [0.4, 0.9]).tolist()
+    [0, 1]
+    """
+    drawn = logits.argmax(-1)
+    for row, (heat, number) in enumerate(zip(heats, numbers, strict=True)):
+        if heat:
+            sums = (logits[row].double() / heat).softmax(-1).cumsum(-1)
+            drawn[row] = torch.searchsorted(sums, number * sums[-1], right=True).clamp(max=len(sums) - 1)
+    return drawn.numpy()
+
+
+def write(
+    path: Path, prompts: Iterator[Prompt], out: Path, name: str, rows: int = 64, seconds: float = float("inf"),
+    told: Callable[[int], Any] = lambda count: None,
+) -> None:  # fmt: skip
+    """Write shards `name`-00000.npz, ... until the prompts, or so many seconds, are over; `told` of new tokens.
+
+    Prompts whose numbers are in a shard that is there are passed over, so a run that was stopped goes on.
+    """
+    torch.set_num_threads(1)
+    shards = sorted(out.glob(f"{name}-*.npz"))
+    done = {text.about["number"] for shard in shards for text in load(shard)}
+    finished: list[Text] = []
+    begin, count = time.monotonic(), len(shards)
+    for text in written(Reader(path, rows), (one for one in prompts if one.number not in done), rows, told):
+        finished.append(text)
+        if len(finished) == SHARD:
+            save(out / f"{name}-{count:05d}.npz", finished)
+            finished, count = [], count + 1
+        if time.monotonic() - begin > seconds:
+            break
+    if finished:
+        save(out / f"{name}-{count:05d}.npz", finished)
+
+
+def written(reader: Reader, prompts: Iterator[Prompt], most: int, told: Callable[[int], Any]) -> Iterator[Text]:
+    """Texts as they end; a row that ends is replaced before the next pass."""
+    end, answer = reader.tokens(END)[0], reader.tokens(f"\n{ASSISTANT}")
+    rows: list[Row] = []
+    free = list(range(most))
+    while join(reader, prompts, rows, free):
+        rows.sort(key=lambda row: row.sequence)  # neighbours are computed together
+        parts = [row.part() for row in rows]
+        logits = reader.read(parts)
+        values, ids = logits.topk(TOP)
+        logs = values - logits.logsumexp(-1, keepdim=True)
+        ends = np.cumsum([part.scored for part in parts])
+        drawn = sample(logits[ends - 1], [row.heat for row in rows], [row.random.random() for row in rows])
+        told(len(rows))
+        for row, token, part, last in zip(list(rows), drawn, parts, ends, strict=True):
+            own = slice(last - part.scored, last)
+            if row.take(int(token), ids[own].numpy(), logs[own].numpy(), end, answer):
+                rows.remove(row)
+                free.append(row.sequence)
+                yield row.text()
+
+
+def join(reader: Reader, prompts: Iterator[Prompt], rows: list[Row], free: list[int]) -> bool:
+    """Begin rows as long as there is room in the next pass; whether there are any."""
+    room = PASS - len(rows)
+    while free and room > LONGEST and (prompt := next(prompts, None)):
+        row = begun(reader, prompt, free[-1])
+        if row.limit <= LONGEST:
+            reader.forget(free.pop())
+            rows.append(row)
+            room -= len(row.tokens)
+    return bool(rows)

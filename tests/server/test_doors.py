@@ -1,0 +1,227 @@
+"""Who is let in, how large and how slow a request may be, and what is answered before the models are there."""
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from serving import PATIENCE, letters, served, service, serving
+
+from multidraft.errors import AdviceError
+from multidraft.models.table import TableModel, random_table
+from multidraft.server.app import build
+from multidraft.server.process import bound, run, silent
+from multidraft.server.service import Service
+
+ROOT, SIZE = Path(__file__).parents[2], 6
+GOOD = {"model": "toy", "prompt": "ab", "max_tokens": 3}
+KEY = "s3cret"
+
+
+def toy(**settings: Any) -> Service:
+    models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+    return service(*models, letters(SIZE), **settings)
+
+
+@pytest.fixture(scope="module")
+def locked():
+    """A server with a key."""
+    with served(toy(api_key=KEY, names=["toy", "other"])) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "given", [None, "", KEY, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
+)
+@pytest.mark.parametrize("address", ["/v1/models", "/openapi.json", "/version", "/nowhere"])
+def test_without_the_key_nothing_is_told(locked, address, given):
+    headers = {} if given is None else {"Authorization": given.encode()}
+    response = locked.get(address, headers=headers)
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("given", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"])
+def test_the_key_opens_as_a_bearer_token(locked, given):
+    for address in ("/v1/models", "/openapi.json", "/version"):
+        assert locked.get(address, headers={"Authorization": given}).status_code == 200
+
+
+def test_the_key_is_asked_for_before_the_body_is_read(locked):
+    assert locked.post("/v1/completions", content=b"{").status_code == 401
+    assert [locked.get(address).status_code for address in ("/", "/health", "/metrics")] == [200] * 3
+
+
+def test_the_schema_says_what_bodies_may_hold(locked):
+    schema = locked.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()["paths"]
+    body = schema["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert {"prompt", "min_tokens", "stop_token_ids"} <= body["properties"].keys()
+
+
+def test_a_model_has_several_names(locked):
+    locked.headers["Authorization"] = f"Bearer {KEY}"
+    assert [card["id"] for card in locked.get("/v1/models").json()["data"]] == ["toy", "other"]
+    for name, status in ("toy", 200), ("other", 200), ("third", 404):
+        assert locked.post("/v1/completions", json=GOOD | {"model": name}).status_code == status
+
+
+def test_the_page_runs_its_own_script_alone_and_in_no_frame(locked):
+    headers = locked.get("/").headers
+    assert "default-src 'none'; script-src 'sha256-" in headers["content-security-policy"]
+    assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
+
+
+def talk(client: httpx2.Client, *parts: bytes) -> bytes:
+    """What comes back for these bytes until the server closes the connection."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE) as raw:
+        for part in parts:
+            raw.sendall(part)
+        return b"".join(iter(lambda: raw.recv(1 << 16), b""))
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+
+
+def test_what_comes_too_slowly_is_not_waited_for():
+    """Nothing, half a line, headers without an end, a body without one; and later on the same connection."""
+    with served(toy(receive=1)) as client:
+        for parts in ([b""], [b"GET /hea"], [b"GET /health HTTP/1.1\r\nHost: x\r\n"]):
+            assert talk(client, *parts) == b""
+        assert talk(client, HEAD + b"Content-Length: 99\r\n\r\n{").startswith(b"HTTP/1.1 408")
+        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert talk(client, whole, b"GET /hea").startswith(b"HTTP/1.1 200")
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+
+
+def test_headers_without_an_end_are_not_read():
+    """The connection may be closed while they are being sent."""
+    with served(toy()) as client:
+        try:
+            received = talk(client, b"GET /health HTTP/1.1\r\nHost: x\r\n", *[b"x: y\r\n" * 10_000] * 100)
+        except ConnectionError:
+            return
+        assert received.startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_that_is_not_said_to_be_json_is_refused(locked):
+    """Any page of the web may send one to this machine, without asking."""
+    body = json.dumps(GOOD).encode()
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "text/plain"}
+    assert locked.post("/v1/completions", content=body, headers=headers).status_code == 400
+
+
+def test_requests_are_logged(caplog):
+    with caplog.at_level(logging.INFO, "multidraft.access"), served(toy()) as client:
+        client.get("/v1/models/no%0Ane", headers={"x-request-id": "mine"})
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "multidraft.access"]
+    assert '127.0.0.1 "GET /v1/models/no%0Ane" 404 in' in line
+    assert line.endswith("request mine")
+
+
+def test_others_are_answered_while_a_text_is_tokenized():
+    made, begun, answered = toy(), threading.Event(), threading.Event()
+
+    def slow(text: str, tokenizer: Any = made.tokenizer, **settings: Any) -> Any:
+        begun.set()
+        assert answered.wait(PATIENCE)
+        return tokenizer(text, **settings)
+
+    slow.bos_token_id = None
+    made.tokenizer = slow
+    with served(made) as client:
+        asking = threading.Thread(target=client.post, args=["/tokenize"], kwargs={"json": {"prompt": "ab"}})
+        asking.start()
+        assert begun.wait(PATIENCE)
+        assert client.get("/health").status_code == 200
+        answered.set()
+        asking.join()
+
+
+def test_health_is_answered_before_the_models_are_there():
+    there = threading.Event()
+
+    def load() -> Any:
+        assert there.wait(PATIENCE)
+        return build(toy())
+
+    with serving(load) as (client, server):
+        for address in ("/health", "/v1/models", "/metrics"):
+            response = client.get(address)
+            assert response.status_code == 503
+            assert "loaded" in response.json()["error"]["message"]
+        there.set()
+        while server.app is None:
+            time.sleep(0.01)
+        assert client.get("/health").status_code == 200
+
+
+def test_what_cannot_be_loaded_ends_the_server():
+    def load() -> Any:
+        raise AdviceError("no such model")
+
+    with bound("127.0.0.1", 0) as listener, pytest.raises(AdviceError, match="no such model"):
+        in_thread(lambda: run(toy().limits, listener, load, silent, silent))
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """The call beside the main thread, whose signals it leaves alone."""
+    raised: list[BaseException] = []
+
+    def caught() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    thread.join(PATIENCE)
+    raise raised[0]
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_an_empty_host_is_not_taken_for_all_of_them(host):
+    with pytest.raises(AdviceError, match="empty"):
+        bound(host, 0)
+
+
+def test_streams_end_with_an_event_when_the_server_is_stopped():
+    """Those that wait, too, and whole answers with an error."""
+    lines, whole = list[str](), list[int]()
+    body = GOOD | {"max_tokens": 50_000}
+    with serving(lambda: build(toy(tokens_in_cache=200_000, rows=2, drain=1)), drain=1) as (client, server):
+        while server.app is None:
+            time.sleep(0.01)
+        asking = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=body).status_code))
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True, "n": 3}) as response:
+            received = response.iter_lines()
+            next(received)
+            asking.start()
+            while len(server.app.state.service.engine.waiting) < 2:
+                time.sleep(0.01)
+            server.should_exit = True
+            lines += [line for line in received if line]
+        asking.join(PATIENCE)
+    assert whole == [503]
+    assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 503
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_the_containers_check_of_health_says_when_the_server_is_well():
+    (line,) = [line for line in (ROOT / "examples" / "Dockerfile").read_text().splitlines() if "HEALTHCHECK" in line]
+    program, option, code = json.loads(line.partition(" CMD ")[2])
+    assert (program, option) == ("python", "-c")
+    made = toy()
+    with served(made) as client:
+        here = [sys.executable, "-c", code.replace(":8000", f":{client.base_url.port}")]
+        assert subprocess.run(here, capture_output=True).returncode == 0
+        made.engine.closing = True
+        assert subprocess.run(here, capture_output=True).returncode != 0

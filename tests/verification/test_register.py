@@ -1,0 +1,110 @@
+"""Rules from outside: registered, imported by name or passed on, they go wherever a scheme of ours does."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import multidraft as md
+from multidraft.verification import registry
+from multidraft.verification.laws import Iid
+from multidraft.verification.rules.recursive_rejection import recursive_rejection
+from multidraft.zoo import load_pair
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_rule.py"
+ONLY_EXACT = dict(drafts=2, vocabulary=())
+P, Q = torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5])
+
+
+def naive(target, draft, drafted):
+    """Accept where the target's own sample was drafted."""
+    accept = target.gather(-1, drafted)
+    return accept, target.scatter(-1, drafted, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """No test leaves a scheme behind."""
+    monkeypatch.setattr(registry, "SCHEMES", dict(registry.entries()))
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch) -> str:
+    """A module in the current folder with the rules of the example."""
+    (tmp_path / "rules_of_mine.py").write_text(EXAMPLE.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "rules_of_mine", raising=False)
+    return "rules_of_mine"
+
+
+def test_the_example_audits_both_rules(capsys) -> None:
+    runpy.run_path(str(EXAMPLE))
+    right, wrong = capsys.readouterr().out.splitlines()
+    assert right.startswith("mine:right: mine:right is lossless")
+    assert wrong.startswith("mine:wrong: mine:wrong is biased")
+    assert len(EXAMPLE.read_text().splitlines()) <= 30
+
+
+def test_a_registered_rule_is_listed_and_found() -> None:
+    md.register("mine:naive", law="iid", rule=naive, source="here")
+    entry = next(entry for entry in md.schemes() if entry["name"] == "mine:naive")
+    assert (entry["law"], entry["rule"], entry["source"]) == ("iid", "naive", "here")
+    assert md.scheme("mine:naive", 1).acceptance_rate(P, Q) == md.scheme("iid:naive", 1).acceptance_rate(P, Q)
+
+
+@pytest.mark.parametrize("form", ["registered", "function", "imported", "with a law"])
+def test_every_form_is_audited(form: str, module: str) -> None:
+    md.register("mine:naive", law="iid", rule=naive)
+    forms = {
+        "registered": lambda: md.audit("mine:naive", **ONLY_EXACT, walks=True),
+        "function": lambda: md.audit(md.scheme(naive, 1, law="iid"), vocabulary=()),
+        "imported": lambda: md.audit(f"{module}:right,law=iid", **ONLY_EXACT),
+        "with a law": lambda: md.audit(recursive_rejection, law=Iid(2), vocabulary=(), walks=True),
+    }
+    report = forms[form]()
+    assert report.biased == (form == "registered")  # it counts two equal drafts twice
+    assert report.verdict == ("biased" if report.biased else "lossless")
+
+
+def test_a_wrong_rule_is_caught_by_its_place(module: str) -> None:
+    assert md.audit(f"{module}:wrong,law=iid", **ONLY_EXACT).biased
+
+
+def test_it_decodes_with_the_walk_that_it_is_right_for() -> None:
+    pair, rule = load_pair(), md.scheme(naive, 1, law="iid")
+    settings = dict(scheme=rule, tree="1x1", max_new_tokens=8)
+    with pytest.raises(md.AdviceError, match="use walk='commit'"):
+        md.generate(pair.target, pair.draft, [[1, 2, 3]], **settings)
+    tokens, _ = md.generate(pair.target, pair.draft, [[1, 2, 3]], walk="commit", **settings)
+    assert len(tokens[0]) == 8
+
+
+def test_settings_make_two_schemes_of_one_rule() -> None:
+    one, other = md.scheme("iid:binned_lorenz", bins=8), md.scheme("iid:binned_lorenz", bins=16)
+    assert one != other
+    assert one.with_drafts(2).entry.rule.bins == 8
+    assert md.scheme(naive, 1, law="iid") != md.scheme(lambda p, q, x: naive(p, q, x), 1, law="iid")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: md.register("iid:lorenz", law="iid", rule=naive), "multidraft's own"),
+        (lambda: md.register("mine", law="iid", rule=naive), "write one as in mine:rule"),
+        (lambda: md.register("mine:rule", law="idd", rule=naive), "laws are iid, without_replacement"),
+        (lambda: md.register("mine:rule", law="iid", rule=lambda p: p), "cannot call a rule with the arguments p"),
+        (lambda: md.register("mine:rule", law="iid", rule=3), "give a function"),
+        (lambda: md.register("mine:rule", law="iid", rule=naive, speed=3), "a scheme has no speed"),
+        (lambda: md.scheme(naive), "name the law that the drafts are drawn from"),
+        (lambda: md.scheme("no_such_module:rule"), "unknown scheme"),
+        (lambda: md.scheme("json:no_such_rule"), "the module json has no no_such_rule"),
+        (lambda: md.scheme(3), "write law:rule"),
+        (lambda: md.scheme(md.scheme("iid:naive"), bins=3), "has its own law and settings"),
+    ],
+)
+def test_what_is_no_rule_gets_advice(call, message: str, unchecked) -> None:
+    with pytest.raises(md.AdviceError, match=message):
+        call()
