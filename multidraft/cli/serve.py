@@ -13,7 +13,7 @@ from multidraft.cli import terminal
 from multidraft.cli.serving import Serving, template_of
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def serve(
     scheme: o.Scheme = SCHEME,
     tree: o.Tree = TREE,
     plan: o.Plan = None,
+    tune_budget: o.TuneBudget = TUNE_BUDGET,
     walk: o.Walk = "deferred",
     host: Annotated[str, asked("Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, asked("0 takes any that is free.", min=0, max=65535)] = 8000,
@@ -100,7 +101,7 @@ def serve(
         request=request_timeout,
     )
     template, names = template_of(chat_template), tuple(name or ())
-    serving = Serving(target, draft, scheme, tree, walk, names, api_key, template, limits, threads, plan)
+    serving = Serving(target, draft, scheme, tree, walk, names, api_key, template, limits, threads, plan, tune_budget)
     serving = replace(serving, engine=engine, trust=trust_remote_code)
     if ray is not None:
         return on_ray(ray, serving, host, port, replicas, most_replicas or replicas)

@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.cli import terminal
-from multidraft.cli.decode import context
 from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.names import parse, usual
-from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from multidraft.decoding.state import Plan
+    from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Service
 
 
@@ -34,7 +32,8 @@ class Serving:
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None  # on the processor; None for as many as torch takes by itself
-    plan_file: str | None = None  # of `multidraft tune --out`, for trees that are chosen
+    plan: str | None = None  # of `multidraft tune --out`, for trees that are chosen
+    tune_budget: float = TUNE_BUDGET  # seconds in which trees are timed that would not be taken
     engine: str | None = None  # as `Loader` has it
     trust: bool = False
 
@@ -49,17 +48,16 @@ class Serving:
             raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
         if self.api_key is not None and not self.api_key.strip():
             raise AdviceError("the API key is empty, so nobody could be told from anybody; give some, or leave it out")
-        self.plan()
+        self.config()
 
-    def plan(self) -> "Plan":
+    def config(self) -> "DecodeConfig":
         """How to decode, but for trees that are chosen later."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.settings import Sampling
+        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
 
-        plan = make_plan(self.scheme, tree_or_fixed(self.tree), self.walk, Sampling(), False)
-        check_drafters(plan.scheme, len(parse(self.draft)) > 1)
-        plan_file(self.plan_file, limits_of(self.tree, self.scheme))
-        return plan
+        config = make_config(self.scheme, tree_or_fixed(self.tree), self.walk, False)
+        check_drafters(config.scheme, len(parse(self.draft)) > 1)
+        plan_file(self.plan, limits_of(self.tree, self.scheme))
+        return config
 
     def app(self) -> "FastAPI":
         """The app over the models, which are loaded here and now; call it in a thread that ends.
@@ -75,7 +73,6 @@ class Serving:
         """The service that the app is over."""
         import torch
 
-        from multidraft.generation.inputs import limits_of, plan_file
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
@@ -86,32 +83,24 @@ class Serving:
             models.tokenizer.chat_template = self.template
         if not models.tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
-        plan = with_choice(self.plan(), models, self.tree, plan_file(self.plan_file, limits_of(self.tree, self.scheme)))
-        engine = Engine(models.target, models.draft, plan, self.limits)
+        engine = Engine(models.target, models.draft, self.choosing(models), self.limits)
         return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
 
+    def choosing(self, models: Models) -> "DecodeConfig":
+        """The same with trees that are chosen by the rows under way, if that is asked for; none without a draft."""
+        from multidraft.autotune.controller import auto
+        from multidraft.autotune.identity import Subject
+        from multidraft.decoding.policy import StaticTree
+        from multidraft.decoding.tree import NO_DRAFTS
+        from multidraft.generation.inputs import limits_of, plan_file
 
-def with_choice(plan: "Plan", models: Models, tree: str, file: Path | None = None) -> "Plan":
-    """The plan, with trees that are chosen by the rows under way if that is asked for, and the threads for them."""
-    from multidraft.decoding.tree import NO_DRAFTS
-    from multidraft.generation.inputs import limits_of
-
-    if models.draft is None:
-        return replace(plan, tree=NO_DRAFTS)
-    choice = limits_of(tree, plan.scheme)
-    if choice is None:
-        return plan
-    import torch
-
-    from multidraft.autotune.steering import steered
-    from multidraft.autotune.subject import Subject
-
-    prompts = read_prompts(None, DEMO, None)
-    encode(prompts, models.tokenizer, context(models))
-    tokens = [prompt.tokens for prompt in prompts]
-    plan, threads = steered(plan, Subject(models.target, models.draft, tokens, plan.scheme, plan.walk), choice, file)
-    torch.set_num_threads(threads)
-    return plan
+        config, limits = self.config(), limits_of(self.tree, self.scheme)
+        if models.draft is None:
+            return replace(config, policy=StaticTree(NO_DRAFTS))
+        if limits is None:
+            return config
+        subject = Subject(models.target, models.draft, config.scheme, config.walk)
+        return replace(config, policy=auto(subject, 1.0, limits, plan_file(self.plan, limits), self.tune_budget))
 
 
 def template_of(path: Path | None) -> str | None:

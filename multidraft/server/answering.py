@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.metrics import Info, tally
 from multidraft.server.bodies import Sampled
 from multidraft.server.faults import LateError
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
@@ -128,7 +128,11 @@ class Answering:
 
     def count(self, choice: Choice, step: Stepped) -> None:
         """Note the numbers and the times of a step."""
-        self.info.add_row(step.tree, step.path)
+        self.info.accepted += len(step.path)
+        self.info.row_passes += 1
+        if len(step.tokens) > 1:
+            self.info.drafts, self.info.nodes = self.info.drafts + 1, self.info.nodes + len(step.tokens) - 1
+            tally(self.info.lengths, len(step.path), depth_of(step.parents))
         now, seconds = time.monotonic(), self.service.metrics.seconds
         if not choice.tokens:
             seconds["time_to_first_token_seconds"].observe(now - self.began)
@@ -145,3 +149,15 @@ class Answering:
     def drafting(self) -> dict[str, object]:
         """How the drafts fared, in vLLM's words."""
         return {"speculative_decoding": self.info.as_vllm()}
+
+
+def depth_of(parents: list[int]) -> int:
+    """The depth of a tree's last node, the deepest, by the places of parents.
+
+    >>> depth_of([-1, 0, 0, 1])
+    2
+    """
+    node, depth = len(parents) - 1, 0
+    while node > 0:
+        node, depth = parents[node], depth + 1
+    return depth

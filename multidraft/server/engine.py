@@ -2,26 +2,24 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from threading import Condition, Thread
 
 import torch
 
-from multidraft.autotune.auto import Auto
-from multidraft.decoding.batch import join, select
+from multidraft.autotune.controller import Auto
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.prefill import capacity_of
-from multidraft.decoding.state import Emitted, Plan, State
+from multidraft.decoding.record import StepRecord
+from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
 from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
-from multidraft.models.huggingface import Model, is_ragged, place_of
+from multidraft.models.base import closed_up
+from multidraft.models.huggingface import Model, place_of
 from multidraft.server.faults import ClosedError, FullError
-from multidraft.server.guarded import fault_of
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped, Told, hear_all
 from multidraft.server.limits import Limits
-from multidraft.server.onlooker import Onlooker
 from multidraft.server.prefix_cache import Kept, PrefixCache
 from multidraft.server.reading import Reading
 
@@ -32,18 +30,16 @@ MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a samp
 class Engine:
     """Jobs may be submitted and cancelled from any thread; everything else happens in the engine's own."""
 
-    def __init__(self, target: Model, draft: Model | None, plan: Plan, limits: Limits):
+    def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, limits: Limits):
         self.target, self.draft, self.limits = target, draft, limits
-        self.onlooker = Onlooker()
-        self.plan = replace(plan, trace=self.onlooker)
-        self.slack = capacity_of(plan, 0)  # what a row may need beyond its tokens
+        self.config = replace(config, measure=MEASURED_EVERY)
+        self.slack = 2 * config.policy.most_nodes + 2  # slots that a row may need beyond its tokens
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
         self.prefixes = PrefixCache()
-        self.ragged = not plan.compile and all(is_ragged(model) for model in (target, draft) if model is not None)
-        self.width = 0  # slots of a row, where batches are padded
+        self.width = 0  # slots of a row: in a batch all have as many as the longest
         self.info = Info()
         self.prompt_tokens = self.reused_tokens = 0
         self.told: Told = []  # by rows since the last message
@@ -51,7 +47,7 @@ class Engine:
         self.changed = Condition()
         self.closing = self.stopped = False
         self.thread = Thread(target=self.run, name="engine", daemon=True)
-        warm_up(plan.scheme, plan.shape, place_of(target))  # compiles what is compiled
+        warm_up(config, place_of(target))  # compiles what is compiled
 
     def start(self) -> None:
         """Begin to take jobs."""
@@ -96,6 +92,8 @@ class Engine:
         self.thread.join(patience)
         self.stopped = True
         self.thread.join()
+        if isinstance(self.config.policy, Auto):
+            self.config.policy.finish(advise=False)
 
     def run(self) -> None:
         """Work until closed; whatever is left then, or when the engine dies, hears that it failed."""
@@ -147,21 +145,20 @@ class Engine:
                 return None
             job = self.waiting.popleft()
         self.width = max(self.width, job.longest + self.slack)
-        self.reading = Reading(job, self.target, self.draft, self.plan, self.prefixes)
+        self.reading = Reading(job, self.target, self.draft, self.config, self.prefixes)
         self.prefixes.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
         return self.reading
 
     def fits(self, job: Job) -> bool:
         """Whether the cache has room for one more row."""
         if not self.running:
-            self.width = 0  # with rows in it, a padded batch does not become narrower
+            self.width = 0  # with rows in it, a batch does not become narrower
         rows = [*self.running, job]
         return len(rows) <= self.limits.rows and self.slots(rows) <= self.limits.tokens_in_cache
 
     def slots(self, jobs: list[Job]) -> int:
-        """What so many rows may take: the sum of their lengths, or as many times the longest where they are padded."""
-        lengths = [job.longest + self.slack for job in jobs]
-        return sum(lengths) if self.ragged else len(lengths) * max(self.width, *lengths, 0)
+        """What so many rows take: as many times the longest of them."""
+        return len(jobs) * max([self.width, *(job.longest + self.slack for job in jobs)])
 
     def read(self, reading: Reading, budget: int) -> int:
         """Read on, and let the row join when its prompt ends; returns what that costs of the budget."""
@@ -188,10 +185,10 @@ class Engine:
         if not job.new_tokens:
             self.tell(job, Ended("length"))
             return False
-        if state.said is None:
+        if state.rows[0].said is None:
             return True
-        reading.state, (new,) = self.stepped(state, [job])
-        return self.pass_on(job, 0, new)
+        reading.state, record = self.stepped(state, [job])
+        return self.pass_on(job, record, 0)
 
     def enter(self, reading: Reading) -> None:
         """A row whose prompt has been read joins the others."""
@@ -203,62 +200,60 @@ class Engine:
         """One step of all rows; where it fails, and no row can be named for it, all of them end."""
         assert self.state is not None
         try:
-            self.state, emitted = self.stepped(self.state, self.running)
+            self.state, record = self.stepped(self.state, self.running)
         except Exception as error:
             LOG.error("a step has failed", exc_info=error)
             failed, self.running, self.state = self.running, [], None
             for job in failed:
                 self.tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
             return
-        self.go_on([index for index, new in enumerate(emitted) if self.pass_on(self.running[index], index, new)])
+        self.go_on([row for row, job in enumerate(self.running) if self.pass_on(job, record, row)], record.faults)
 
-    def stepped(self, state: State, jobs: list[Job]) -> tuple[State, list[Emitted]]:
-        """A step of these jobs, which the onlooker and the choice of trees are prepared for."""
-        self.onlooker.forget()
-        if isinstance(self.plan.shape, Auto):
-            self.plan.shape.charge(self.prompt_tokens - self.reused_tokens, self.info.tokens)
-        return step(state, self.plan_now(jobs), self.info)
-
-    def plan_now(self, jobs: list[Job]) -> Plan:
-        """The plan with what a step's rows ask for."""
+    def stepped(self, state: State, jobs: list[Job]) -> tuple[State, StepRecord]:
+        """A step of these jobs."""
+        if isinstance(self.config.policy, Auto):
+            self.config.policy.charge(self.prompt_tokens - self.reused_tokens, self.info.tokens)
         asked = [job.logprobs for job in jobs if job.logprobs is not None]
-        measure = self.info.target_passes % MEASURED_EVERY == 0
-        return replace(self.plan, measure=measure, logprobs=max(asked, default=None))
+        state, record = step(state, replace(self.config, logprobs=max(asked)) if asked else self.config)
+        self.info.add(record)
+        return state, record
 
-    def pass_on(self, job: Job, index: int, new: Emitted) -> bool:
-        """Tell a row what it has got in its place of the batch; whether it goes on."""
-        if fault := fault_of(job.sampling):
+    def pass_on(self, job: Job, record: StepRecord, row: int) -> bool:
+        """Tell a row what it has got; whether it goes on."""
+        if fault := record.faults.get(row):
             self.tell(job, Failed(fault))
             return False
-        tree, path = self.onlooker.seen(index, job.last)
-        new, reason = job.cut(new)
+        tree, path = record.trees[row], record.endings[row].path
+        new, reason = job.cut(record.emitted[row])
         self.info.tokens += len(new.tokens)
-        self.tell(job, Stepped(new, tree, path))
+        self.tell(job, Stepped(new, tree.tokens, tree.parents, path))
         if reason is not None:
             self.tell(job, Ended(reason))
         return reason is None
 
-    def go_on(self, going: list[int]) -> None:
+    def go_on(self, going: list[int], faulty: Collection[int] = ()) -> None:
         """The other rows leave the batch, and what they have read is kept while there is room."""
-        if len(going) == len(self.running):
+        if self.state is None or len(going) == len(self.running):
             return
-        others = [self.running[index] for index in going] + ([self.reading.job] if self.reading else [])
-        for index in set(range(len(self.running))).difference(going):
-            self.put_aside(index, self.slots(others))
-        self.running = [self.running[index] for index in going]
-        self.state = select(self.state, going) if self.state is not None and going else None
+        others = [self.running[row] for row in going] + ([self.reading.job] if self.reading else [])
+        for row in set(range(len(self.running))).difference(going, faulty):
+            self.put_aside(self.state, row, self.slots(others))
+        order = closed_up(going)  # which moves the fewest
+        self.running = [self.running[row] for row in order]
+        self.state = select(self.state, order) if order else None
 
-    def put_aside(self, index: int, taken: int) -> None:
+    def put_aside(self, state: State, index: int, taken: int) -> None:
         """Keep what a row has read, if there is room beside the slots that others take."""
-        assert self.state is not None
-        state, job, room = self.state, self.running[index], self.limits.tokens_in_cache - taken
-        both = state.positions[index] - len(state.unread[index])  # models have read so many
-        tokens = [*job.prompt, *job.tokens][:both]
+        job, row, room = self.running[index], state.rows[index], self.limits.tokens_in_cache - taken
+        tokens = [*job.prompt, *job.tokens][: row.position]
+        drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
         if not 0 < len(tokens) <= room:
             return
         self.prefixes.shrink(room - len(tokens))
         try:
-            self.prefixes.put(Kept.of(tokens, state.target, state.draft, index))
+            target = state.target.part(index, len(tokens), len(tokens))
+            draft = state.draft.part(index, drafted, drafted) if state.draft is not None and drafted else None
+            self.prefixes.put(Kept(tokens, target, draft, drafted))
         except Exception as error:  # where memory ends, say: it is read again, then
             LOG.warning("a conversation has not been kept", exc_info=error)
 

@@ -44,6 +44,9 @@ def fault_of(error: Exception) -> tuple[int, str, str | None]:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))
             return 400, f"{where}: {first['msg']}" if where else first["msg"], where or None
+        case AdviceError() if source := getattr(error, "source", None):  # a RowFault, which would bring torch
+            status = 400 if source.startswith("processor") else 500
+            return status, f"{source} {getattr(error, 'problem', '')}; ask for something else", None
         case AdviceError():
             return 400, str(error), None
         case HTTPException():

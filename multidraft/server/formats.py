@@ -82,14 +82,10 @@ class Format:
         pieces = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces]
         if delta.step is None:
             return {"pieces": pieces, "tree": []}
-        row, path = delta.step.tree, {0, *delta.step.path}
+        tokens, parents, path = delta.step.tokens, delta.step.parents, {0, *delta.step.path}
         tree = [
-            {
-                "text": self.word(row.token[slot]),
-                "parent": row.place[row.node[row.tree.parents[slot]]] if slot else None,
-                "accepted": slot in path,
-            }
-            for slot in row.slots
+            {"text": self.word(token), "parent": parent if node else None, "accepted": node in path}
+            for node, (token, parent) in enumerate(zip(tokens, parents, strict=True))
         ]
         return {"pieces": pieces, "tree": tree}
 

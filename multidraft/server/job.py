@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from multidraft.decoding.logprobs import Logprob
-from multidraft.decoding.rows import Row
-from multidraft.decoding.state import Emitted
+from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.stopping import Stopping
 from multidraft.sampling.settings import Sampling
 
@@ -21,10 +19,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One step's tokens, the tree that was drafted, and the accepted path through it."""
+    """One step's tokens, the tree that was drafted (the root alone where nothing was), and the accepted path in it.
+
+    Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
+    """
 
     new: Emitted
-    tree: Row
+    tokens: list[int]
+    parents: list[int]
     path: list[int]
 
 
@@ -64,11 +66,6 @@ class Job:
     def longest(self) -> int:
         """The number of tokens that it may come to."""
         return len(self.prompt) + self.new_tokens
-
-    @property
-    def last(self) -> int:
-        """The newest token, of the prompt at first."""
-        return (self.tokens or self.prompt)[-1]
 
     def cut(self, new: Emitted) -> tuple[Emitted, str | None]:
         """A step's tokens up to the row's end, and the reason if that is reached."""

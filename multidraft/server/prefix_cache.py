@@ -2,25 +2,17 @@
 
 from dataclasses import dataclass
 
-from multidraft.models import LanguageModel
+from multidraft.models.base import LanguageModel
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Both models with one row, which has read these tokens."""
+    """Both models with one row: the target has read these tokens, the draft model the first of them, if any."""
 
     tokens: list[int]
     target: LanguageModel
     draft: LanguageModel | None
-
-    @classmethod
-    def of(cls, tokens: list[int], target: LanguageModel, draft: LanguageModel | None, row: int) -> "Kept":
-        """A copy of what models in use have read of one row, of which these are the first tokens."""
-        return cls(tokens, *parts(target, draft, row, len(tokens), len(tokens)))
-
-    def part(self, length: int, capacity: int) -> tuple[LanguageModel, LanguageModel | None]:
-        """Copies that have read the first tokens only, with room for more."""
-        return parts(self.target, self.draft, 0, length, capacity)
+    drafted: int  # how many the draft model has read
 
 
 class PrefixCache:
@@ -52,14 +44,6 @@ class PrefixCache:
         row = self.rows.pop(lengths.index(length))
         self.rows.append(row)
         return row, length
-
-
-def parts(
-    target: LanguageModel, draft: LanguageModel | None, row: int, length: int, capacity: int
-) -> tuple[LanguageModel, LanguageModel | None]:
-    """The first tokens of one row in both models."""
-    own = None if draft is None else draft.part(row, length, capacity)
-    return target.part(row, length, capacity), own
 
 
 def common(tokens: list[int], others: list[int]) -> int:

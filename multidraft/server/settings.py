@@ -16,7 +16,6 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server.bodies import Sampled
-from multidraft.server.guarded import Guarded
 from multidraft.server.limits import Limits
 
 FORCED = "the form of an answer cannot be forced"
@@ -52,12 +51,12 @@ def sampling_of(
     after = [MinPLogitsWarper(body.min_p)] if body.min_p and temperature else []
     top_k = body.top_k if body.top_k and body.top_k > 0 else None
     top_p = None if body.top_p == 1 else body.top_p  # which clients send to say nothing
-    return Sampling(temperature, top_k, top_p, guarded(before), guarded(after))
+    return Sampling(temperature, top_k, top_p, own(before), own(after))
 
 
-def guarded(processors: list[Any]) -> Processors | None:
+def own(processors: list[Any]) -> Processors | None:
     """A row's own processors, if there are any."""
-    return Guarded([LogitsProcessorList(processors)]) if processors else None
+    return Processors([LogitsProcessorList(processors)]) if processors else None
 
 
 def check(body: Sampled, limits: Limits, vocabulary: int) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from multidraft.decoding.logprobs import Logprob
+from multidraft.decoding.record import Logprob
 from multidraft.generation.detokenize import IncrementalDetokenizer
 
 if TYPE_CHECKING:

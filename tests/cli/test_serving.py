@@ -7,7 +7,6 @@ import pytest
 import torch
 from serving import letters
 
-from multidraft.autotune import steering
 from multidraft.cli import serving
 from multidraft.cli.models import Models
 from multidraft.cli.serving import Serving
@@ -53,16 +52,3 @@ def threads_of(made) -> set[int]:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_engine_computes_with_the_threads_that_are_asked_for(service, count):
     assert threads_of(service(tree="2x1", threads=count)) == {count}
-
-
-def test_it_computes_with_those_that_a_plan_was_measured_with(service, monkeypatch):
-    """They are looked for among as many as were asked for."""
-    allowed = []
-
-    def steered(plan, *_):
-        allowed.append(torch.get_num_threads())
-        return plan, 2
-
-    monkeypatch.setattr(steering, "steered", steered)
-    assert threads_of(service(tree="auto", threads=3)) == {2}
-    assert allowed == [3]

@@ -13,7 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import multidraft as md
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.huggingface import Model
 from multidraft.server.app import build
@@ -46,8 +47,8 @@ def service(
     **limits: int,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
-    plan, bounds = Plan(md.scheme(scheme), Tree.parse(tree), measure=False), Limits(**limits)
-    return Service(Engine(target, draft, plan, bounds), tokenizer, list(names), bounds, api_key)
+    config, bounds = DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree))), Limits(**limits)
+    return Service(Engine(target, draft, config, bounds), tokenizer, list(names), bounds, api_key)
 
 
 @contextmanager

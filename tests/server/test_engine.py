@@ -3,28 +3,26 @@
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from plans import plan
 from tiny import tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import multidraft as md
-from multidraft.autotune.auto import Auto
-from multidraft.autotune.auto import Limits as AutoLimits
-from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import CHUNK
-from multidraft.decoding.state import Plan
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server import engine as engines
 from multidraft.server.engine import Engine
 from multidraft.server.faults import ClosedError, FullError
-from multidraft.server.guarded import Guarded
 from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
 from multidraft.server.prefix_cache import PrefixCache
@@ -68,8 +66,8 @@ class Heard:
         return self.events[-1]
 
 
-def plan_for(tree: str = "3x2x1") -> Plan:
-    return Plan(md.scheme("anchored:lorenz"), Tree.parse(tree), measure=False)
+def config_for(tree: str = "3x2x1") -> DecodeConfig:
+    return DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse(tree)))
 
 
 @pytest.fixture
@@ -78,7 +76,7 @@ def engine():
     made: list[Engine] = []
 
     def make(models: Callable = tables, **limits: int) -> Engine:
-        made.append(Engine(*models(), plan_for(), Limits(**limits)))
+        made.append(Engine(*models(), config_for(), Limits(**limits)))
         made[-1].start()
         return made[-1]
 
@@ -87,9 +85,9 @@ def engine():
         each.close()
 
 
-def alone(models: Callable, heard: Heard) -> list[int]:
+def alone(models: Callable, heard: Heard, tree: str = "3x2x1") -> list[int]:
     job = heard.job
-    settings = dict(temperature=job.sampling.temperature, tree="3x2x1", eos_token_id=list(job.ends))
+    settings = dict(temperature=job.sampling.temperature, tree=tree, eos_token_id=list(job.ends))
     generator = [torch.Generator().manual_seed(heard.seed)]
     rows, _ = md.generate(*models(), [job.prompt], max_new_tokens=job.new_tokens, generator=generator, **settings)
     return rows[0].tolist()
@@ -125,7 +123,7 @@ def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
 
     def swapped(*states):
         state = joined(*states)
-        state.roots.reverse()
+        state.rows.reverse()
         return state
 
     monkeypatch.setattr(engines, "join", swapped)
@@ -213,7 +211,7 @@ class Makes(LogitsProcessor):
 
 @pytest.mark.parametrize("processor", [Fails(), ForbidsAll(), Makes(torch.inf), Makes(torch.nan)])
 def test_an_exception_in_one_row_ends_it_alone(engine, processor):
-    bad = Heard([1, 2], 9, sampling=Sampling(before=Guarded([LogitsProcessorList([processor])])))
+    bad = Heard([1, 2], 9, sampling=Sampling(before=Processors([LogitsProcessorList([processor])])))
     good, server = Heard([1, 2], 9, seed=3), engine()
     server.submit([good.job, bad.job])
     assert isinstance(bad.end(), Failed)
@@ -252,16 +250,13 @@ def test_what_is_too_much_is_refused(engine):
     held.end()
 
 
-@pytest.mark.parametrize(("name", "rows", "taken"), [("llama", 3, 69 + 42 + 42), ("gptj", 2, 2 * 69)])
-def test_rows_take_room_by_their_own_lengths_unless_they_are_padded(name, rows, taken):
-    model = tiny_model(name, "eager" if name == "gptj" else "sdpa")
-    server = Engine(model, None, plan_for(), Limits(tokens_in_cache=160))  # with the tree, a row needs 34 more
+def test_rows_take_as_much_room_as_the_longest():
+    server = Engine(tiny_model("llama"), None, config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
     server.waiting.extend(Heard([1] * prompt, 5).job for prompt in (30, 3, 3))
     while reading := server.admit():
         server.running.append(reading.job)
         server.reading = None
-    assert len(server.running) == rows
-    assert server.tokens_in_cache == taken
+    assert (len(server.running), server.tokens_in_cache) == (2, 2 * 69)
 
 
 def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine):
@@ -290,29 +285,27 @@ def test_a_dead_engine_says_so_to_everybody(engine, monkeypatch):
     assert not server.alive
 
 
-def test_under_auto_a_prompt_waits_for_the_draft_model_while_nothing_is_drafted():
+class Rests(StaticTree):
+    """Drafts nothing at present."""
+
+    rests = True
+
+
+def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
-    shape = Auto(plan({}, trees=["1", "2x1"]), 1.0, AutoLimits())
-    shape.rows, shape.choice = 1, 0  # at rest
-    job = Heard([0, 3, 1, 4, 2], 4).job
-    read = Reading(job, *tiny(), Plan(md.scheme("anchored:lorenz"), shape, measure=False), PrefixCache())
+    tree, job = Tree.parse("2x1"), Heard([0, 3, 1, 4, 2], 9).job
+    read = Reading(job, *tiny(), replace(config_for(), policy=Rests(tree)), PrefixCache())
     while not read.is_over:
         read.advance(2)
-    assert (read.draft_has, read.state.unread) == (0, [[0, 3, 1, 4]])
-    assert not Reading(Heard([0] * (CHUNK + 1), 4).job, *tiny(), read.plan, PrefixCache()).draft_waits
-    fixed, found = Plan(md.scheme("anchored:lorenz"), Tree.parse("2x1"), measure=False), list[int]()
+    assert read.state.rows[0].unread == [0, 3, 1, 4]
+    long = Reading(Heard([0] * (CHUNK + 2), 4).job, *tiny(), read.config, PrefixCache())
+    while long.state is None:
+        long.advance(CHUNK)
+    assert not long.is_over
+    state, found = read.state, list[int]()
     with torch.inference_mode():
         while len(found) < 9:
-            read.state, (new,) = step(read.state, fixed, Info())
-            found += new.tokens
-    target, draft = tiny()
-    (same,), _ = md.generate(
-        target,
-        draft,
-        [job.prompt],
-        tree="2x1",
-        generator=[torch.Generator().manual_seed(0)],
-        max_new_tokens=9,
-        eos_token_id=[],
-    )
-    assert found[:9] == same.tolist()
+            state, record = step(state, config_for("2x1"))
+            found += record.emitted[0].tokens
+    heard = Heard(job.prompt, 9)
+    assert found[:9] == alone(tiny, heard, "2x1")
