@@ -13,7 +13,7 @@ from multidraft.io import files
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
-    from multidraft.decoding.state import Emitted
+    from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace_file import TraceFile
     from multidraft.zoo import Pair
 
@@ -34,8 +34,7 @@ class Job:
 
     def check(self, drafters: int) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_plan, plan_file, tree_or_fixed
-        from multidraft.sampling.settings import Sampling
+        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
         from multidraft.sampling.settings_table import SETTINGS, check, check_stops
 
         s = self.settings
@@ -46,9 +45,9 @@ class Job:
         if s["plan"] is not None:
             files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
         plan_file(s["plan"], limits_of(s["tree"], s["scheme"]) if self.drafts else None)
-        plan = make_plan(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], Sampling(), False)
+        config = make_config(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], False)
         if self.drafts:
-            check_drafters(plan.scheme, drafters > 1)
+            check_drafters(config.scheme, drafters > 1)
 
 
 def context(pair: "Models | Pair") -> int | None:
@@ -82,7 +81,7 @@ def decode(
         synchronise=pair.target.device.type == "cuda",
         **job.settings,
     )
-    info.watch.move(texts.seconds, "rest", "measuring")
+    info.seconds["rest"] -= texts.seconds
     texts.close()
     screen.end(rows)
     return ["".join(pieces) for pieces in texts.texts], info

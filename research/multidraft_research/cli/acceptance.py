@@ -45,14 +45,14 @@ def acceptance(
 
 def check(random: int, capture: Path | None, model: str | None, temperatures: list[float]) -> None:
     """Raise on temperatures that make no distribution, and unless there is one source of pairs."""
-    from multidraft.sampling.from_logits import check_sampling
+    from multidraft.sampling.settings_table import check as check_setting
 
     named = {"--random": random, "--capture": capture, "--target or --draft": model}
     given = [name for name, value in named.items() if value]
     if len(given) > 1:
         raise AdviceError(f"{' and '.join(given)} are two sources of distributions; give one")
     for temperature in temperatures:
-        check_sampling(temperature, None, None)
+        check_setting("temperature", temperature, "--temperature")
 
 
 def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":

@@ -78,13 +78,13 @@ def capture(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Keep the logits of a model pair at every token of continuations sampled from the target."""
-    from multidraft.sampling.from_logits import check_sampling
+    from multidraft.sampling.settings_table import check as check_setting
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
 
     if (out is None) == (show is None):
         raise AdviceError("give either --out DIR, to capture, or --show DIR, to see what was captured")
-    check_sampling(temperature, None, None)
+    check_setting("temperature", temperature, "--temperature")
     crew = crew_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
