@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ Subject = Scheme | Sampler
 
 def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: dict[str, Any]) -> Subject:
     """The verifier with its drafting law, whatever form it was given in; two drafts where nothing says how many."""
+    place = verifier.split(",")[0] if isinstance(verifier, str) else None
     if isinstance(verifier, str):
         verifier, settings = resolve(verifier, settings)
         law = settings.pop("law", law)
@@ -60,9 +61,10 @@ def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: 
         raise AdviceError(f"cannot audit {described(verifier)}; {FORMS}")
     count = 2 if drafts is None and not isinstance(verifier, Scheme) and not isinstance(law, Law) else drafts
     if callable(verifier) and takes_generator(verifier):
-        made = scheme(lambda target, draft, drafted: None, count, law=law, **settings).law
-        return Sampler(str(getattr(verifier, "__name__", type(verifier).__name__)), made, verifier)
-    return scheme(verifier, count, law=law, **settings)
+        name = place or str(getattr(verifier, "__name__", type(verifier).__name__))
+        return Sampler(name, scheme(lambda target, draft, drafted: None, count, law=law, **settings).law, verifier)
+    made = scheme(verifier, count, law=law, **settings)
+    return made if place is None or isinstance(verifier, Scheme) else replace(made, name=place)
 
 
 def takes_generator(verifier: Callable[..., Any]) -> bool:

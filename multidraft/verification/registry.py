@@ -178,11 +178,9 @@ def scheme(
     """
     if isinstance(name, str):
         found, settings = resolve(name, settings if law is None else settings | dict(law=law))
-        return (
-            made(found, SCHEMES[found], drafts, settings)
-            if isinstance(found, str)
-            else scheme(found, drafts, **settings)
-        )
+        if isinstance(found, str):
+            return made(found, SCHEMES[found], drafts, settings)
+        return replace(scheme(found, drafts, **settings), name=name.split(",")[0])
     if isinstance(name, Scheme):
         if law is not None or settings:
             raise AdviceError("a scheme has its own law and settings; give them to md.scheme with its name")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -32,6 +33,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.sampling.from_logits import distribution
+from multidraft.verification.acceptance import over_all_tuples
 
 VOCABULARY = 34  # more than any study drafts at a node
 PAIRS = [random_pairs(count, VOCABULARY, seed) for seed, count in enumerate((2, 3, 4))]
@@ -55,17 +57,24 @@ def test_acceptance_is_that_of_every_tuple() -> None:
     target, draft = pair(0.7)
     for name in rates.COMPARED:
         s = md.scheme(name, drafts=2)
-        exact = []
-        for p, q in zip(target, draft, strict=True):
-            drafted, weight = s.tuples(q)
-            outcome = s.outcome(p.expand(len(drafted), -1), q.expand(len(drafted), -1), drafted)
-            exact.append(float((weight * outcome.acceptance()).sum()))
+        exact = over_all_tuples(s.entry.rule, s.law, target, draft).acceptance.tolist()
         close = 1e-9 if s.expected_acceptance(target, draft) is not None else 0.15
         assert found["acceptance", name, "x"] == pytest.approx(sum(exact) / len(exact), abs=close)
         best = md.optimal_acceptance_rate(target, draft, law=s.law.name, drafts=2)
         assert found["acceptance", f"{s.law.name} optimum", "x"] == pytest.approx(float(best.mean()), abs=1e-9)
         gap = found["acceptance", name, "x"] - found["acceptance", f"{s.law.name} optimum", "x"]
         assert found["below the optimum", name, "x"] == pytest.approx(gap, abs=1e-9)
+
+
+def test_schemes_of_a_user_are_compared_too(tmp_path) -> None:
+    """A rule by its place, and one by its name, in the studies that compare schemes; others refuse them."""
+    more = ("multidraft.verification.rules.naive:naive,law=iid", "top:naive")
+    found = entries(rates.compared(replace(part(), schemes=more), 0.7, 2, "x"))
+    assert found["acceptance", more[0], "x"] < found["acceptance", "iid optimum", "x"]
+    assert found["acceptance", more[1], "x"] == pytest.approx(found["acceptance", "top optimum", "x"], abs=1e-9)
+    refused = CliRunner().invoke(app, ["study", "top-k", "--scheme", "top:naive", "--out", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "compares no schemes" in refused.output
 
 
 def test_every_prompt_counts_for_its_task_and_for_all() -> None:

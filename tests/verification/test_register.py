@@ -70,7 +70,9 @@ def test_every_form_is_audited(form: str, module: str) -> None:
 
 
 def test_a_wrong_rule_is_caught_by_its_place(module: str) -> None:
-    assert md.audit(f"{module}:wrong,law=iid", **ONLY_EXACT).biased
+    report = md.audit(f"{module}:wrong,law=iid", **ONLY_EXACT)
+    assert report.biased
+    assert report.sentence.startswith(f"{module}:wrong is biased")
 
 
 def test_it_decodes_with_the_walk_that_it_is_right_for() -> None:

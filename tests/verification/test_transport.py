@@ -302,7 +302,7 @@ def test_anchor_count_takes_tokens_that_fill_their_place():
     assert anchor_count(t64([0.9, 0.1], [0.5, 0.5]), 2).tolist() == [2, 2]
 
 
-ONE_DRAFT = [law for law in LAWS if law != "distinct"]  # whose draft is no stack: tests/verification/test_solvers.py
+ONE_DRAFT = [law for law in LAWS if law != "distinct"]  # whose draft is no stack: tests/research/test_solvers.py
 
 # --- shapes, dtypes, messages ----------------------------------------------------------------------------------------
 

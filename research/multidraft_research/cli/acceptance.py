@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from multidraft_research.captures.recording import Recording
     from multidraft_research.studies.acceptance import Line
 
+SCHEME = "A scheme of yours beside those of the list, as in module:rule,law=iid; may be repeated."
+
 
 def acceptance(
     capture: Annotated[Path | None, Option(help="A folder of `multidraft capture`. Default: record now.")] = None,
@@ -25,6 +27,7 @@ def acceptance(
     max_new_tokens: Annotated[int, Option(min=1, help="Positions for each prompt.")] = 64,
     temperature: Annotated[list[float] | None, Option(min=0, help="May be repeated. Default: 0.3, 0.7, 1.")] = None,
     drafts: Annotated[list[int] | None, Option(min=1, max=64, help="May be repeated. Default: 2, 3, 4, 8.")] = None,
+    scheme: Annotated[list[str] | None, Option(help=SCHEME)] = None,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
@@ -40,7 +43,14 @@ def acceptance(
         pairs, source = Capture.open(capture).recording(), str(capture)
     else:
         pairs, source = recorded(Source(target, draft, prompts, limit), max_new_tokens, seed), target or "embedded pair"
-    report(measured(pairs, temperatures, counts, seed), temperatures, counts, source, len(pairs.target), as_json)
+    report(
+        measured(pairs, temperatures, counts, seed, scheme or []),
+        temperatures,
+        counts,
+        source,
+        len(pairs.target),
+        as_json,
+    )
 
 
 def check(random: int, capture: Path | None, model: str | None, temperatures: list[float]) -> None:
@@ -55,13 +65,15 @@ def check(random: int, capture: Path | None, model: str | None, temperatures: li
         check_setting("temperature", temperature, "--temperature")
 
 
-def measured(pairs: "Recording", temperatures: list[float], counts: list[int], seed: int) -> "list[Line]":
+def measured(
+    pairs: "Recording", temperatures: list[float], counts: list[int], seed: int, more: list[str]
+) -> "list[Line]":
     """All lines of the table, with a progress bar."""
     from tqdm import tqdm
 
     from multidraft_research.studies.acceptance import cases, measure
 
-    asked = cases(temperatures, counts)
+    asked = cases(temperatures, counts, more)
     return list(tqdm(measure(pairs, asked, seed), total=len(asked), desc="measuring", unit="case"))
 
 

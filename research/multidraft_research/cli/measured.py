@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DRAFT = "Draft model: a folder or a hub name; several are compared, in the order given. Default: embedded."
 RUN = "Folder of the run, runs/NAME by default; the same command goes on where it was stopped."
+SCHEME = "A scheme to compare beside those of the study, as in mine:rule or module:rule,law=iid; may be repeated."
 CAPTURE = "A folder of `multidraft capture`. Default: capture now, into the folder of the run."
 QUICK = "A few tokens of each prompt: minutes with the embedded pair."
 TOKENS, QUICK_TOKENS = 64, 8  # of each prompt
@@ -45,6 +46,7 @@ class Asked:
     capture: Path | None = None
     quick: bool = False
     drafts: Sequence[str] = ()  # where there are several, the source has the first of them
+    schemes: Sequence[str] = ()  # beside those that a study compares
 
     def check(self) -> None:
         """Raise on two sources, and where nothing can be written."""
@@ -52,11 +54,12 @@ class Asked:
             raise AdviceError("--capture and --target or --draft are two sources; give one")
         if len(self.drafts) > 1 and self.source.target is None:
             raise AdviceError("several drafts come without --target; name it, too (`--target embedded` is one)")
+        check_schemes(self.schemes)
         files.make_folder(self.out, "--out")
         pictures.check(self.out / "picture.png")
 
     def of(self, draft: str) -> "Asked":
-        """The same of one draft, in a folder of its own."""
+        """What is asked of one draft alone, in a folder of its own."""
         out = self.out / UNFIT.sub("-", draft)[-LONGEST:].strip("-.")
         files.make_folder(out, "--out")
         return replace(self, out=out, source=replace(self.source, draft=draft), drafts=())
@@ -70,6 +73,7 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         capture: Annotated[Path | None, Option(help=CAPTURE)] = None,
         target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
         draft: Annotated[list[str] | None, Option(help=DRAFT)] = None,
+        scheme: Annotated[list[str] | None, Option(help=SCHEME)] = None,
         prompts: Annotated[Path, Option(help=PROMPTS, show_default=SHIPPED)] = DEMO,
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
         max_new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
@@ -82,7 +86,8 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         drafts = list(dict.fromkeys(draft or []))
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
         tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew_of(workers, ray), capture, quick, drafts)
+        crew, schemes = crew_of(workers, ray), list(dict.fromkeys(scheme or []))
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew, capture, quick, drafts, schemes)
         asked.check()
         do(asked, as_json)
 
@@ -92,7 +97,27 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
 
 def one(name: str) -> Callable[..., None]:
     """The command of one study."""
-    return command(name, LISTED[name].about, lambda asked, as_json: show(compared(name, asked), as_json))
+
+    def do(asked: Asked, as_json: bool) -> None:
+        if asked.schemes and not LISTED[name].study().compares:
+            raise AdviceError(f"the study {name} compares no schemes; leave out --scheme")
+        show(compared(name, asked), as_json)
+
+    return command(name, LISTED[name].about, do)
+
+
+def check_schemes(names: Sequence[str]) -> None:
+    """Raise, before anything is measured, on a scheme that is none."""
+    if names:
+        from multidraft.verification.registry import scheme
+
+        for name in names:
+            scheme(name)
+
+
+def schemes_for(name: str, asked: Asked) -> list[str]:
+    """The schemes that a study is to compare beside its own; none for one that compares no schemes."""
+    return list(asked.schemes) if LISTED[name].study().compares else []
 
 
 def compared(name: str, asked: Asked) -> "Results":
@@ -150,9 +175,16 @@ def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journa
     check_drafts(name, capture)
     facts: dict[str, Any] = {"study": name, "capture": capture.fingerprint, "positions": capture.positions}
     facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
-    facts |= {"seed": asked.seed} | versions("scipy", "ortools")
+    facts |= {"seed": asked.seed} | further(name, asked) | versions("scipy", "ortools")
     journal = Journal(asked.out / f"{name}.jsonl", facts)
-    return OverCapture(measure, capture.folder.absolute(), asked.seed), len(capture.entries), journal
+    work = OverCapture(measure, capture.folder.absolute(), asked.seed, schemes_for(name, asked))
+    return work, len(capture.entries), journal
+
+
+def further(name: str, asked: Asked) -> dict[str, Any]:
+    """What the results depend on, too, where schemes were added."""
+    schemes = schemes_for(name, asked)
+    return {"schemes": schemes} if schemes else {}
 
 
 def check_drafts(name: str, capture: "Capture") -> None:
@@ -187,10 +219,12 @@ def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal
     _, chosen = asked.source.read()
     facts: dict[str, Any] = {"study": name} | asked.source.names
     facts |= {"prompts": len(chosen), "prompts_digest": digest(chosen)}
-    facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | versions() | hardware()
+    facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | further(name, asked) | versions() | hardware()
     journal = Journal(asked.out / f"{name}.jsonl", facts)
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
-    return OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed), len(passages), journal
+    schemes = schemes_for(name, asked)
+    work = OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed, schemes)
+    return work, len(passages), journal
 
 
 def show(results: "Results", as_json: bool) -> None:

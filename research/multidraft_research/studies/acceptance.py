@@ -1,13 +1,13 @@
 """Acceptance of every scheme beside the optimum of its law, over recorded or random pairs of distributions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distribution
-from multidraft.verification.registry import SCHEMES, scheme
+from multidraft.verification.registry import entries, scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.captures.recording import Recording
 
@@ -38,10 +38,11 @@ def random_pairs(count: int, vocabulary: int, seed: int) -> Recording:
     return Recording(target, target + 1.2 * torch.randn(count, vocabulary, generator=generator))
 
 
-def cases(temperatures: list[float], drafts: list[int]) -> list[tuple[str, float, int]]:
-    """Every scheme with every temperature and number of drafts that it takes."""
+def cases(temperatures: list[float], drafts: list[int], more: Sequence[str] = ()) -> list[tuple[str, float, int]]:
+    """Every scheme, and `more` of them, with every temperature and number of drafts that it takes."""
     # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
-    laws = {name: entry.law for name, entry in SCHEMES.items() if not entry.small}
+    laws = {name: entry.law for name, entry in entries().items() if not entry.small}
+    laws |= {name: type(scheme(name).law) for name in more}
     names = [name for name, law in laws.items() if not law.several]
     return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 

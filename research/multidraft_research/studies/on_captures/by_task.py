@@ -21,6 +21,7 @@ STUDY = Study(
     paper="Towards Optimal MDSD, Table 1",
     panels=panels(f"task (T = {TEMPERATURE}, {DRAFTS} drafts)"),
     on_capture=measure,
+    compares=True,
     drafts=DRAFTS,
     printed=("towards_optimal_table_1",),
     findings=tuple(

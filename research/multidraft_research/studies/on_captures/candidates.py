@@ -20,10 +20,11 @@ def measure(part: Captured) -> Iterator[Cell]:
     """Every rule at both temperatures; at T = 0 drafts with duplicates are all the same token."""
     for temperature in TEMPERATURES:
         for drafts in COUNTS:
-            for s in (scheme(name, drafts=drafts) for name in RULES):
+            for name in (*RULES, *part.schemes):
+                s = scheme(name, drafts=drafts)
                 target, draft = pair_at(part.recording, temperature, ranks(s))
                 rate = s.acceptance(target, draft, TUPLES, part.generator).rate
-                yield entry(RATE, row(s.name, temperature), float(drafts), rate)
+                yield entry(RATE, row(name, temperature), float(drafts), rate)
 
 
 def row(name: str, temperature: float) -> str:
@@ -35,6 +36,7 @@ STUDY = Study(
     paper="Multi-Candidate SD, Figures 3 and 5, Tables 1 and 7",
     panels={RATE: Panel("acceptance rate, %", "candidates", PERCENT)},
     on_capture=measure,
+    compares=True,
     drafts=max(COUNTS),
     printed=("multi_candidate_table_1", "multi_candidate_table_7"),
     findings=tuple(

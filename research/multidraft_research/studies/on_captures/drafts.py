@@ -19,6 +19,7 @@ STUDY = Study(
     paper="Towards Optimal MDSD, Figure 2",
     panels=panels(f"drafts (T = {TEMPERATURE})"),
     on_capture=measure,
+    compares=True,
     drafts=max(COUNTS),
     findings=(
         Finding("more drafts accept more", (RATE, "iid optimum", 8.0), (RATE, "iid optimum", 3.0)),

@@ -47,7 +47,7 @@ def pair_at(
 def compared(part: Captured, temperature: float, drafts: int, column: str | float) -> Iterator[Cell]:
     """A column of the tables: every scheme, the optimum of every law, and how far schemes are below it."""
     best: dict[str, Tensor] = {}
-    for name in COMPARED:
+    for name in (*COMPARED, *part.schemes):
         s = scheme(name, drafts=drafts)
         target, draft = pair_at(part.recording, temperature, ranks(s))
         if s.law.name not in best:

@@ -19,6 +19,7 @@ STUDY = Study(
     paper="Towards Optimal MDSD, Figure 1",
     panels=panels(f"temperature ({DRAFTS} drafts)"),
     on_capture=measure,
+    compares=True,
     drafts=DRAFTS,
     findings=tuple(
         Finding(text, (RATE, above, temperature), (RATE, below, temperature))

@@ -15,7 +15,7 @@ def measure(asked: Decoding) -> Iterator[Cell]:
     plain = decoded(asked, TEMPERATURE, drafts=False)
     for length in LENGTHS:
         for paths in PATHS:
-            for name, (scheme, walk) in WAYS.items():
+            for name, (scheme, walk) in (WAYS | {name: (name, "commit") for name in asked.schemes}).items():
                 info = decoded(asked, TEMPERATURE, scheme=scheme, tree=f"{paths} paths of {length}", walk=walk)
                 yield from cells(row(name, length), float(paths), info, plain)
 
@@ -29,6 +29,7 @@ STUDY = Study(
     paper="SpecTr, Tables 1 and 4",
     panels=panels("paths K (T = 1)"),
     on_models=measure,
+    compares=True,
     printed=("spectr_table_1", "spectr_table_4"),
     findings=(
         Finding("8 paths emit more than one", (EFFICIENCY, row("SpecTr", 4), 8.0), (EFFICIENCY, row("SpecTr", 4), 1.0)),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+from multidraft.verification.registry import scheme
 from multidraft_research.studies.on_models.runs import EFFICIENCY, cells, decoded, panels
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Finding, Study
@@ -29,11 +30,17 @@ def measure(asked: Decoding) -> Iterator[Cell]:
         plain = decoded(asked, temperature, drafts=False)
         for name, tree in TREES.items():
             base = decoded(asked, temperature, scheme=BASE, tree=tree, walk=WALKS[0])
-            for scheme in SCHEMES if name == "2x2x2x2" else [s for s in SCHEMES if not s.startswith("spechub")]:
-                for walk in WALKS:
-                    again = (scheme, walk) == (BASE, WALKS[0])
-                    info = base if again else decoded(asked, temperature, scheme=scheme, tree=tree, walk=walk)
-                    yield from cells(f"{scheme}, {walk}", column(name, temperature), info, plain, base)
+            schemes = [s for s in SCHEMES if name == "2x2x2x2" or not s.startswith("spechub")]
+            for rule in (*schemes, *asked.schemes):
+                for walk in walks_of(rule):
+                    again = (rule, walk) == (BASE, WALKS[0])
+                    info = base if again else decoded(asked, temperature, scheme=rule, tree=tree, walk=walk)
+                    yield from cells(f"{rule}, {walk}", column(name, temperature), info, plain, base)
+
+
+def walks_of(name: str) -> tuple[str, ...]:
+    """The walks that a scheme's rule is right for."""
+    return WALKS if scheme(name).entry.sub_probability else WALKS[:1]
 
 
 def column(tree: str, temperature: float) -> str:
@@ -52,6 +59,7 @@ STUDY = Study(
     paper="Towards Optimal MDSD, Tables 2 and 3",
     panels=panels("tree and temperature", f"{BASE}, commit"),
     on_models=measure,
+    compares=True,
     printed=("towards_optimal_table_2", "towards_optimal_table_3"),
     findings=(
         finding("greedy drafts emit more than without replacement", GREEDY, RRS, "4x4x4", 0.1),

@@ -22,7 +22,7 @@ def measure(asked: Decoding) -> Iterator[Cell]:
     """Every rule over every tree, and a target pass over its nodes or over all its paths side by side."""
     plain = decoded(asked, TEMPERATURE, drafts=False)
     for tree in TREES:
-        for name, scheme in SCHEMES.items():
+        for name, scheme in (SCHEMES | {name: name for name in asked.schemes}).items():
             info = decoded(asked, TEMPERATURE, scheme=scheme, tree=tree, walk="commit")
             yield from cells(name, tree, info, plain)
         nodes, paths, depth = size(tree)
@@ -58,6 +58,7 @@ STUDY = Study(
     panels=panels("tree (T = 1)")
     | {ATTENTION: Panel("seconds of a target pass over those with tree attention", "tree")},
     on_models=measure,
+    compares=True,
     printed=("multi_candidate_table_4",),
     findings=(
         finding("sampling without replacement emits more than naive verification", WITHOUT, NAIVE),

@@ -1,6 +1,6 @@
 """What a study is: what it measures on a prompt, how that is shown, and what the paper says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ class Captured:
     task: str
     generator: torch.Generator
     drawn: Int[Tensor, " positions"] | None = None
+    schemes: Sequence[str] = ()  # to be compared beside those of the study
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Decoding:
     passage: Passage
     new_tokens: int
     seed: int
+    schemes: Sequence[str] = ()  # to be compared beside those of the study
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Study:
     printed: tuple[str, ...] = ()  # names of files in `printed`
     findings: tuple[Finding, ...] = ()
     drafts: int = 1  # at a node, at most
+    compares: bool = False  # schemes, to which others may be added
     derived: Callable[[dict[Place, Sums]], dict[Place, Sums]] = dict  # from what was measured to what is shown
 
 

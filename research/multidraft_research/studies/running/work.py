@@ -22,12 +22,13 @@ class OverCapture:
     measure: Callable[[Captured], Iterator[Cell]]
     folder: Path
     seed: int
+    schemes: Sequence[str] = ()
 
     def __call__(self, job: int) -> Record:
         capture = Capture.open(self.folder)
         generator = torch.Generator().manual_seed(self.seed * SEEDS_APART + job)
         entry, shard = capture.entries[job], capture.shard(job)
-        part = Captured(shard.recording, entry.task, generator, shard.tokens if capture.drawn else None)
+        part = Captured(shard.recording, entry.task, generator, shard.tokens if capture.drawn else None, self.schemes)
         return {"id": entry.id, "cells": list(self.measure(part))}
 
 
@@ -40,8 +41,9 @@ class OverModels:
     passages: Sequence[Passage]
     new_tokens: int
     seed: int
+    schemes: Sequence[str] = ()
 
     def __call__(self, job: int) -> Record:
         passage = self.passages[job]
-        asked = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job)
+        asked = Decoding(loaded(self.load), passage, self.new_tokens, self.seed * SEEDS_APART + job, self.schemes)
         return {"id": passage.id, "cells": list(self.measure(asked))}
