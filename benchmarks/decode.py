@@ -29,8 +29,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.keeping import plan_for
-from multidraft.autotune.subject import Subject
+from multidraft.autotune.identity import Subject
+from multidraft.autotune.tuning import measured
 from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
@@ -40,6 +40,7 @@ from multidraft.zoo import Pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 QUICK = dict(limit=3, seeds=1, new_tokens=24)
+TUNE = 60.0  # seconds of measuring before the first run
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
@@ -62,7 +63,7 @@ def prepare(pair: Pair) -> None:
     """Measure the pair for `auto`, with prompts that take no part."""
     texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
-    plan_for(Subject(pair.target, pair.draft, prompts, md.scheme(SCHEME), "deferred"))
+    measured(Subject(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts), TUNE)
 
 
 def measure(pair: Pair, journal: Journal, cases: list[Case], batches: list[list[list[int]]], options: Any) -> None:

@@ -35,9 +35,8 @@ from multidraft_research.cli.capture import DEMO
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.keeping import plan_for
-from multidraft.autotune.making import using
-from multidraft.autotune.subject import Subject
+from multidraft.autotune.identity import Subject
+from multidraft.autotune.tuning import measured
 from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 from multidraft.generation.defaults import SCHEME
@@ -55,6 +54,7 @@ PLAIN, THEIRS, OURS = Case("llama.cpp, plain"), Case("llama-cpp-python, look-up"
 LOOKED_UP, AUTO = Case("ours, look-up", "1x1"), Case(SCHEME, "auto")
 TREES = [Case(SCHEME, tree) for tree in ("1x1", "1x1x1", "2x1x1", "2x1x1x1", "4x2x2x1")]
 CASES = [PLAIN, THEIRS, OURS, LOOKED_UP, *TREES, AUTO]
+TUNE = 60.0  # seconds of measuring before a run
 COUNTS, PAST, ROUNDS = (1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 45), 128, 5
 MARKS = "<!-- local: made by benchmarks/local.py --into -->", "<!-- /local -->"
 QUICK = dict(prompts=2, seeds=1, new_tokens=16, kinds=["f16"], layers=[3], threads=[1], temperature=[1.0])
@@ -148,9 +148,20 @@ def loaded(options: argparse.Namespace) -> Iterator[dict[tuple[int, str], Models
         yield {(n, kind): load(Path(folder), n, kind) for n in options.layers for kind in options.kinds}
 
 
+@contextmanager
+def using(threads: int) -> Iterator[None]:
+    """So many threads of torch, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def prepare(models: Models, prompts: list[list[int]]) -> None:
     """Measure a pair for `auto`, with prompts that take no part."""
-    plan_for(Subject(models.target, models.draft, prompts, md.scheme(SCHEME), "deferred"))
+    measured(Subject(models.target, models.draft, md.scheme(SCHEME), prompts=prompts), TUNE)
 
 
 def measure(options: argparse.Namespace, journal: Journal, texts: list[str]) -> None:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from jaxtyping import Bool, Float, Int
+from multidraft.decoding.shapes import shape_of
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -23,7 +24,6 @@ from tqdm import tqdm
 import multidraft as md
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import at_roots
-from multidraft.decoding.shapes import shape_of
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree

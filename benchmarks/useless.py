@@ -26,13 +26,14 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.keeping import plan_for
-from multidraft.autotune.subject import Subject
+from multidraft.autotune.identity import Subject
+from multidraft.autotune.tuning import measured
 from multidraft.generation.defaults import SCHEME
 from multidraft.zoo import Pair, load_pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 REDRAWN = 1000
+TUNE = 60.0  # seconds of measuring before it begins
 
 
 def useless(pair: Pair) -> Pair:
@@ -51,9 +52,9 @@ def tokens_of(pair: Pair, path: Path) -> list[list[int]]:
 def believed(good: Pair, bad: Pair, folder: str) -> Path:
     """The good pair's plan, in a file that says it is the other's."""
     prompts = tokens_of(good, DEMO)
-    subjects = [Subject(pair.target, pair.draft, prompts, md.scheme(SCHEME), "deferred") for pair in (good, bad)]
+    subjects = [Subject(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts) for pair in (good, bad)]
     file = Path(folder, "plan.json")
-    file.write_text(replace(plan_for(subjects[0]), identity=subjects[1].identity).as_json())
+    file.write_text(replace(measured(subjects[0], TUNE), identity=subjects[1].identity).as_json())
     return file
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MOST_DRAFTS, DEPTHS, CLASSES = 8, 5, 5  # drafts at a node; depths and confidences told apart, the last for all beyond
 MISSED, FALL = 0.4, 0.7  # before anything is known, n drafts all miss with probability 0.4 / n^0.7
 SURE = 0.998  # no acceptance is believed to be nearer to zero or one than this leaves
-STEADY = 4  # depth and confidence need so many times the evidence that the number of drafts does
+COUNTS, PLACES = 4, 8  # one number of drafts, and one depth or confidence, need so many times the evidence that all do
 
 Table = Float[np.ndarray, "depths drafts classes"]
 
@@ -140,10 +140,10 @@ class AcceptanceTracker:
         """
         found = replace(prior, missing=prior.missing ** self.exponent(prior, (0, 1, 2), strength))
         for _ in range(rounds):
-            missing = found.missing ** self.exponent(found, (0, 2), strength)
+            missing = found.missing ** self.exponent(found, (0, 2), COUNTS * strength)
             found = replace(found, missing=np.minimum.accumulate(missing))
-            found = replace(found, depth=found.depth * self.exponent(found, (1, 2), STEADY * strength))
-            found = replace(found, confidence=found.confidence * self.exponent(found, (0, 1), STEADY * strength))
+            found = replace(found, depth=found.depth * self.exponent(found, (1, 2), PLACES * strength))
+            found = replace(found, confidence=found.confidence * self.exponent(found, (0, 1), PLACES * strength))
         return replace(found, shares=self.shared(prior.shares, strength))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:

@@ -1,6 +1,7 @@
 """Costs are measured while a pair decodes: trees take turns in the run's own steps, so that no token comes later."""
 
 import logging
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -38,8 +39,8 @@ class Tuner:
             return None
         timed = {tree: self.profile.measured(rows, tree.name) for tree in self.trees}
         lacking = [tree for tree in self.trees if timed[tree] < ENOUGH and self.may_pay(tree, rows)]
-        if lacking:
-            announce(self.profile, self.budget)
+        if lacking and math.isfinite(self.budget):
+            announced(place(self.profile.identity), self.budget)
         return min(lacking, key=lambda tree: timed[tree] // (BLOCK - 1), default=None)
 
     def may_pay(self, tree: Tree, rows: int) -> bool:
@@ -80,8 +81,3 @@ def announced(file: object, budget: float | int) -> None:
         budget,
         file,
     )
-
-
-def announce(profile: Profile, budget: float | int) -> None:
-    """The line, once for every profile."""
-    announced(place(profile.identity), budget)

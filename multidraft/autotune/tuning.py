@@ -9,6 +9,7 @@ import torch
 from multidraft.autotune.controller import Auto, Limits
 from multidraft.autotune.identity import Subject
 from multidraft.autotune.profile import Profile
+from multidraft.autotune.store import profile_for, save
 from multidraft.autotune.tree_search import best_tree, common, speed
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.prefill import start
@@ -19,7 +20,7 @@ from multidraft.sampling.settings import Sampling
 
 PROMPT, RUN = 160, 24  # tokens of a prompt that are read at most, and steps after one text
 SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
-FOREVER = 1e9  # seconds of measuring, which something else ends
+FOREVER = float("inf")  # seconds of measuring, which something else ends
 
 Tick = Callable[[float], object]  # is told how many seconds have passed
 
@@ -31,20 +32,35 @@ def measure(
     seconds: float | int,
     temperatures: Sequence[float | int],
     rows: Sequence[int],
-    tick: Tick,
+    tick: Tick = lambda seconds: None,
 ) -> None:
     """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
-    begun, turn, cases = time.monotonic(), 0, [(t, count) for count in rows for t in temperatures]
-    while cases and time.monotonic() < begun + seconds:
+    end, turn, cases = time.monotonic() + seconds, 0, [(t, count) for count in rows for t in temperatures]
+    while cases and time.monotonic() < end:
         temperature, count = cases[turn % len(cases)]
         before, policy = time.monotonic(), Auto(profile, temperature, Limits(), FOREVER)
         for _ in steps(subject, policy, temperature, texts(subject, count, turn), turn):
-            pass
+            if time.monotonic() > end and profile.known:
+                break
         policy.finish(advise=False)
         tick(time.monotonic() - before)
         if policy.tuner and not policy.tuner.learns(count, temperature):
             cases.remove((temperature, count))
         turn += 1
+
+
+def measured(
+    subject: Subject,
+    seconds: float | int,
+    temperatures: Sequence[float | int] = (0.0, 0.7, 1.0),
+    rows: Sequence[int] = (1,),
+    tick: Tick = lambda seconds: None,
+) -> Profile:
+    """The profile of a pair, filled for so many seconds more, or until it lacks nothing, and kept."""
+    profile = profile_for(subject)
+    measure(subject, profile, seconds, temperatures, rows, tick)
+    save(profile)
+    return profile
 
 
 def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:

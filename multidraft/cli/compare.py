@@ -142,7 +142,7 @@ def ending(pair: "Models") -> dict[str, Any]:
 
 
 def hint(info: "Info", plain: "Info", tree: str) -> str | None:
-    """One line where a chain would be faster by the seconds that were measured, or where this tree does not pay."""
+    """One line where a chain would be faster by the seconds that were measured, or where drafts do not pay."""
     if not (info.drafts and info.nodes and info.tokens and plain.tokens):
         return None
     deepest = len(info.lengths) - 1
@@ -157,8 +157,8 @@ def hint(info: "Info", plain: "Info", tree: str) -> str | None:
     if ours * MARGIN < 1 and rates[best] < 1:
         accepted = (info.rank_rates or [0.0])[0]
         return (
-            f"hint: drafts do not pay here: {ours:.2f} times plain decoding, {accepted:.0%} of first drafts accepted; "
-            "no drafts are best (--draft none), or a draft model that is closer to the target or costs less"
+            f"hint: no drafts are best here: --draft none (tree {tree} runs at {ours:.2f} times plain decoding, "
+            f"{accepted:.0%} of first drafts accepted)"
         )
     if ours * MARGIN < 1:
         return f"hint: tree {tree} runs slower than plain decoding here; try --tree {chain}"
@@ -176,5 +176,5 @@ def chain_rate(info: "Info", plain: "Info", depth: int) -> float:
     alone = plain.seconds["target"] / plain.row_passes
     nodes = max(seconds["target"] / steps - alone, 0.0) * min(depth * steps / info.nodes, 1.0)
     draft = seconds["draft"] / steps * depth / (len(info.lengths) - 1)
-    others = sum(seconds[part] for part in ("rule", "cache", "rest")) / steps
+    others = sum(seconds[part] for part in ("rule", "cache", "measure", "rest")) / steps
     return sum(first**level for level in range(depth + 1)) / (alone + nodes + draft + others)

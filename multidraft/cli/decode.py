@@ -1,6 +1,5 @@
 """One batch of prompts decoded: texts, and the report of how it went."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +60,7 @@ def context(pair: "Models | Pair") -> int | None:
 def decode(
     pair: Models, job: Job, rows: list[Prompt], drafts: bool = True, screen: Screen | None = None
 ) -> tuple[list[str], "Info"]:
-    """One batch's texts and its report; the time that showing text takes is not counted as decoding."""
+    """One batch's texts and its report."""
     import torch
 
     import multidraft as md
@@ -81,7 +80,6 @@ def decode(
         synchronise=pair.target.device.type == "cuda",
         **job.settings,
     )
-    info.seconds["rest"] -= texts.seconds
     texts.close()
     screen.end(rows)
     return ["".join(pieces) for pieces in texts.texts], info
@@ -93,13 +91,11 @@ class Texts:
     def __init__(self, pair: Models, rows: list[Prompt], screen: Screen):
         self.readers = [IncrementalDetokenizer(pair.tokenizer, prompt.tokens) for prompt in rows]
         self.texts: list[list[str]] = [[] for _ in rows]
-        self.screen, self.seconds = screen, 0.0
+        self.screen = screen
 
     def __call__(self, row: int, emitted: "Emitted") -> None:
-        start = time.perf_counter()
         for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
             self.put(row, self.readers[row].add(token), kind)
-        self.seconds += time.perf_counter() - start
 
     def put(self, row: int, piece: str, kind: str) -> None:
         """Keep a piece and show it."""

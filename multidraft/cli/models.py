@@ -71,8 +71,7 @@ def load_models(
     target: str, drafts: Sequence[str], loader: Loader = USUAL_WAY
 ) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
     """A target, draft models and their tokenizer."""
-    from multidraft.generation.inputs import vocabulary_of
-    from multidraft.models.vocabularies import check_sizes
+    from multidraft.generation.inputs import check_vocabularies
 
     loader.check()
     silence()
@@ -84,9 +83,8 @@ def load_models(
         names = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
         models, tokenizer = load_named(names, loader.trust)
     check_loaded([target, *drafts], models, tokenizer)
-    sizes = [vocabulary_of(model) for model in models]
-    for size in sizes[1:]:
-        check_sizes(sizes[0], size)
+    for draft in models[1:]:
+        check_vocabularies(models[0], draft)
     return models[0], models[1:], tokenizer
 
 

@@ -30,7 +30,7 @@ def profile_of(pair: Models, job: Job, prompts: list[Prompt]) -> "Profile":
     own, settings = subject(pair, job, prompts), job.settings
     profile = profile_for(own, plan_file(settings["plan"], limits(job)))
     if not profile.known:
-        measure(own, profile, settings["tune_budget"], [settings["temperature"]], [job.batch], lambda seconds: None)
+        measure(own, profile, settings["tune_budget"], [settings["temperature"]], [job.batch])
     return profile
 
 

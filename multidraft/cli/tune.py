@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
 BUDGET = 60.0  # seconds
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
+BAR = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
 SIZES = (1, 2, 4, 8, 16, 32)
 COUNTS = (1, 2, 3, 4, 8)
 
@@ -53,7 +54,7 @@ def tune(
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
     tokens, temperatures = [one.tokens for one in chosen], temperature or TEMPERATURES
-    profile, lines = measured(
+    profile, lines = measure(
         pair, tokens, scheme, walk, temperatures, rows or ROWS, budget, STEPS if not quick else QUICK
     )
     if out is not None:
@@ -93,7 +94,7 @@ def checked(
         )
 
 
-def measured(
+def measure(
     pair: Models,
     prompts: list[list[int]],
     scheme: str,
@@ -108,15 +109,13 @@ def measured(
 
     import multidraft as md
     from multidraft.autotune.identity import Subject
-    from multidraft.autotune.store import profile_for, save
-    from multidraft.autotune.tuning import compare, measure, work
+    from multidraft.autotune.tuning import compare, measured, work
 
     assert pair.draft is not None  # `tune` has checked
     subject = Subject(pair.target, pair.draft, md.scheme(scheme), walk, prompts)
-    profile = profile_for(subject)
-    with tqdm(total=round(budget), desc="measuring", unit="s", leave=False) as bar:
-        measure(subject, profile, budget, temperatures, rows, bar.update)
-    save(profile)
+    with tqdm(total=budget, desc="measuring", bar_format=BAR, leave=False) as bar:
+        tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
+        profile = measured(subject, budget, temperatures, rows, tick)
     if not profile.known:
         raise AdviceError("nothing has been measured; give a larger --budget")
     with tqdm(total=work(profile, temperatures, steps), desc="comparing", leave=False) as bar:

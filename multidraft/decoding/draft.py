@@ -75,8 +75,11 @@ def read_level(
             rows[line]: fault.at(rows[line], state.rows[rows[line]].position + 1) for line, fault in wrong.items()
         }
         parts.append((said, isinstance(answer, Scores), laws))
+    several = config.scheme.law.several
     for line, (row, node) in enumerate(places):
-        trees[row].laws[node] = node_law([own[2][line] for own in parts], parts[0][0][line], parts[0][1])
+        laws = [own[2][line] for own in parts]
+        ids, probabilities = together(laws) if several else laws[0]
+        trees[row].laws[node] = NodeLaw(ids, probabilities, parts[0][0][line], parts[0][1])
     return faults
 
 
@@ -108,15 +111,13 @@ def at(
     return values[rows, lines]
 
 
-def node_law(laws: Sequence[tuple[Tensor, Tensor]], logits: Float[Tensor, " columns"], partial: bool) -> NodeLaw:
-    """One drafter's law as it is; of several, a line each over all their tokens."""
-    if len(laws) == 1:
-        return NodeLaw(*laws[0], logits, partial)
+def together(laws: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The tokens of several drafters' laws, and a line of probabilities for each."""
     ids = torch.cat([own for own, _ in laws]).unique()
     lines = torch.zeros(len(laws), len(ids), dtype=torch.float64)
     for line, (own, probabilities) in zip(lines, laws, strict=True):
         line[torch.searchsorted(ids, own)] = probabilities
-    return NodeLaw(ids, lines, logits, partial)
+    return ids, lines
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:

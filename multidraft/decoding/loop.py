@@ -20,7 +20,7 @@ def loop(
     info: Info,
     told: Told | None = None,
 ) -> list[list[int]]:
-    """Step until every row has come to its end; rows that have leave the batch. What ended badly is in `info.faults`."""
+    """Step until every row has come to its end; rows that have leave the batch. `info.faults` has what ended badly."""
     done: list[list[int]] = [[] for _ in stopping.budgets]
     if config.logprobs is not None:
         info.logprobs = [[] for _ in stopping.budgets]

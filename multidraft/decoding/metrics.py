@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
 from typing import Any
 
+from multidraft.decoding import clock
 from multidraft.decoding.record import Logprob, StepRecord
 from multidraft.errors import AdviceError
 
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
-PARTS = ("draft", "target", "rule", "cache", "measure", "rest")
+PARTS = (*clock.PARTS, "rest")
 
 
 @dataclass
@@ -73,8 +74,7 @@ class Info:
         """One more step."""
         self.target_passes += record.target_pass
         self.levels += record.draft_passes
-        for part, seconds in record.seconds.items():
-            self.seconds[part] += seconds
+        self.add_seconds(record.seconds)
         if record.expected is not None:
             self.predicted_tokens += record.expected.tokens
             self.predicted_seconds += record.expected.seconds
@@ -87,6 +87,11 @@ class Info:
             self.optimal_acceptance += own.optimal
             if not own.exact:
                 self.gaps.add(own.optimal - own.expected)
+
+    def add_seconds(self, seconds: dict[str, float]) -> None:
+        """Time that was spent, by part."""
+        for part, spent in seconds.items():
+            self.seconds[part] += spent
 
     def add_row(self, record: StepRecord, row: int) -> None:
         """One row's tree, and the accepted path in it."""
@@ -101,9 +106,8 @@ class Info:
         if len(tree) > 1:
             self.drafts += 1
             tally(self.lengths, len(path), tree.depths[-1])
-            most = max(len(tree.drawn(node)) for node in tree.children)
             for node in path:
-                tally(self.ranks, tree.rank(node), most - 1)
+                tally(self.ranks, tree.rank(node), tree.counts[0] - 1)
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""

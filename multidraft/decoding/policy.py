@@ -1,17 +1,16 @@
 """How many drafts every node of a tree gets: decided level by level, before anything is drawn there.
 
-A policy may look at nearly everything: draft distributions, tokens drawn so far anywhere in the tree, past steps, random
-numbers of its own. It must fix a node's number of drafts before it has seen a token that is drawn at that very node;
-then the output is exact with both walks (docs/theory.md).
+A policy may look at nearly everything: draft distributions, tokens drawn so far anywhere in the tree, past steps,
+random numbers of its own. It must fix a node's number of drafts before it has seen a token that is drawn at that very
+node; then the output is exact with both walks (docs/theory.md).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from multidraft.decoding.tree import TokenTree, TreeShape
 
-if TYPE_CHECKING:
-    from multidraft.decoding.record import StepRecord
+Record = Any  # a StepRecord, whose file needs this one
 
 
 class Outlook(NamedTuple):
@@ -56,7 +55,7 @@ class TreePolicy(Protocol):
         """What reports call the shape of a row's tree."""
         ...
 
-    def observe(self, record: "StepRecord") -> None:
+    def observe(self, record: Record) -> None:
         """What came of the step; also of steps in which nothing was drafted."""
         ...
 
@@ -106,7 +105,7 @@ class StaticTree:
         """The shape's, whatever came out empty or twice."""
         return self.shape.name
 
-    def observe(self, record: "StepRecord") -> None:
+    def observe(self, record: Record) -> None:
         """It makes no difference."""
 
 
@@ -145,7 +144,7 @@ class DynamicTree:
         """What it grew to."""
         return tree.shape.name
 
-    def observe(self, record: "StepRecord") -> None:
+    def observe(self, record: Record) -> None:
         """It makes no difference, unless you say so."""
 
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.decoding.clock import Clock
 from multidraft.decoding.randomness import for_rows
 from multidraft.decoding.state import DecodeConfig, Row, State
 from multidraft.errors import AdviceError
@@ -31,6 +32,7 @@ def start(
     generator: Generators = None,
     seen: list[list[int]] | None = None,
     whole: bool = False,
+    clock: Clock | None = None,
 ) -> State:
     """Both models read all of each prompt but its last token, which is the root of the first tree.
 
@@ -38,10 +40,13 @@ def start(
     target reads prompts as a `whole` where that is asked for. A policy that `rests` leaves the draft model's unread.
     """
     capacity, roots = longest + 2 * config.policy.most_nodes + 2, [prompt[:-1] for prompt in prompts]
-    target, said = read_all(target_model, prompts if whole else roots, capacity, config.compile, whole)
+    clock = clock or Clock(False)
+    with clock.part("target"):
+        target, said = read_all(target_model, prompts if whole else roots, capacity, config.compile, whole)
     draft, rests = None, getattr(config.policy, "rests", False)
     if draft_model is not None:
-        draft, _ = read_all(draft_model, [[] for _ in prompts] if rests else roots, capacity, config.compile)
+        with clock.part("draft"):
+            draft, _ = read_all(draft_model, [[] for _ in prompts] if rests else roots, capacity, config.compile)
     return at_roots(target, draft, prompts, sampling, generator, seen, said, roots if rests else None)
 
 

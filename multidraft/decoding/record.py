@@ -9,8 +9,6 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Ending, Verdict
 from multidraft.errors import AdviceError
 
-PARTS = ("draft", "target", "rule", "cache", "measure")
-
 
 class Logprob(NamedTuple):
     """A token's log-probability under the distribution that it was sampled from, and the most likely tokens there."""

@@ -136,9 +136,13 @@ class Scored:
         if self.logits is not None and all(line is None for line in said):
             rows, nodes = zip(*places, strict=True)
             return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
-        return torch.stack(
-            [self.logits[place] if line is None else line for place, line in zip(places, said, strict=True)]
-        )
+        both = zip(places, said, strict=True)
+        return torch.stack([self.at(place) if line is None else line for place, line in both])
+
+    def at(self, place: tuple[int, int]) -> Float[Tensor, " vocabulary"]:
+        """The logits of the target's pass at a node."""
+        assert self.logits is not None  # rows without an answer of their own have taken part in a pass
+        return self.logits[place]
 
     def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""

@@ -1,16 +1,14 @@
 """The step: draft a tree, score it in one target pass, verify it, keep the accepted path."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from multidraft.decoding.acceptance import measured
+from multidraft.decoding.clock import Clock
 from multidraft.decoding.draft import Drafted, draft_tree
 from multidraft.decoding.logprobs import look_up
-from multidraft.decoding.record import PARTS, Emitted, StepRecord
+from multidraft.decoding.record import Emitted, StepRecord
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
@@ -80,13 +78,12 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     paths = [[0, *ending.path] for ending in decision.endings]
     if scored.logits is not None:
         state.target.keep([path if row.said is None else [] for path, row in zip(paths, state.rows, strict=True)])
+    unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)
-        kept, unread = zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True)
+        kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
-            state.draft.keep(list(kept))
-    else:
-        unread = [[] for _ in paths]
+            state.draft.keep(kept)
     parts = zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)
     rows = [moved(*own) for own in parts]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
@@ -109,19 +106,3 @@ def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[in
     if prefix is not None:
         prefix = torch.cat([prefix, prefix.new_tensor([*(tree.tokens[node] for node in path[1:]), last])])
     return replace(row, root=last, position=row.position + len(path), unread=unread, prefix=prefix, said=None)
-
-
-class Clock:
-    """Seconds by the parts of a step."""
-
-    def __init__(self, synchronise: bool):
-        self.seconds, self.synchronise = dict.fromkeys(PARTS, 0.0), synchronise
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Book a block's time, after pending work on the GPU where asked."""
-        start = time.perf_counter()
-        yield
-        if self.synchronise:
-            torch.cuda.synchronize()
-        self.seconds[name] += time.perf_counter() - start

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -240,7 +241,9 @@ class TokenTree:
 
     def copy(self) -> "TokenTree":
         """Another tree that has grown to the same, and may go on by itself."""
-        held = {name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)}
+        held: dict[str, Any] = {
+            name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)
+        }
         levels, slots = [own.copy() for own in self.levels], {node: own.copy() for node, own in self.slots.items()}
         return replace(self, **held | {"levels": levels, "slots": slots})
 

@@ -103,14 +103,15 @@ def generate(
 
     `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, before
     the first run, or in the file `plan` that `multidraft tune` has written; `"auto,nodes=24,depth=6"` limits it
-    (docs/pilot.md).
+    (docs/auto.md).
 
     With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
     neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
     `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
     `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). The report compares
-    acceptance with the optimum every 16 steps, every `measure` steps if that is a number, or not with `measure=False`. `compile=True` compiles the steps of both models, once for a model: that
-    takes some time, is shown, and pays in long runs.
+    acceptance with the optimum every 16 steps, every `measure` steps if that is a number, or not with `measure=False`.
+    `compile=True` compiles the passes of both models, once for a model: that takes some time, is shown, and pays in
+    long runs.
 
     Raises `AdviceError` on bad input.
     """

@@ -116,9 +116,9 @@ def check_pieces(target: Model, draft: Model | None) -> None:
     """Raise where two GGUF models name a token differently: that their sizes are equal proves nothing."""
     if not isinstance(target, GGUF) or not isinstance(draft, GGUF):
         return
-    if target.weights.pieces == draft.weights.pieces:
-        return
-    for token, names in enumerate(zip(target.weights.pieces, draft.weights.pieces, strict=False)):
+    ids, pieces = draft.weights.tokens.target_ids, target.weights.pieces
+    pieces = tuple(pieces[token] for token in ids) if ids and pieces else pieces
+    for token, names in enumerate(zip(pieces, draft.weights.pieces, strict=False)):
         if names[0] != names[1] and all(names):
             raise AdviceError(
                 f"the vocabularies of target and draft differ: token {token} is {names[0]!r} in the first and "
@@ -158,8 +158,7 @@ def lengths(
     contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
     context = min((c for c in contexts if c is not None), default=None)
     size = vocabulary_of(target_model)
-    if draft_model is not None:
-        check_sizes(size, vocabulary_of(draft_model), is_reduced(draft_model))
+    check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
             raise AdviceError(
@@ -171,6 +170,16 @@ def lengths(
             )
     wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
     return [min(length, context or length) for length in wanted]
+
+
+def check_vocabularies(target: Model, draft: Model | None) -> None:
+    """Raise unless a target has all of its tokens, and a draft's can be its own, as far as sizes tell."""
+    if is_reduced(target):
+        raise AdviceError(
+            "the target has a part of another model's tokens (target_ids); it can only draft for that one"
+        )
+    if draft is not None:
+        check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
 
 
 def context_of(model: Model) -> int | None:

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from multidraft.autotune.controller import Auto, auto
 from multidraft.autotune.identity import Subject
+from multidraft.decoding.clock import Clock
 from multidraft.decoding.loop import loop
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
@@ -137,10 +138,12 @@ def run(
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
     with torch.inference_mode(), finishing(policy), info.whole(), as_stream(options.stream, seen) as stream:
         whole = answers_prompts(target)
-        state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole)
+        clock = Clock(config.synchronise)
+        state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole, clock)
+        info.add_seconds(clock.seconds)
         if trace is not None:
             trace.begin(config, sampling, prompts)
-        tokens = loop(state, config, stopping, stream, info, trace and trace.add)
+        tokens = loop(state, config, stopping, stream, info, trace.add if trace is not None else None)
     if trace is not None:
         trace.end(tokens)
     if info.faults:

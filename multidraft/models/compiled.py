@@ -205,19 +205,17 @@ class Steps:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(f"a model does not compile, so it runs without: {lines[0]}", stacklevel=2)
 
-    def settled(self, cache: TreeCache, capacity: int) -> TreeCache:
-        """The cache in a room for so many slots, unless it is in one, or nothing has been read that tells its layers.
+    def settle(self, cache: TreeCache, capacity: int) -> None:
+        """Move a cache into a room for so many slots, unless it is in one, or nothing has been read.
 
         Raises AdviceError, or torch.OutOfMemoryError, where memory lacks.
         """
         if not (self.works and cache.is_filled) or isinstance(cache.storage, Room):
-            return cache
+            return
         with LENDING:
-            room = self.room(cache, max(capacity, cache.base))
-            moved = TreeCache(len(cache.layers), room.capacity, room)
-            room.holder = ref(moved)
-        moved.add(cache, list(range(len(cache.lengths))), cache.lengths)
-        return moved
+            room = self.room(cache, max(capacity, cache.base + cache.width))
+            room.holder = ref(cache)
+        cache.move(room)
 
     def room(self, cache: TreeCache, capacity: int) -> Room:
         """One that nobody has, with nothing in it; a new one takes the place of those that are too small."""

@@ -19,6 +19,7 @@ from multidraft.models.prefix import PrefixModel
 from multidraft.models.vocabularies import Vocabulary
 
 Model = PreTrainedModel | LanguageModel
+SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
 VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
 
@@ -66,14 +67,14 @@ class CausalLM:
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
-        if self.steps is not None and scored == "all" and not self.cache.width:
+        if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
         inputs = inputs.to(self.device, non_blocking=True)
-        scores = self.read(inputs[0], inputs[1], scored == "all")
+        scores = self.read(inputs[0], inputs[1], scored == "all" or width <= SHORT)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
@@ -107,10 +108,11 @@ class CausalLM:
         ).logits
 
     def settle(self) -> None:
-        """Move into buffers that stay, if there is memory for them."""
+        """Move into buffers that stay, if steps are compiled and there is memory for them."""
+        if self.steps is None:
+            return
         try:
-            assert self.steps is not None
-            self.cache = self.steps.settled(self.cache, self.capacity)
+            self.steps.settle(self.cache, self.capacity)
         except (AdviceError, torch.OutOfMemoryError) as error:
             self.steps = None
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)

@@ -203,14 +203,24 @@ class TreeCache:
     plus one tree) to avoid growing, which copies.
     """
 
-    def __init__(self, layers: int, capacity: int, storage: Storage | None = None):
+    def __init__(self, layers: int, capacity: int):
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
-        self.storage = storage or Storage(layers, 1, capacity)
-        self.layers = [BufferLayer(self.storage) for _ in range(layers)]
-        self.cache = Cache(layers=list(self.layers))
+        storage = Storage(layers, 1, capacity)
+        self._hold(storage, [BufferLayer(storage) for _ in range(layers)])
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
         self._settle()
+
+    def _hold(self, storage: Storage, layers: list[BufferLayer]) -> None:
+        self.storage, self.layers, self.cache = storage, layers, Cache(layers=[*layers])
+
+    def move(self, storage: Storage) -> None:
+        """Go on in other memory, with what is pending."""
+        layers, rows, end = [BufferLayer(storage) for _ in self.layers], len(self.lengths), self.base + self.width
+        for new, old in zip(layers, self.layers, strict=True):
+            new.write(0, 0, [buffer[:rows, :, :end] for buffer in old.buffers])
+            new.end = old.end
+        self._hold(storage, layers)
 
     def _settle(self) -> None:
         """Forget what is pending, and begin anew after the longest row."""

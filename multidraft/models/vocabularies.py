@@ -16,12 +16,12 @@ class Vocabulary:
     """How a model's own tokens, of which there are `size`, stand for the target's.
 
     Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next
-    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands for
-    all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
+    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands
+    for all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
     """
 
     def __init__(self, size: int, target_ids: Any = None):
-        self.columns, self.places, self.other = size, None, 0
+        self.columns, self.places, self.other, self.target_ids = size, None, 0, target_ids
         self.ids: Int[Tensor, " columns"] | None = None
         self.size = size  # that the target's tokens go up to, as far as this model knows
         if target_ids is not None:

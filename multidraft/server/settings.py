@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from transformers import (
     LogitsProcessor,
-    LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -56,7 +55,7 @@ def sampling_of(
 
 def own(processors: list[Any]) -> Processors | None:
     """A row's own processors, if there are any."""
-    return Processors([LogitsProcessorList(processors)]) if processors else None
+    return Processors(processors) if processors else None
 
 
 def check(body: Sampled, limits: Limits, vocabulary: int) -> None:

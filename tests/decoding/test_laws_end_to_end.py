@@ -210,9 +210,7 @@ def odds(name: str, tree: str, walk: str, rows: int, tokens: int) -> float:
     models = [TableModel(conditional, SIZE) for conditional in (target, draft)]
     generator = torch.Generator().manual_seed(11)
     plan = plan_of(name, tree, walk)
-    settings = dict(
-        scheme=plan.scheme, tree=tree, walk=walk, max_new_tokens=tokens, generator=generator, measure=False
-    )
+    settings = dict(scheme=plan.scheme, tree=tree, walk=walk, max_new_tokens=tokens, generator=generator, measure=False)
     counts = torch.zeros(SIZE, SIZE, SIZE, dtype=torch.float64)
     for prompt, new in zip(prompts, md.generate(*models, prompts, **settings)[0], strict=True):
         sequence = torch.cat([torch.tensor(prompt[-2:]), new])

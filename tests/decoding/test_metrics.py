@@ -28,7 +28,7 @@ def successor(step: int) -> Tensor:
 def second_guess(prefix: tuple[int, ...]) -> Tensor:
     """A draft model whose second guess is always right."""
     token = torch.tensor(prefix[-1])
-    return 0.9 * successor(2)[token] + 0.1 * successor(1)[token]
+    return 0.6 * successor(2)[token] + 0.3 * successor(1)[token] + 0.1 * successor(3)[token]
 
 
 def counted(tree: str, draft=second_guess, scheme: str = "top:naive", **settings) -> Info:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from multidraft.decoding.pieces import Piece, Pieces
 from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
 from multidraft.decoding import foreseen, pieces
-from multidraft.decoding.pieces import Piece, Pieces
 from multidraft.machine.cuda_graphs import captured
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo.pair import load_pair

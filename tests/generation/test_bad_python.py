@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
 from multidraft.generation.prompts import as_lists
-from multidraft.models import compat, pretrained
+from multidraft.models import compat, loading
 from multidraft.models.gguf.binding import library
 from multidraft.models.huggingface import home
 

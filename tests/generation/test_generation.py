@@ -50,7 +50,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_on_tables():
+def test_greedy_on_tables(name, walk):
     rows, _ = run(scheme=name, walk=walk, temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"))
     assert rows == [greedy_table(prompt, 20) for prompt in PROMPTS]
 

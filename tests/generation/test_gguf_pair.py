@@ -11,6 +11,8 @@ import llama_plain
 import pytest
 import torch
 from ggufs import pair_files, tiny_file
+from multidraft.decoding.drafted_tree import DraftTree
+from multidraft.decoding.shapes import Growing
 from serving import served, service
 from typer.testing import CliRunner
 
@@ -18,10 +20,8 @@ import multidraft as md
 from multidraft.autotune.identity import identity
 from multidraft.cli.main import app
 from multidraft.decoding import growing, looping, plain, stepping
-from multidraft.decoding.drafted_tree import DraftTree
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
-from multidraft.decoding.shapes import Growing
 from multidraft.decoding.state import Plan
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS

@@ -16,7 +16,7 @@ FULL = 1e9  # seconds spent, and weight of nodes seen: nothing is left to measur
 
 def costs(target: float = 10.0, level: float = 1.0, node: float = 0.0, more: float = 0.0) -> Costs:
     """A pass takes `target` and `node` for each token more, a level of drafts `level` and `more` for each node more."""
-    return Costs(Curve((1, 2), (target, target + node)), Curve((1, 2), (level, level + more)), 0.0, 0.0, 0.0)
+    return Costs(Curve((1.0, 2.0), (target, target + node)), Curve((1.0, 2.0), (level, level + more)), 0.0, 0.0, 0.0)
 
 
 def rates(one: float, second: float = 0.5) -> Rates:

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
+from multidraft.models.compat import check_supported
 from multidraft.models.huggingface import CausalLM, context
 from multidraft.models.kv_cache import Block, TreeCache
-from multidraft.models.compat import check_supported
 
 
 def session(name: str, attention: str | None = None, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:

@@ -1,16 +1,14 @@
 """Drafters beyond one model: exact by enumeration through the real step, and each what it says it is."""
 
-import copy
 import doctest
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import chi2
-from tiny import CONFIGURATIONS, tiny_model
+from tiny import tiny_model
 from torch import Tensor
 
 import multidraft as md
@@ -23,15 +21,17 @@ from multidraft.auditing.enumeration import (
     step_law,
     target_law,
 )
-from multidraft.decoding.scored_tree import ScoredTree
-from multidraft.decoding.state import Plan
-from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import WALKS
-from multidraft.models import LanguageModel
+from multidraft.decoding import verify
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
+from multidraft.decoding.walks import WALKS, Verdict
+from multidraft.models.base import LanguageModel
 from multidraft.models.early_exit import first_layers
-from multidraft.models.ensemble import Mixture, Several
+from multidraft.models.ensemble import Copying, Mixture, Several
 from multidraft.models.ngram import Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 EXACT = 1e-12
@@ -61,6 +61,7 @@ ONE: dict[str, Callable[[int], LanguageModel]] = {
     "look-up": lambda v: Lookup(v),
     "mixture": lambda v: Mixture([table(v, 2), NGram(v)], [0.3, 0.7]),
     "mixture with look-up": lambda v: Mixture([table(v, 2), Lookup(v), table(v, 3)]),
+    "copying": lambda v: Copying([Lookup(v), table(v, 2)]),
     "confident mixture": lambda v: Mixture([table(v, 2), NGram(v)], confident),
 }
 MANY: dict[str, Callable[[int], LanguageModel]] = {
@@ -80,21 +81,25 @@ CASES += [("distinct:recursive_rejection", "two tables", "2x2", 3), ("distinct:r
 DRAFTERS = ONE | MANY
 
 
-def error_of(law: Law, plan: Plan, vocabulary: int, count: int) -> float:
+def error_of(law: Law, sampling: Sampling, vocabulary: int, count: int) -> float:
     """How far the law of the first tokens is from the target's."""
     target = table(vocabulary, 1).conditional
 
     @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return plan.sampling.target(target((*PROMPT, *tokens)).log())
+        return target_laws(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
     return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
 
 
+def config_of(scheme: str, tree: str, walk: str) -> DecodeConfig:
+    return DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)), walk)
+
+
 def step_error(scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling, vocabulary: int = 3) -> float:
-    plan = Plan(md.scheme(scheme), Tree.parse(tree), walk, sampling)
-    law = step_law(table(vocabulary, 1), DRAFTERS[drafter](vocabulary), PROMPT, plan)
-    return error_of(law.law, plan, vocabulary, max(plan.tree.depths))
+    draft, config = DRAFTERS[drafter](vocabulary), config_of(scheme, tree, walk)
+    law = step_law(table(vocabulary, 1), draft, PROMPT, config, sampling)
+    return error_of(law.law, sampling, vocabulary, Tree.parse(tree).depth)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -116,10 +121,9 @@ def test_truncated_distributions_have_the_target_law(scheme, drafter, sampling):
 )
 def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
     """Counts go on from step to step, and rows have read different tokens."""
-    plan, steps = Plan(md.scheme(scheme), Tree.parse(tree), walk), 2
-    state = first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, plan)
-    law = law_of_steps(state, plan, steps)
-    assert error_of(law, plan, 2, steps * (max(plan.tree.depths) + 1)) <= EXACT
+    config, steps = config_of(scheme, tree, walk), 2
+    law = law_of_steps(first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, config), config, steps)
+    assert error_of(law, Sampling(), 2, steps * (Tree.parse(tree).depth + 1)) <= EXACT
 
 
 TWINS = {
@@ -131,29 +135,47 @@ TWINS = {
 }
 
 
+def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
+    """Tell the rule these laws, also at nodes with a single draft, where it is otherwise asked in a shorter way."""
+    alone = md.scheme(scheme).with_drafts(1)
+
+    def coupled(tree: TokenTree, node: int, weight: float, target: Tensor) -> Verdict:
+        return verify.evaluated(alone, [tree], {0: (node, weight)}, {0: target})[0]
+
+    monkeypatch.setattr(verify, "coupled", coupled)
+    monkeypatch.setattr(verify, "stacked", laws)
+
+
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("tree", ["1x1", "2x1"])
 @pytest.mark.parametrize("twin", TWINS)
 def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
     """Each is told a law that the drafts were not drawn from."""
     scheme, drafter = TWINS[twin]
-    right = ScoredTree.draft
-    first = table(3, 2).conditional((*PROMPT,))
+    right, first = verify.stacked, table(3, 2).conditional((*PROMPT,))
 
-    def wrong(nodes: ScoredTree, rows: list[int], places: tuple[int, ...]) -> Tensor:
-        draft = right(nodes, rows, places)
+    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
+        draft = right(laws, drafts, more)
         if "first member" in twin:
-            return first.expand_as(draft)
-        return torch.full_like(draft, 1 / 3) if scheme.startswith("iid") else draft.roll(1, -1)
+            for line, law in zip(draft, laws, strict=True):
+                line[: len(law.ids)] = first[law.ids]
+            return draft
+        return torch.full_like(draft, 1 / draft.shape[-1]) if scheme.startswith("iid") else draft.roll(1, -1)
 
-    monkeypatch.setattr(ScoredTree, "draft", wrong)
+    tell(scheme, wrong, monkeypatch)
     assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
 
 
 def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
     """The second tuple of such a node begins again with the first drafter; a twin goes on with the last one."""
-    law = md.scheme("distinct:naive").law.__class__
-    monkeypatch.setattr(law, "conditional", lambda self, draft, past: draft[..., min(past.shape[-1], 1), :])
+    right = verify.stacked
+
+    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
+        draft = right(laws, drafts, more)
+        draft[:, 2:] = draft[:, 1:2]
+        return draft
+
+    tell("distinct:recursive_rejection", wrong, monkeypatch)
     assert step_error("distinct:recursive_rejection", "two tables", "2x2", "commit", Sampling()) > BIASED
 
 
@@ -183,6 +205,7 @@ WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
     "look-up": ("iid:lorenz", lambda: Lookup(61)),
     "first layer": ("anchored:lorenz", lambda: first_layers(tiny_model("llama"), 1)),
     "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
+    "copying": ("anchored:lorenz", lambda: Copying([Lookup(61), tiny_model("qwen2")])),
     "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
     "distinct": (DISTINCT[0], lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
 }
@@ -222,7 +245,7 @@ def test_look_up_drafts_what_repeats_itself():
 def odds(scheme: str, drafter: LanguageModel) -> float:
     """Probability of such large a chi-square statistic for the tokens that follow each token, if lossless."""
     size, rows, law = 4, 150, random_table(4, 1, 1)
-    settings = dict(scheme=scheme, tree="4x2x2x1", max_new_tokens=200, measure=False)
+    settings = dict(scheme=scheme, tree="4x2x2x1", max_new_tokens=200, measure=0)
     generator = torch.Generator().manual_seed(11)
     target = TableModel(lambda prefix: 0.7 * law(prefix) + 0.3 / size, size)  # no small entries, for chi-square
     tokens, _ = md.generate(target, drafter, [[0, 1, 2, 3]] * rows, generator=generator, **settings)
@@ -246,20 +269,14 @@ def test_samples_of_large_trees_agree_with_the_target(scheme, drafter):
 @pytest.mark.slow
 def test_samples_catch_drafters_taken_for_each_other(monkeypatch):
     """The same statistic, size and threshold."""
-    right = ScoredTree.draft
-    monkeypatch.setattr(ScoredTree, "draft", lambda *arguments: right(*arguments).roll(1, -2))
+    right = verify.stacked
+    tell(DISTINCT[0], lambda *given, **more: right(*given, **more).roll(1, -2), monkeypatch)
     assert odds(DISTINCT[0], DRAFTERS["three"](4)) < 1e-9
 
 
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
-        (lambda: NGram(5, 0), "order 0 predicts nothing"),
-        (lambda: Lookup(5, 0), "runs of 0 tokens finds nothing"),
-        (lambda: Mixture([NGram(5), Lookup(5)], [0.5, 0.6]), "make no mixture of 2 drafters"),
-        (lambda: Mixture([NGram(5)], [0.5, 0.5]), "make no mixture of 1 drafters"),
-        (lambda: Several([NGram(5), NGram(6)]), r"vocabularies \[5, 6\] do not fit"),
-        (lambda: Several([]), "pass at least one"),
         (lambda: md.generate(table(5, 1), NGram(5), [[1]], scheme="distinct:naive"), "pass a list of them"),
         (lambda: md.generate(table(5, 1), [NGram(5), Lookup(5)], [[1]]), "use distinct:recursive_rejection"),
         (lambda: md.generate(table(5, 1), NGram(6), [[1]]), "the target has 5 tokens and the draft 6"),

@@ -1,5 +1,7 @@
 """Two models of one tokenizer, their vocabularies padded to different sizes: the target's law, all the same."""
 
+from functools import cache
+
 import pytest
 import torch
 from multidraft_research.captures.capturing import Manner, capture
@@ -14,10 +16,10 @@ from multidraft.auditing.enumeration import (
     law_of_steps,
     target_law,
 )
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models.resized import Resized, check_sizes, resize
 from multidraft.models.table import TableModel, random_table
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
@@ -36,12 +38,21 @@ def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(conditional, vocabulary)
 
 
-def error_after_two_steps(name: str, walk: str, target: TableModel | Resized, draft: TableModel, prompt: int) -> float:
-    plan = Plan(md.scheme(name), Tree.parse("2"), walk)
-    state = first_state(target, draft, [prompt], plan)
-    law = law_of_steps(state, plan, 2)
-    truth = random_table(target.model.vocabulary if isinstance(target, Resized) else target.vocabulary, 2, 1)
+class Reduced(TableModel):
+    """A draft model that has two of the target's tokens: it reads all others as token 0."""
 
+    ids = torch.tensor([2, 0])
+
+    def fresh(self, capacity: int) -> "Reduced":
+        return Reduced(self.conditional, self.vocabulary)
+
+
+def error_after_two_steps(name: str, walk: str, target: TableModel, draft: TableModel, prompt: int) -> float:
+    config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2")), walk)
+    law = law_of_steps(first_state(target, draft, [prompt], config), config, 2)
+    truth = random_table(3 if type(target) is Cut else target.vocabulary, 2, 1)
+
+    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
         return truth((prompt, *tokens))
 
@@ -56,8 +67,26 @@ def test_two_steps_have_the_target_law(name, walk, sizes):
     assert error_after_two_steps(name, walk, table(sizes[0], 1), table(sizes[1], 2), sizes[0] - 1) <= EXACT
 
 
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_two_steps_with_a_reduced_draft_have_the_target_law(name, walk):
+    draft = Reduced(random_table(2, 2, 2), 2)
+    assert error_after_two_steps(name, walk, table(3, 1), draft, 1) <= EXACT
+
+
+class Cut(TableModel):
+    """Wrong: a target cut to what the draft model has as well."""
+
+    def next_token(self, row: int, prefix: tuple[int, ...]) -> Tensor:
+        return super().next_token(row, prefix)[:2]
+
+    def fresh(self, capacity: int) -> "Cut":
+        return Cut(self.conditional, 2)
+
+
 def test_enumeration_catches_a_target_cut_to_what_both_have():
-    assert error_after_two_steps("iid:lorenz", "deferred", Resized(table(3, 1), 2), table(2, 2), 0) > BIASED
+    cut = Cut(table(3, 1).conditional, 2)
+    assert error_after_two_steps("iid:lorenz", "deferred", cut, table(2, 2), 0) > BIASED
 
 
 @pytest.mark.parametrize("padding", [-1, 1])

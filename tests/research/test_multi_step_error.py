@@ -11,7 +11,8 @@ from multidraft_research.studies.running.study import Captured
 
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, step_law, target_law
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import distribution
@@ -73,8 +74,8 @@ def test_text_that_the_target_did_not_draw_says_nothing_of_the_law() -> None:
 def test_the_decoder_keeps_the_bound(tolerance, kept) -> None:
     """Two drafted steps of a whole tree, enumerated; a rule that is coarser than it says is found out."""
     target, draft = (random_table(3, 3, model, 0.7) for model in (0, 1))
-    plan = Plan(md.scheme(RULE.replace(str(TOLERANCE), str(tolerance))), Tree.parse("2x1"))
-    law = first_tokens(step_law(TableModel(target, 3), TableModel(draft, 3), [0], plan).law, after(target), 2)
+    config = DecodeConfig(md.scheme(RULE.replace(str(TOLERANCE), str(tolerance))), StaticTree(Tree.parse("2x1")))
+    law = first_tokens(step_law(TableModel(target, 3), TableModel(draft, 3), [0], config).law, after(target), 2)
     norm = difference(law, target_law(after(target), 2))
     assert (norm <= 2 * 15 * TOLERANCE) == kept
     assert norm > TOLERANCE  # it is not lossless

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state
 from multidraft.cli.main import app
-from multidraft.decoding.state import Plan
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import UNSEEN, Ending, deferred
 from multidraft.models.table import TableModel
@@ -31,18 +32,18 @@ OPTIMAL_WITH_ONE_DRAFT = [
 BRANCHING = [tree for tree in TREES if not Tree.parse(tree).drafts[0] == 1] + ["[[0],[1],[0,0],[0,1],[0,0,0]]"]
 
 
-def forest_of(plan: Plan, vocabulary: int, seed: int):
+def forest_of(config: DecodeConfig, vocabulary: int, seed: int):
     """The trees of a random case, and the target's conditional."""
     target, draft = random_pair(vocabulary, 3, seed)
-    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), [0], plan)
-    return all_trees(state, plan), lambda tokens: target((0, *tokens)), draft
+    state = first_state(TableModel(target, vocabulary), TableModel(draft, vocabulary), [0], config)
+    return all_trees(state, config), lambda tokens: target((0, *tokens)), draft
 
 
 @pytest.mark.parametrize("name", ["iid:lorenz", "without_replacement:naive", "anchored:lorenz", "top:naive"])
 @pytest.mark.parametrize("drafts", [1, 2, 3])
 def test_one_level_is_the_optimal_transport_problem(name, drafts):
     scheme = md.scheme(name, drafts=drafts)
-    forest, target, draft = forest_of(Plan(scheme, Tree.parse(str(drafts))), 4, seed=drafts)
+    forest, target, draft = forest_of(DecodeConfig(scheme, StaticTree(Tree.parse(str(drafts)))), 4, seed=drafts)
     trees = realised_trees(forest)
     assert sum(trees.values()) == pytest.approx(1, abs=1e-12)
     optimum = scheme.optimal_acceptance_rate(target(()), draft((0,))).item()
@@ -68,11 +69,11 @@ def test_no_walk_exceeds_the_bound_on_trees(name, tree):
     assert line.walks["commit"] <= line.walks["deferred, no coin for small claims"] + EXACT
 
 
-def eager(slot, weight, has_drafts, coin, more=1.05):
+def eager(node, weight, has_drafts, coin, more=1.05):
     """The deferred walk, but each child is entered five percent too often."""
-    if not has_drafts(slot):
+    if not has_drafts(node):
         return Ending() if coin(weight) else None
-    verdict, left = (yield slot, weight), 1.0
+    verdict, left = (yield node, weight), 1.0
     for child, accept in verdict.children:
         if left <= UNSEEN:
             return None
@@ -80,22 +81,22 @@ def eager(slot, weight, has_drafts, coin, more=1.05):
             ending.path.insert(0, child)
             return ending
         left -= accept
-    return Ending(weights=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return Ending(rest=verdict.rest) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 @pytest.mark.parametrize("tree", ["1x1", "1x1x1"])
 def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
-    plan = Plan(md.scheme("iid:lorenz"), Tree.parse(tree))
-    forest, target, _ = forest_of(plan, 3, seed=0)
+    config = DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse(tree)))
+    forest, target, _ = forest_of(config, 3, seed=0)
     bound = tree_bound(realised_trees(forest), target, 3)
-    assert accepted(forest, plan, partial(eager, more=1.0)) == pytest.approx(bound, abs=EXACT)
-    assert accepted(forest, plan, eager) > bound + 1e-3
+    assert accepted(forest, config, partial(eager, more=1.0)) == pytest.approx(bound, abs=EXACT)
+    assert accepted(forest, config, eager) > bound + 1e-3
 
 
 def test_a_smaller_coin_never_loses_on_a_chain():
-    plan = Plan(md.scheme("iid:lorenz"), Tree.parse("1x1x1"))
-    forest, *_ = forest_of(plan, 3, seed=4)
-    coins = [accepted(forest, plan, partial(deferred, smallest=s)) for s in (0.0, 0.05, 0.3, 1.0)]
+    config = DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse("1x1x1")))
+    forest, *_ = forest_of(config, 3, seed=4)
+    coins = [accepted(forest, config, partial(deferred, smallest=s)) for s in (0.0, 0.05, 0.3, 1.0)]
     assert (np.diff(coins) <= EXACT).all()
     assert coins[0] > coins[-1] + 1e-3
 

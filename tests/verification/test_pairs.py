@@ -7,15 +7,17 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from multidraft.autotune.ease import TEXTS, updated
+from multidraft.autotune.sight import looked_at
+from multidraft.decoding.drafted_tree import widened
+from multidraft.decoding.shapes import Fixed
+from multidraft.verification.levels import draw_level, numbers_of
+from multidraft.verification.places import Drawing
 from torch import Tensor
 
 import multidraft as md
-from multidraft.autotune.ease import TEXTS, updated
-from multidraft.autotune.sight import looked_at
 from multidraft.decoding.draft import grow
-from multidraft.decoding.drafted_tree import widened
 from multidraft.decoding.randomness import Randomness
-from multidraft.decoding.shapes import Fixed
 from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.models import Answering, Branches
@@ -27,9 +29,7 @@ from multidraft.verification.distributions import draw
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Iid
 from multidraft.verification.laws.anchored import draw_anchored
-from multidraft.verification.levels import draw_level, numbers_of
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.places import Drawing
 from multidraft.verification.rules.anchored_lorenz import anchored_lorenz
 from multidraft.verification.rules.lorenz import lorenz  # every pair is known once all rules are
 

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.huggingface import home
-from multidraft_research.captures.recording import resize
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.registry import scheme
 from multidraft_research.captures.capturing import logits_at
 from multidraft_research.captures.folder import Capture
+from multidraft_research.captures.recording import resize
 from multidraft_research.captures.shard import Shard
 from multidraft_research.studies.on_captures.rates import TUPLES, entry
 from multidraft_research.studies.running.cells import Cell

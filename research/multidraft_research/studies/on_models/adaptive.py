@@ -9,28 +9,26 @@ from functools import cache
 
 import torch
 
-from multidraft.autotune.best_trees import menu, speed
-from multidraft.autotune.costs import Costs, CostsByRows, Curve
-from multidraft.autotune.fitting import confidence_of
-from multidraft.autotune.learning import MOST_DRAFTS, contexts, gathered, with_factors
-from multidraft.autotune.pilot import Pilot
-from multidraft.autotune.positions import rates_of
-from multidraft.autotune.predictions import Predictions
-from multidraft.autotune.subject import Subject
-from multidraft.autotune.trials import Trial, tried
-from multidraft.decoding.metrics import Info
+from multidraft.autotune.acceptance import AcceptanceTracker, Rates
+from multidraft.autotune.costs import Costs, Curve
+from multidraft.autotune.dynamic import Growing
+from multidraft.autotune.identity import Subject
+from multidraft.autotune.tree_search import menu, speed
+from multidraft.autotune.tuning import texts
+from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
-from multidraft.decoding.shapes import Fixed, Shape
-from multidraft.decoding.state import State
+from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.generation.defaults import SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
+from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 from multidraft.zoo import Pair, kinds
 from multidraft_research.studies.on_models.gains import ALL, gains
+from multidraft_research.studies.on_models.trials import Trial, tried
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
 
@@ -40,17 +38,17 @@ BEST = 2  # fixed trees for each of the costs, the first by prediction
 APART = 2  # steps from one text to the next: acceptance hardly remembers more
 BETWEEN = "2x1"  # the tree of those steps
 LEVELS, NODES = 8, 32  # of the largest trees
-UNTEMPERED = [1.0] * (MOST_DRAFTS + 1)
+LEARNT_WITH, STEPS, LEARNT_ROWS = "3x2x1x1", 40, 8  # the tree, steps, and texts side by side from which is learnt
 
 
 def measure(asked: Decoding) -> Iterator[Cell]:
-    """Every shape after texts that the target goes on with."""
+    """Every policy after texts that the target goes on with."""
     for name, subject in subjects(asked.pair).items():
         for temperature in TEMPERATURES:
-            shapes = shapes_for(asked.pair, name, temperature)
-            for trials in compared(asked, subject, shapes, temperature):
-                for shape, trial in trials.items():
-                    yield from cells(f"{name}, {asked.passage.task}", shape, temperature, trial)
+            policies = policies_for(asked.pair, name, temperature)
+            for trials in compared(asked, subject, policies, temperature):
+                for policy, trial in trials.items():
+                    yield from cells(f"{name}, {asked.passage.task}", policy, temperature, trial)
 
 
 def cells(panel: str, shape: str, temperature: float, trial: Trial) -> Iterator[Cell]:
@@ -69,60 +67,71 @@ def named(level: float, node: float) -> str:
 def subjects(pair: Pair) -> dict[str, Subject]:
     """The pair, and its target with counts of the text, with the project's prompts."""
     drafters: dict[str, Model] = {"model": pair.draft, "n-gram": NGram(vocabulary_of(pair.target))}
-    texts = kinds.texts(pair.tokenizer)
-    return {name: Subject(pair.target, own, texts, scheme(SCHEME), "deferred") for name, own in drafters.items()}
+    prompts = kinds.texts(pair.tokenizer)
+    return {name: Subject(pair.target, own, scheme(SCHEME), "deferred", prompts) for name, own in drafters.items()}
 
 
 @cache
-def places(pair: Pair, drafter: str) -> list[list[int]]:
-    """The texts from which is learnt."""
-    return contexts(subjects(pair)[drafter])
-
-
-@cache
-def shapes_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Shape]:
-    """The best fixed trees for all costs, and for each of them the trees that grow by it."""
-    subject = subjects(pair)[drafter]
-    positions = gathered(subject, places(pair, drafter), temperature)
-    rates = with_factors(rates_of(subject.scheme, positions, MOST_DRAFTS, UNTEMPERED), positions)
-    predictions = Predictions(rates, confidence_of(subject.scheme, positions, UNTEMPERED))
-    shapes: dict[str, Shape] = {}
+def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, TreePolicy]:
+    """The best fixed trees for all costs, and for each of them trees that grow by it."""
+    rates, policies = learnt(subjects(pair)[drafter], temperature), dict[str, TreePolicy]()
     for level, node in COSTS:
         costs = costs_of(level, node)
-        trees = [tree for tree in menu(rates, costs, 1, LEVELS) if len(tree) <= 1 + NODES]
+        trees = menu(rates, costs, 1, NODES, LEVELS)
         trees.sort(key=lambda tree: -speed(tree, rates, costs, 1))
-        shapes |= {tree.name or "none": Fixed(tree) for tree in trees[:BEST]}
-        shapes[f"grows by {named(level, node)}"] = Pilot(CostsByRows((1,), (costs,)), predictions, NODES, LEVELS)
-    return shapes
+        policies |= {tree.name or "none": StaticTree(tree) for tree in trees[:BEST]}
+        growing = Growing(NODES, LEVELS)
+        growing.price(rates, costs, 1, speed(trees[0], rates, costs, 1))
+        policies[f"grows by {named(level, node)}"] = growing
+    return policies
+
+
+@torch.inference_mode()
+def learnt(subject: Subject, temperature: float) -> Rates:
+    """The acceptance in steps after the subject's prompts."""
+    tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
+    for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
+        prompts = texts(subject, LEARNT_ROWS, turn)
+        state, config = begun(subject, policy, prompts, temperature, STEPS * policy.most_nodes, turn)
+        for _ in range(STEPS):
+            state, record = step(state, config)
+            tracker.observe(record)
+    return tracker.rates(rounds=4)
 
 
 def costs_of(level: float, node: float) -> Costs:
-    """The same as costs of a step."""
-    return Costs(Curve((1, 2), (1.0, 1.0 + node)), Curve((1,), (level,)), 0.0, 0.0, 0.0, 0.0)
+    """These as costs of a step, whose pass of the target takes one."""
+    return Costs(Curve((1, 2), (1.0, 1.0 + node)), Curve((1,), (level,)), 0.0, 0.0, 0.0)
 
 
 @torch.inference_mode()
 def compared(
-    asked: Decoding, subject: Subject, shapes: dict[str, Shape], temperature: float
+    asked: Decoding, subject: Subject, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
-    """Every shape after each of some texts, which begin with the prompt and end where the target has come to."""
-    plans = {name: subject.plan(shape, temperature) for name, shape in shapes.items()}
-    between = subject.plan(Tree.parse(BETWEEN), temperature)
-    state = begun(asked, subject, shapes, temperature)
-    end = state.positions[0] + asked.new_tokens
-    while state.positions[0] < end:
-        yield {name: tried(state, plan) for name, plan in plans.items()}
+    """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
+    largest = max(policies.values(), key=lambda policy: policy.most_nodes)
+    room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
+    state, _ = begun(subject, largest, [asked.passage.tokens], temperature, room, asked.seed)
+    configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
+    between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
+    end = state.rows[0].position + asked.new_tokens
+    while state.rows[0].position < end:
+        yield {name: tried(state, config) for name, config in configs.items()}
         for _ in range(APART):
-            state, _ = step(state, between, Info())
+            state, _ = step(state, between)
 
 
-def begun(asked: Decoding, subject: Subject, shapes: dict[str, Shape], temperature: float) -> State:
-    """The prompt has been read, with room for the largest tree."""
-    largest = max(shapes.values(), key=lambda shape: shape.most_slots)
-    longest = len(asked.passage.tokens) + asked.new_tokens + APART * len(Tree.parse(BETWEEN))
-    generator = torch.Generator().manual_seed(asked.seed)
-    plan = subject.plan(largest, temperature)
-    return start([asked.passage.tokens], subject.target, subject.draft, plan, longest, generator, Info())
+def begun(
+    subject: Subject, policy: TreePolicy, prompts: list[list[int]], temperature: float, room: int, seed: int
+) -> tuple[State, DecodeConfig]:
+    """The prompts have been read, with room for so many tokens; and how steps are made."""
+    config, sampling = (
+        DecodeConfig(subject.scheme, policy, measure=0),
+        [Sampling(temperature=temperature)] * len(prompts),
+    )
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(map(len, prompts)) + room
+    return start(prompts, subject.target, subject.draft, config, sampling, longest, generator), config
 
 
 PANELS = [f"{drafter}, {kind}" for drafter in ("model", "n-gram") for kind in (ALL, *kinds.KINDS)]

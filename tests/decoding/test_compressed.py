@@ -1,0 +1,117 @@
+"""The rule on a draft law's few tokens, expanded, is the rule on the whole vocabulary; a biased expansion is caught."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
+from multidraft.decoding import draft, verify
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
+from multidraft.decoding.walks import WALKS, Verdict
+from multidraft.models.table import TableModel, random_table
+from multidraft.verification.scheme import Scheme
+
+EXACT, BIASED = 1e-12, 1e-3
+SIZE, SUPPORT = 8, 4
+NAMES = [scheme["name"] for scheme in md.schemes()]
+
+
+def pair(seed: int) -> tuple[Tensor, NodeLaw]:
+    """A target over eight tokens, and draft laws over four of them, the likeliest first as they are drawn from."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(3, SIZE, generator=generator, dtype=torch.float64) ** 2
+    ids = torch.randperm(SIZE, generator=generator)[:SUPPORT]
+    lines = (weights[1:, ids] / weights[1:, ids].sum(-1, keepdim=True)).sort(-1, descending=True).values
+    return weights[0] / weights[0].sum(), NodeLaw(ids, lines)
+
+
+def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
+    """A tree in which this was drawn at the root."""
+    tree = TokenTree([0], scheme.law.repeats, laws={0: law})
+    tree.add(0, scheme.drafts, places, [])
+    return tree
+
+
+def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
+    """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
+    drafted, _ = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
+    whole, found = (
+        draft.stacked([replace(law, ids=torch.arange(SIZE), probabilities=law.dense(SIZE))], scheme.drafts),
+        [],
+    )
+    for places in drafted.tolist():
+        tree = node(scheme, law, places)
+        (verdict,) = verify.evaluated(scheme, [tree], {0: (0, weight)}, {0: target}).values()
+        tokens = torch.tensor([tree.tuples[0]])
+        outcome = scheme.verify(weight * target[None], whole, tokens)
+        found.append((emitted(tree, verdict), outcome.law()[0]))
+    return found
+
+
+def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
+    """What a verdict gives every token."""
+    law = verdict.rest.law().clone()
+    for child, accept in verdict.children:
+        law[tree.tokens[child]] += accept
+    return law
+
+
+def scheme_of(name: str) -> tuple[Scheme, NodeLaw, Tensor]:
+    scheme, (target, law) = md.scheme(name, 2), pair(len(name))
+    return scheme, law if scheme.law.several else replace(law, probabilities=law.probabilities[0]), target
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.4])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: float) -> None:
+    """Solvers may find another one of several solutions: theirs is lossless, and accepts as much."""
+    scheme, law, target = scheme_of(name)
+    pairs, within = laws_of(scheme, target, law, weight), 1e-6 if scheme.entry.small else EXACT
+    _, chance = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
+    if scheme.within or not scheme.entry.small:
+        for ours, whole in pairs:
+            assert torch.allclose(ours, whole, rtol=0, atol=within)
+    else:
+        assert torch.allclose(chance @ torch.stack([ours for ours, _ in pairs]), weight * target, rtol=0, atol=within)
+
+
+def sharing(laws: list[NodeLaw], drafts: int, more: int = 0, right=draft.stacked) -> Tensor:
+    """The mutant: the other tokens are told to have been drafted, too."""
+    dense = right(laws, drafts, more)
+    dense[..., -1] = 0.3 * more
+    return dense / dense.sum(-1, keepdim=True)
+
+
+LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.startswith("top:")]  # at the draft law
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, law, target = scheme_of(name)
+    _, chance = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
+    monkeypatch.setattr(verify, "stacked", sharing)
+    ours = torch.stack([ours for ours, _ in laws_of(scheme, target, law, 1.0)])
+    assert float((chance @ ours - target).abs().max()) > BIASED
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection"])
+def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens of four are drafted."""
+
+    def error() -> float:
+        config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2x1")), walk)
+        models = (TableModel(random_table(4, 3, seed), 4) for seed in (1, 2))
+        law, target = step_law(*models, [0], config).law, random_table(4, 3, 1)
+        conditional = lambda tokens: target((0, *tokens))  # noqa: E731
+        return largest_difference(first_tokens(law, conditional, 2), target_law(conditional, 2))
+
+    monkeypatch.setattr(draft, "SUPPORT", 2)
+    assert error() <= EXACT
+    monkeypatch.setattr(verify, "stacked", sharing)
+    assert error() > BIASED
