@@ -64,8 +64,8 @@ def rivals(pair: "Models", settings: dict[str, Any]) -> dict[str, dict[str, Any]
     if not isinstance(pair.target, PreTrainedModel) or settings["stop"]:
         return {}
     found: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": LOOKED_UP}}
-    members = [getattr(draft, "model", draft) for draft in getattr(pair.draft, "drafters", [pair.draft])]
-    drafts = [draft for draft in members if isinstance(draft, PreTrainedModel)]
+    readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
+    drafts = [draft for draft in (pair.draft, *readers) if isinstance(draft, PreTrainedModel)]
     if len(drafts) == 1:
         found[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}
     return found
