@@ -105,7 +105,7 @@ def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
     ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
     first, second = draft_laws(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
     assert set(first[0].tolist()) == ({9} if own.before else {9, 7})
-    assert second[0][0] == 8
+    assert second[0][second[1].argmax()] == 8
     ((tokens, _),), _ = draft_laws(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
     assert set(tokens.tolist()) <= {0, 1, 2}
 
