@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from multidraft.sampling import gate
-from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.drafting import SUPPORT, TAIL, WHOLE, draft_laws
 from multidraft.sampling.from_logits import distribution, largest
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
@@ -95,6 +95,19 @@ def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
     whole = (2 * logits[0]).softmax(-1)
     assert tokens.tolist() == whole.topk(5).indices.tolist()
     assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
+
+
+def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
+    """The most likely ones are drafted, in descending order; a small vocabulary keeps its own, but for a thin tail."""
+    generator = torch.Generator().manual_seed(5)
+    for size in (WHOLE, 3 * WHOLE):
+        logits = 6 * torch.randn(1, size, generator=generator, dtype=torch.float64)
+        ((tokens, probabilities),), _ = draft_laws(logits, [Sampling()], drafts=2, vocabulary=size)
+        whole = logits[0].softmax(-1)
+        assert 1 < len(tokens) <= (WHOLE if size == WHOLE else SUPPORT)
+        assert whole[tokens].sum() > 1 - TAIL
+        assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
+        assert size == WHOLE or tokens[0] == whole.argmax()
 
 
 @pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
