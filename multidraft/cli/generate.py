@@ -79,7 +79,11 @@ def generate(
     ] = None,
     compare: Annotated[
         bool,
-        Option("--compare", help="Also decode plainly, and by assisted generation.", rich_help_panel=o.OUTPUT),
+        Option(
+            "--compare",
+            help="Also decode plainly, and as transformers drafts.",
+            rich_help_panel=o.OUTPUT,
+        ),
     ] = False,
     as_json: o.Json = False,
 ) -> None:
@@ -189,7 +193,7 @@ def run(
         for rows in batches:
             drafted = decode(pair, job, rows, screen=screen)
             plain = decode(pair, job, rows, drafts=False) if job.compare else None
-            report.add(rows, drafted, plain, assisted(pair, job, rows))
+            report.add(rows, drafted, plain, rivals(pair, job, rows))
             write(journal, report.records[-len(rows) :])
             screen.forget()
     except KeyboardInterrupt:
@@ -212,11 +216,11 @@ def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
     decode(pair, short, rows)
     if job.compare:
         decode(pair, short, rows, drafts=False)
-        assisted(pair, short, rows)
+        rivals(pair, short, rows)
 
 
-def assisted(pair: Models, job: Job, rows: list[Prompt]) -> tuple[int, float] | None:
-    """Tokens and seconds of transformers' assisted generation, where a comparison is wanted and it can be made."""
-    if not job.compare or not comparison.can_assist(pair, job.settings):
-        return None
-    return comparison.assisted(pair, rows, job.settings, job.seed * SEEDS_APART)
+def rivals(pair: Models, job: Job, rows: list[Prompt]) -> dict[str, tuple[int, float]]:
+    """Tokens and seconds of transformers' own ways to draft, where a comparison is wanted and it can be made."""
+    ways = comparison.rivals(pair, job.settings) if job.compare else {}
+    seed = job.seed * SEEDS_APART
+    return {name: comparison.rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multidraft.cli.names import EMBEDDED, NUMBERED, OWN, SMOLLM2, models_in, parse, usual
+from multidraft.cli.names import COPY, EMBEDDED, NUMBERED, OWN, SMOLLM2, Member, models_in, parse, usual
 from multidraft.errors import AdviceError
 from multidraft.zoo.pair import FOLDER, Pair, load_pair
 
@@ -53,10 +53,7 @@ def load(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> M
     names = models_in(listed)
     model, loaded, tokenizer = load_models(target, names, loader)
     models = dict(zip(names, loaded, strict=True))
-    drafters = [
-        mixed([models.get(name) or own(name, model) for name, _ in mixture], [weight for _, weight in mixture])
-        for mixture in listed
-    ]
+    drafters = [mixed([models.get(name) or own(name, model) for name, _ in each], each) for each in listed]
     return Models(model, one_drafter(drafters), tokenizer)
 
 
@@ -200,7 +197,7 @@ def own(name: str, target: "Model") -> "Model":
     from multidraft.models.early_exit import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
-    match = NUMBERED.fullmatch(name)
+    match = NUMBERED.fullmatch("lookup" if name == COPY else name)
     assert match is not None  # `load` asks for no other
     number = int(match[2] or OWN[match[1]] or 0)
     if match[1] == "layers":
@@ -208,13 +205,15 @@ def own(name: str, target: "Model") -> "Model":
     return {"ngram": NGram, "lookup": Lookup}[match[1]](vocabulary_of(target), number)
 
 
-def mixed(members: "list[Model]", weights: list[float | None]) -> "Model":
-    """One drafter of them all, in equal parts where no weight is given."""
-    from multidraft.models.ensemble import Mixture
+def mixed(members: "list[Model]", named: list[Member]) -> "Model":
+    """One drafter of them all: copying first where it is named so, else in equal parts where no weight is given."""
+    from multidraft.models.ensemble import Copying, Mixture
 
     if len(members) == 1:
         return members[0]
-    given = [weight for weight in weights if weight is not None]
+    if named[0][0] == COPY:
+        return Copying(members)
+    given = [weight for _, weight in named if weight is not None]
     return Mixture(members, given or None)
 
 

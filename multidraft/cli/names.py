@@ -11,11 +11,13 @@ from multidraft.zoo.pair import FOLDER
 EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
 PAIRS = (EMBEDDED, SMOLLM2)  # targets that bring a draft of their own, by the same name
 USUAL = "MULTIDRAFT_PAIR"  # the environment variable that says which pair is taken where none is named
+COPY = "copy"  # in a mixture: what followed the same tokens before, as far as the text shows that it is right
 OWN = {"ngram": 3, "lookup": 3, "layers": None}  # made of the text or the target; the number where none is written
 WRITTEN = ", ".join(f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in OWN.items())
 TARGET = "Folder, hub name, GGUF file, `smollm2` or `embedded`. Default: smollm2 where it is installed, else embedded."
 DRAFT = (
-    f"As a target, or {WRITTEN}; `0.9*a+0.1*b` mixes; `a,b` lists; `none` decodes plainly. Default: the target's own."
+    f"As a target, or {WRITTEN}; `0.9*a+0.1*b` mixes; `copy+a` copies where that was right; `a,b` lists; "
+    "`none` decodes plainly. Default: the target's own."
 )
 NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
@@ -46,8 +48,10 @@ def usual(target: str | None, draft: str | None) -> tuple[str, str]:
 
 
 def shipped(target: str) -> str:
-    """The draft that comes with a target; where there is none yet, what followed the same tokens before."""
-    return "lookup" if target == SMOLLM2 and not (FOLDER / SMOLLM2 / "draft.gguf").exists() else target
+    """The drafter that comes with a target; where there is none yet, what followed the same tokens before."""
+    if target != SMOLLM2:
+        return target
+    return f"{COPY}+{SMOLLM2}" if (FOLDER / "smollm2_draft" / "draft.gguf").exists() else "lookup"
 
 
 def parse(text: str | None) -> list[list[Member]]:
@@ -66,7 +70,12 @@ def parse(text: str | None) -> list[list[Member]]:
 
 def models_in(listed: list[list[Member]]) -> list[str]:
     """The names of models, each once: what is left without what is made of the text or the target."""
-    return list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not NUMBERED.fullmatch(name)))
+    return list(dict.fromkeys(name for mixture in listed for name, _ in mixture if not is_made(name)))
+
+
+def is_made(name: str) -> bool:
+    """Whether a drafter is made of the text or the target."""
+    return name == COPY or NUMBERED.fullmatch(name) is not None
 
 
 def member(name: str, text: str) -> Member:
@@ -84,7 +93,9 @@ def check_weights(mixture: list[Member]) -> list[Member]:
     """The mixture, if every member has a weight and they sum to 1, or none has."""
     from multidraft.models.ensemble import check_weights
 
-    given = [weight for _, weight in mixture if weight is not None]
+    given, names = [weight for _, weight in mixture if weight is not None], [name for name, _ in mixture]
+    if COPY in names and (given or names[0] != COPY or len(names) != 2 or names[1] == COPY):
+        raise AdviceError("copy goes first, without weights, before one other drafter; write copy+NAME")
     if given:
         check_weights(given, len(mixture))
     return mixture

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info
 
 Decoded = tuple[list[str], "Info"]
+RIVALS = {comparison.ASSISTED: "assisted generation", comparison.LOOKUP: "prompt look-up"}
+SHOWN_TREES = 3
 RATES = ("tokens_per_second", "block_efficiency", "acceptance_rate", "optimal_acceptance_rate")
 
 
@@ -23,16 +25,16 @@ class Report:
         self.settings, self.compare, self.interrupted = settings, compare, False
         self.records: list[dict[str, object]] = []
         self.info, self.plain = Info(), Info()
-        self.runs = {side: comparison.Runs() for side in ("drafted", "plain", "assisted")}
+        self.runs = {side: comparison.Runs() for side in ("drafted", "plain", *RIVALS)}
 
     def add(
         self,
         prompts: list[Prompt],
         drafted: Decoded,
         plain: Decoded | None = None,
-        assisted: tuple[int, float] | None = None,
+        rivals: dict[str, tuple[int, float]] | None = None,
     ) -> None:
-        """One batch: its prompts, the texts with drafts and without, tokens and seconds of assisted generation."""
+        """One batch: its prompts, the texts with drafts and without, and the rivals' tokens and seconds."""
         self.info += drafted[1]
         self.runs["drafted"].add(drafted[1].tokens, drafted[1].total_seconds)
         for row, prompt in enumerate(prompts):
@@ -41,24 +43,29 @@ class Report:
         if plain:
             self.plain += plain[1]
             self.runs["plain"].add(plain[1].tokens, plain[1].total_seconds)
-        if assisted:
-            self.runs["assisted"].add(*assisted)
+        for name, ran in (rivals or {}).items():
+            self.runs[name].add(*ran)
 
     def compared(self) -> dict[str, object]:
-        """Plain decoding and assisted generation beside ours; None for what was not measured."""
-        ours, plain, theirs = (self.runs[side] for side in ("drafted", "plain", "assisted"))
-        both, three = bool(plain.tokens), bool(theirs.tokens)
-        return {
+        """Plain decoding and transformers' ways to draft beside ours; None for what was not measured."""
+        ours, plain = self.runs["drafted"], self.runs["plain"]
+        both = bool(plain.tokens)
+        found: dict[str, object] = {
             "plain_tokens_per_second": plain.rate() if both else None,
             "speedup": comparison.speedup(ours, plain) if both else None,
             "speedup_interval": comparison.interval(ours, plain) if both else None,
             "plain_seconds": self.plain.as_dict()["seconds"] if both else None,
-            "assisted_tokens_per_second": theirs.rate() if three else None,
-            "assisted_tokens_per_second_interval": comparison.interval(theirs) if three else None,
-            "assisted_speedup": comparison.speedup(theirs, plain) if three else None,
-            "assisted_speedup_interval": comparison.interval(theirs, plain) if three else None,
-            "hint": self.hint,
         }
+        for name in RIVALS:
+            theirs = self.runs[name]
+            there = bool(theirs.tokens)
+            found |= {
+                f"{name}_tokens_per_second": theirs.rate() if there else None,
+                f"{name}_tokens_per_second_interval": comparison.interval(theirs) if there else None,
+                f"{name}_speedup": comparison.speedup(theirs, plain) if there else None,
+                f"{name}_speedup_interval": comparison.interval(theirs, plain) if there else None,
+            }
+        return found | {"hint": self.hint}
 
     @property
     def complete(self) -> int:
@@ -106,8 +113,8 @@ class Report:
         rows = [["tokens", f"{self.info.tokens}", f"{self.plain.tokens}", ""]]
         for name in RATES:
             rows.append([name.replace("_", " "), *self.cells(name)])
-        if self.runs["assisted"].tokens:
-            rows.insert(2, self.assisted_row())
+        rows[2:2] = [self.rival(name) for name in RIVALS if self.runs[name].tokens]
+        rows.append(["trees", self.trees, "", ""])
         for name, rates in ("depth", self.info.depth_rates), ("order of drawing", self.info.rank_rates):
             rows.append([f"accepted by {name}", " ".join(f"{rate:.2f}" for rate in rates), "", ""])
         rows += [["seconds", f"{self.info.total_seconds:.2f}", f"{self.plain.total_seconds:.2f}", ""]]
@@ -118,11 +125,18 @@ class Report:
         if self.hint:
             terminal.note(self.hint)
 
-    def assisted_row(self) -> list[str]:
-        """Assisted generation in our column."""
-        theirs, plain = self.runs["assisted"], self.runs["plain"]
+    @property
+    def trees(self) -> str:
+        """The trees that were taken, the most frequent first, with their shares; 1 alone is no draft."""
+        total = sum(self.info.shapes.values())
+        most = self.info.shapes.most_common(SHOWN_TREES)
+        return ", ".join(f"{name or 'none'} {count / total:.0%}" for name, count in most)
+
+    def rival(self, name: str) -> list[str]:
+        """One of transformers' ways to draft in our column."""
+        theirs, plain = self.runs[name], self.runs["plain"]
         ratio = with_interval(comparison.speedup(theirs, plain), comparison.interval(theirs, plain))
-        return ["  assisted generation", f"{theirs.rate():.1f}", f"{plain.rate():.1f}", ratio]
+        return [f"  {RIVALS[name]}", f"{theirs.rate():.1f}", f"{plain.rate():.1f}", ratio]
 
     def cells(self, name: str) -> list[str]:
         """One rate, with and without drafts."""

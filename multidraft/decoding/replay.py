@@ -143,7 +143,11 @@ class Told:
 class Left(Rest):
     """What a rule left, of which a record has the sum alone."""
 
-    mass: float
+    left: float
+
+    @property
+    def mass(self) -> float:
+        return self.left
 
     def law(self) -> Tensor:
         raise Mismatch("a record does not hold whole laws")

@@ -66,7 +66,8 @@ def test_compare_reports_assisted_generation_and_intervals(tmp_path: Path) -> No
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("The old house", "A storm")))
     report = compared("--prompts", file, "--tree", "2x1")
-    for name in ("assisted_tokens_per_second", "assisted_speedup", "speedup"):
+    names = [f"{side}_{what}" for side in ("assisted", "lookup") for what in ("tokens_per_second", "speedup")]
+    for name in [*names, "speedup"]:
         low, high = report[f"{name}_interval"]
         assert 0 < low <= report[name] <= high
     alone = compared("--prompt", "The old house", "--draft", "ngram", "--tree", "1")

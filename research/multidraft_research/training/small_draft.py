@@ -192,8 +192,8 @@ def accumulate(model: LlamaForCausalLM, batch: Sequence[Text], vocabulary: Vocab
 def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocabulary) -> dict[str, float]:
     """Means over the tokens of answers that were written at the temperature that is named.
 
-    The sum of min(p, q); at T = 0 how often the most likely token is right, or among the draft's three; and of the
-    target's probability what the draft's tokens have.
+    The sum of min(p, q); at T = 0 how often the most likely token is right, or among the draft's three; and what the
+    draft's tokens have of the probability of those that were kept.
     """
     sums: dict[str, list[Tensor]] = {name: [] for name in ("T=1", "T=0.7", "T=0", "T=0, of three", "covered")}
     for first in range(0, len(texts), NEAR):
@@ -207,7 +207,8 @@ def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocab
         best = logits.topk(3).indices == torch.where(wanted.known[:, :1], wanted.ids[:, :1], -1)
         sums["T=0"].append(best[:, 0][answer & (heat == 0)].float())
         sums["T=0, of three"].append(best.any(1)[answer & (heat == 0)].float())
-        sums["covered"].append((wanted.probability * wanted.known).sum(1)[answer])
+        covered = (wanted.probability * wanted.known).sum(1) / wanted.probability.sum(1)
+        sums["covered"].append(covered[answer])
     return {name: float(torch.cat(values).mean()) for name, values in sums.items() if sum(map(len, values))}
 
 
