@@ -22,7 +22,7 @@ from multidraft.decoding.state import Plan, State
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.models import Answering, Branches
 from multidraft.models.table import TableModel
-from multidraft.sampling.from_logits import drafting
+from multidraft.sampling.gate import soft_lines
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.distributions import draw
@@ -97,8 +97,7 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 
 
 def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    lines = (4 * draft.float().log()).numpy()
-    yield from (torch.from_numpy(drafting(lines, temperature, 4)) for temperature in (0, 0.05, 1.0, 4.0))
+    yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
 class Told(TableModel, Answering):
@@ -138,7 +137,7 @@ WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
     "multidraft.verification.levels.draw_level": (IID + ANCHORED, drawn),
     "multidraft.autotune.ease.updated": ([Iid(1)], heard),
-    "multidraft.sampling.from_logits.drafting": ([Iid(1)], softened),
+    "multidraft.sampling.gate.soft_lines": ([Iid(1)], softened),
     "multidraft.decoding.draft.grow": (ANCHORED, grown),
     "multidraft.autotune.sight.looked_at": ([Iid(1)], seen),
     "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
