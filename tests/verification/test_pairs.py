@@ -52,9 +52,7 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 
 
 def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    for temperature in (0.05, 1.0, 4.0):
-        found, faults = soft_lines(4 * draft.float().log(), temperature)
-        yield from (found, torch.tensor(faults))
+    yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
 WAYS: dict[str, tuple[list, Way]] = {
