@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from multidraft.errors import AdviceError
 
@@ -33,6 +34,7 @@ SAID: dict[type[Exception], tuple[int, str]] = {
     FullError: (429, "the queue is full; try again a little later"),
     ClosedError: (503, "the server is being stopped, or its engine has died; try again later"),
     LoadingError: (503, "the model is being loaded; try again a little later"),
+    ClientDisconnect: (499, "the client has gone"),
     LateError: (504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"),
 }
 

@@ -3,11 +3,17 @@
 import json
 from pathlib import Path
 
+import torch
+from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from multidraft.cli.compare import Runs, hint, interval, speedup
+from multidraft.cli.compare import ASSISTED, LOOKUP, Runs, hint, interval, rivals, speedup, widened
 from multidraft.cli.main import app
+from multidraft.cli.models import Models
 from multidraft.decoding.metrics import PARTS, Info
+from multidraft.models.ensemble import Copying
+from multidraft.models.ngram import Lookup
 
 
 def runs(*rates: float) -> Runs:
@@ -74,3 +80,22 @@ def test_compare_reports_assisted_generation_and_intervals(tmp_path: Path) -> No
     assert alone["speedup"] > 0
     assert alone["speedup_interval"] is None
     assert alone["assisted_tokens_per_second"] is None, "transformers cannot draft with this"
+
+
+def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too() -> None:
+    """As one of the whole vocabulary, whose other tokens are never drafted; the text stays the target's."""
+    target = tiny_model("llama")
+    torch.manual_seed(3)
+    ids = list(range(0, VOCABULARY, 2))
+    draft = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": len(ids) + 1}, **NO_IDS, target_ids=ids)).eval()
+    wide = widened(draft, VOCABULARY)
+    tokens = torch.tensor([[0, 1, 2, 60]])
+    own = draft(input_ids=torch.tensor([[0, len(ids), 1, 30]])).logits
+    theirs = wide(input_ids=tokens).logits
+    assert torch.equal(theirs[..., ids], own[..., : len(ids)])
+    assert theirs[..., 1::2].isneginf().all()
+    assert draft.config.vocab_size == len(ids) + 1
+    settings = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(tokens), pad_token_id=0)
+    assert torch.equal(target.generate(tokens, assistant_model=wide, **settings), target.generate(tokens, **settings))
+    way = rivals(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None})
+    assert way == {LOOKUP: {"prompt_lookup_num_tokens": 10}, ASSISTED: {"assistant_model": wide}}
