@@ -2,7 +2,6 @@
 
 import gc
 
-
 import torch
 from torch import Tensor
 from torch.nn import Parameter
