@@ -1,4 +1,4 @@
-"""Print the tables of docs/report.md from a run of `multidraft study all`.
+"""Print the tables of results/report.md from a run of `multidraft study all`.
 
 python benchmarks/report_page.py runs/all
 """

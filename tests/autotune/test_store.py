@@ -14,6 +14,8 @@ from multidraft.autotune.identity import Subject
 from multidraft.autotune.profile import Profile
 from multidraft.errors import AdviceError
 
+FRESH = store.fresh  # before any test makes profiles up
+
 
 def subject(width: int = 3) -> Subject:
     target, draft = always(lambda _: WANTED), always(lambda _: WANTED)
@@ -107,13 +109,12 @@ def test_a_profile_of_the_same_pair_that_is_shipped_lends_its_acceptance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Costs are the machine's, and are not lent."""
-    monkeypatch.undo()
     monkeypatch.setattr(store, "shipped", lambda: [tmp_path / "one.json"])
     (tmp_path / "one.json").write_text(made_up(subject().identity | {"cpu": "another"}).as_json())
-    new = store.fresh(subject().identity)
+    new = FRESH(subject().identity)
     assert new.samples == {}
     assert new.rates(1.0).accepted(1, 0) == pytest.approx(0.7, abs=0.01)
-    assert store.fresh(subject().identity | {"scheme": "another"}).acceptance == {}
+    assert FRESH(subject().identity | {"scheme": "another"}).acceptance == {}
 
 
 def test_processes_that_share_work_share_a_profile() -> None:

@@ -83,6 +83,6 @@ def test_every_command_is_there() -> None:
     commands = typer.main.get_command(app)
     for words in set(re.findall(r"multidraft ([a-z]+(?: [a-z][a-z-]+)?)", PAGE)):
         name, *inner = words.split()
-        assert name in commands.commands, words
+        assert commands.get_command(None, name) is not None, words
         if name == "study":
             assert inner[0] in commands.commands["study"].commands, words

@@ -20,7 +20,7 @@ def curves(
     target: Annotated[str | None, Option(help="Target model: a folder or a hub name. Default: embedded.")] = None,
     draft: Annotated[str | None, Option(help="Draft model: a folder or a hub name. Default: embedded.")] = None,
     prompts: Annotated[Path, Option(help="A file of prompts; the first one is used.", show_default=SHIPPED)] = DEMO,
-    new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
+    max_new_tokens: Annotated[int, Option(min=1, help="Positions to look for a telling one.")] = 64,
     drafts: Annotated[int, Option(min=1, max=1000, help="Drafts at a node.")] = 4,
     top_k: Annotated[int, Option(min=1, help="The draft is cut to its K most likely tokens.")] = 12,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
@@ -36,7 +36,7 @@ def curves(
 
     pictures.check(out, [prompts, target, draft])
     pair, [prompt] = Source(target, draft, prompts, 1).read()
-    [recording] = capture(pair.target, pair.draft, [prompt.tokens], Manner(new_tokens, seed=seed))
+    [recording] = capture(pair.target, pair.draft, [prompt.tokens], Manner(max_new_tokens, seed=seed))
     case = telling_case(recording, drafts, top_k)
     names = [piece(pair.tokenizer, token) for token in case.tokens]
     draw(case, names, out)
