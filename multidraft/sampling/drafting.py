@@ -60,8 +60,8 @@ def draft_laws(
 
 
 def law_of(tokens: Int[np.ndarray, " count"], weights: Float[np.ndarray, " count"], least: float) -> DraftLaw:
-    """The law of tokens with these weights, without those that have none, or less than `least` of the mean."""
-    kept = weights > least * weights[weights > 0].mean()  # empty columns do not count
+    """The law of tokens with these weights, without those that have less than `least` of the mean, or none."""
+    kept = weights > least * weights[weights > 0].mean()  # a line may be filled up with columns of no weight
     tokens, weights = tokens[kept], weights[kept]
     return torch.from_numpy(tokens), torch.from_numpy(weights / weights.sum())
 

@@ -13,6 +13,8 @@ def live_bytes() -> int:
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()
-        if type(tensor) in (Tensor, Parameter) and tensor.device.type != "meta" and tensor.layout == torch.strided
+        if type(tensor) in (Tensor, Parameter)
+        and tensor.device.type != "meta"  # a compiler's have no memory
+        and tensor.layout == torch.strided  # other tests may have left a sparse one behind
     }
     return sum(storages.values())
