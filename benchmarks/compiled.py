@@ -2,30 +2,34 @@
 
     OMP_NUM_THREADS=1 python benchmarks/compiled.py [--rows 1] [--tree 1x1x1 2x1x1x1] [--json]
 
-The two take their steps in turn, after the same prompts, so that a noisy machine hits both alike. The clock and the
-intervals are those of ragged.py.
+The two take their steps in turn, after the same prompts, so that a noisy machine hits both alike. On a CPU with one
+thread it is the process's own time that counts, which others on the machine lengthen less. Each ratio is one of
+medians, with the middle 95 % of 2,000 resamplings of the steps.
 """
 
 import argparse
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from ragged import clock_of, ratio
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
 from multidraft.cli.models import load_pretrained as load
-from multidraft.decoding.metrics import Info, Stopwatch
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import Plan
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warming import compile_steps
 from multidraft.generation.defaults import SCHEME
 from multidraft.machine.identity import commit, hardware
+from multidraft.sampling.settings import Sampling
 from multidraft.zoo import Pair
 
 WAYS = {"eager": False, "compiled": True}
@@ -35,28 +39,45 @@ Seconds = dict[str, dict[str, list[float]]]  # by way and part
 
 @torch.inference_mode()
 def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Seconds:
-    """Seconds of each step and of its passes."""
+    """Seconds of each step, and of its passes as the step has noted them."""
     shape, clock = Tree.parse(tree) if tree else NO_DRAFTS, clock_of(pair.target.device)
     texts = torch.randint(pair.target.config.vocab_size, (options.rows, options.prompt)).tolist()
-    steps = options.steps * len(shape)
-    states, plans = {}, {}
+    steps, draft = options.steps * len(shape), pair.draft if tree else None
+    states, configs = {}, {}
     for way, compiles in WAYS.items():
-        plans[way] = plan = Plan(md.scheme(SCHEME), shape, measure=False, compile=compiles)
+        configs[way] = config = DecodeConfig(md.scheme(SCHEME), StaticTree(shape), measure=0, compile=compiles)
         if compiles:
-            compile_steps(plan, [pair.target, tree and pair.draft], texts, [steps] * len(texts))
+            compile_steps(config, [pair.target, draft], texts, [steps] * len(texts))
         chance, longest = torch.Generator().manual_seed(0), options.prompt + steps
-        states[way] = start(texts, pair.target, tree and pair.draft, plan, longest, chance, Info())
+        states[way] = start(texts, pair.target, draft, config, [Sampling()] * len(texts), longest, chance)
     seconds: Seconds = {way: {part: [] for part in PARTS} for way in WAYS}
     for _ in tqdm(range(options.steps), desc=tree or "plain", leave=False):
-        for way, plan in plans.items():
-            info = Info(watch=Stopwatch())
-            info.watch.now = clock
+        for way, config in configs.items():
             before = clock()
-            states[way], _ = step(states[way], plan, info)
-            took = info.watch.seconds | {"step": clock() - before}
-            for part in PARTS:
-                seconds[way][part].append(took[part])
+            states[way], record = step(states[way], config)
+            for part, took in (record.seconds | {"step": clock() - before}).items():
+                seconds[way].setdefault(part, []).append(took)
     return seconds
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds that others take least from."""
+
+    def synchronised() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    if device.type == "cuda":
+        return synchronised
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:
+    """Of the medians, with an interval."""
+    chance = np.random.default_rng(0)
+    drawn = [np.median(chance.choice(each, (2000, len(each))), 1) for each in (ours, other)]
+    low, high = np.quantile(drawn[0] / drawn[1], (0.025, 0.975))
+    return float(np.median(ours) / np.median(other)), float(low), float(high)
 
 
 def lines_of(tree: str | None, seconds: Seconds, first: int) -> list[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""Who serves in `serve.py`: our server, plainly and with drafts, and others' where their programs are named.
-
-python benchmarks/servers.py PORT [TARGET DRAFT]    # our server without drafts, which is a contestant there
-"""
+"""Who serves in `serve.py`: our server, plainly and with drafts, and others' where their programs are named."""
 
 import argparse
 import os
@@ -12,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +16,9 @@ import httpx2
 import psutil
 
 from multidraft.errors import AdviceError
-from multidraft.server.limits import Limits
 
 PATIENCE = 900  # seconds until a server answers: models are loaded, and one of ours measures the pair first
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
-HERE = str(Path(__file__))
 
 
 class Contestant(NamedTuple):
@@ -56,10 +50,10 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
     """All that take part."""
     pair = [options.target, options.draft]
     own = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "{port}"]
-    own += ["--target", pair[0], "--draft", pair[1]]
+    own += ["--target", pair[0]]
     ends = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    found = [Contestant("plain, ours", [sys.executable, HERE, "{port}", *pair], ends)]
-    found += [Contestant(f"{tree}, ours", [*own, "--tree", tree], ends) for tree in options.tree]
+    found = [Contestant("plain, ours", [*own, "--draft", "none"], ends)]
+    found += [Contestant(f"{tree}, ours", [*own, "--draft", pair[1], "--tree", tree], ends) for tree in options.tree]
     if options.transformers:
         theirs = [options.transformers, "serve", options.target, "--continuous-batching", "--port", "{port}"]
         found.append(Contestant("transformers serve", theirs, {}))
@@ -112,24 +106,3 @@ def wait(address: str, process: subprocess.Popen, name: str, log: Path) -> None:
             time.sleep(1)  # asking costs, and one of ours measures meanwhile
     last = (log.read_text(errors="replace").strip().splitlines() or ["nothing was said"])[-1]
     raise AdviceError(f"the server {name!r} did not begin ({last}); see {log}, or leave it out")
-
-
-def serve_plainly(port: int, target: str, draft: str) -> None:
-    """Our server with no draft model."""
-    from multidraft.cli.serving import Serving
-    from multidraft.decoding.tree import NO_DRAFTS
-    from multidraft.server.app import build
-    from multidraft.server.engine import Engine
-    from multidraft.server.process import bound, run, silent
-
-    def load() -> Any:
-        made = Serving(target, draft, tree="1").service()
-        made.engine = Engine(made.engine.target, None, replace(made.engine.plan, tree=NO_DRAFTS), made.limits)
-        return build(made)
-
-    with bound("127.0.0.1", port) as listener:
-        run(Limits(), listener, load, silent, silent)
-
-
-if __name__ == "__main__":
-    serve_plainly(int(sys.argv[1]), *(sys.argv[2:] or (str(ZOO / "target"), str(ZOO / "draft"))))

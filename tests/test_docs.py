@@ -19,13 +19,15 @@ from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+FOLDERS = ("", "docs/", "results/", "examples/**/", "benchmarks/")
+PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md")]
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<how>.*?) -->\n)?```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<out>.*?)```)?", re.S
 )
 ROOMS = "|".join(
     [
         "docs",
+        "results",
         "tests",
         "benchmarks",
         "examples",
@@ -136,5 +138,4 @@ def test_the_page_of_the_command_line_is_its_help():
 
 
 def test_the_pages_name_the_default():
-    for page in ("docs/benchmarks.md", "docs/choosing.md"):
-        assert f"default is `{TREE}`" in (ROOT / page).read_text(), page
+    assert f"default is `{TREE}`" in (ROOT / "docs" / "choosing.md").read_text()

@@ -33,12 +33,8 @@ MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more
 SWITCH = 0.01  # by which another tree must be faster than the one in use
 MEMORY = 100.0  # nodes over which what was accepted fades by a factor e
 MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
-TRIAL, SLOW, STEPS = (
-    16,
-    30.0,
-    200.0,
-)  # choices between trials of trees that grow, steps of equal speed that speak against
-# them, and steps over which what they gave fades
+TRIAL = 16  # choices, of which one tries what is not in use: trees that grow, or fixed ones
+SLOW, STEPS = 30.0, 200.0  # steps at equal speed that speak against growing, and over which what it gave fades
 HOPELESS = 2.0  # a draft that takes so many times what plain steps take, for each token, is not probed
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 
@@ -87,7 +83,7 @@ class Auto:
         self.menus = dict[int, list[Tree]]()
         self.rows = self.left = self.turns = self.steps = self.rested = 0
         self.pause, self.prompted = PAUSE, 0.0
-        self.measuring = self.settled = False
+        self.measuring = self.settled = self.lacks = False
 
     @property
     def rests(self) -> bool:
@@ -110,18 +106,20 @@ class Auto:
         self.left, before = self.left - 1, (self.rows, self.fixed.shape, self.policy)
         if rows != self.rows or self.left < 0:
             self.decide(rows)
-        self.settled = before == (self.rows, self.fixed.shape, self.policy)
+        self.settled = self.steps > 0 and before == (self.rows, self.fixed.shape, self.policy)
         self.steps, self.rested = self.steps + 1, self.rested + self.rests
         self.policy.begin(rows)
 
     def decide(self, rows: int) -> None:
         """Time a tree, if one is wanted and the last turn had none; otherwise take what pays best."""
-        wanted = self.tuner.wanted(rows) if self.tuner and not (self.measuring and self.profile.known) else None
-        self.measuring, self.turns, resumed = wanted is not None, self.turns + 1, rows == self.rows
-        self.rows = rows
-        if wanted is not None:
+        wanted, known = self.tuner.wanted(rows) if self.tuner else None, self.profile.known
+        if self.lacks and wanted is None:
+            self.menus.clear()  # they went by guesses
+        self.lacks, self.measuring = wanted is not None, wanted is not None and not (self.measuring and known)
+        resumed, self.rows, self.turns = rows == self.rows, rows, self.turns + 1
+        if wanted is not None and self.measuring:
             self.take(wanted, BLOCK)
-        elif self.profile.known:
+        elif known:
             self.choose(rows, resumed)
 
     def choose(self, rows: int, resumed: bool) -> None:
@@ -143,7 +141,7 @@ class Auto:
 
     def probe(self, drafted: Tree) -> None:
         """After a pause, which the next one exceeds, try the best fixed tree or trees that grow, by turns."""
-        self.recent.fade(math.exp(-self.pause / (2 * MEMORY)))
+        self.recent.fade(math.exp(-self.pause / (4 * MEMORY)))
         self.pause = min(2 * self.pause, LONGEST)
         self.take(None if self.turns % 4 < 2 else drafted, AGAIN)
 
@@ -155,7 +153,10 @@ class Auto:
         return seconds * (1 - SWITCH) if tree == self.fixed.shape else seconds
 
     def take(self, tree: Tree | None, steps: int) -> None:
-        """Stay with a fixed tree for so many steps, or with trees that grow."""
+        """Stay with a fixed tree for so many steps, or with trees that grow, of which as much is expected."""
+        if tree is not None and self.profile.known:
+            seconds = self.profile.costs(self.rows).of_tree(tree)
+            self.expected = Outlook(self.rows * self.rates.tokens(tree), seconds)
         if tree is not None and tree != self.fixed.shape:
             self.fixed = StaticTree(tree)
         self.policy, self.left = self.growing if tree is None else self.fixed, steps - 1

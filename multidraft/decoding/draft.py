@@ -14,12 +14,12 @@ from torch import Tensor
 
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.errors import AdviceError
 from multidraft.models.base import Answer, Scores
 from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
-SUPPORT = 256  # tokens that a draft law has at most, unless `draft_top_k` says otherwise
+SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
 Places = list[tuple[int, int]]  # rows with nodes
 Counts = dict[int, dict[int, int]]  # by row and node
 
@@ -29,7 +29,7 @@ class Drafted(NamedTuple):
 
     trees: list[TokenTree]
     passes: int  # of the draft model
-    faults: dict[int, AdviceError]  # rows whose draft model said what makes no distribution
+    faults: dict[int, RowFault]  # rows whose draft model said what makes no distribution
 
 
 def draft_tree(state: State, config: DecodeConfig) -> Drafted:
@@ -38,7 +38,7 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     rows = [number for number, row in enumerate(state.rows) if row.said is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
-    growing, depth, faults = [trees[row] for row in rows], 0, dict[int, AdviceError]()
+    growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()
     policy.begin(len(rows))
     while any(wanted := policy.reads(growing, depth)):
         places = [(row, node) for row, nodes in zip(rows, wanted, strict=True) for node in nodes]
@@ -51,7 +51,7 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
 
 def read_level(
     state: State, config: DecodeConfig, trees: list[TokenTree], places: Places, depth: int
-) -> dict[int, AdviceError]:
+) -> dict[int, RowFault]:
     """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
     assert state.draft is not None
     nodes, lines = defaultdict[int, list[int]](list), list[int]()
@@ -66,13 +66,14 @@ def read_level(
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
     more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
-    parts, faults = [], dict[int, AdviceError]()
+    parts, faults = [], dict[int, RowFault]()
     for logits, ids in by_drafter(state.draft, answer):
         said = at(logits, rows, lines)
         ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
         laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
         faults |= {
-            rows[line]: fault.at(rows[line], state.rows[rows[line]].position + 1) for line, fault in wrong.items()
+            rows[line]: fault.at(rows[line], state.rows[rows[line]].position + depth + 1)
+            for line, fault in wrong.items()
         }
         parts.append((said, isinstance(answer, Scores), laws))
     several = config.scheme.law.several

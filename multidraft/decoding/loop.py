@@ -51,7 +51,8 @@ def goes_on(
 ) -> bool:
     """Pass on what a row has emitted up to its end, and say whether it has not come to it."""
     if index in record.faults:
-        info.faults[row] = record.faults[index]
+        fault = record.faults[index]
+        info.faults[row] = fault.at(row, fault.position)  # of the rows of the beginning
         return False
     new, more = stopping.cut(row, done, record.emitted[index])
     done += new.tokens

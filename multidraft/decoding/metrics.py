@@ -11,7 +11,7 @@ from typing import Any
 
 from multidraft.decoding import clock
 from multidraft.decoding.record import Logprob, StepRecord
-from multidraft.errors import AdviceError
+from multidraft.sampling.gate import RowFault
 
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
 PARTS = (*clock.PARTS, "rest")
@@ -68,7 +68,7 @@ class Info:
     predicted_seconds: float = 0.0
     logprobs: list[list[Logprob]] = field(default_factory=list)  # of every row's tokens, if asked for
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))  # wall-clock, by part
-    faults: dict[int, AdviceError] = field(default_factory=dict)  # by row, of those that could not go on
+    faults: dict[int, RowFault] = field(default_factory=dict)  # by row, of those that could not go on
 
     def add(self, record: StepRecord) -> None:
         """One more step."""

@@ -7,7 +7,7 @@ from multidraft.decoding.policy import Outlook
 from multidraft.decoding.state import Scored
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Ending, Verdict
-from multidraft.errors import AdviceError
+from multidraft.sampling.gate import RowFault
 
 
 class Logprob(NamedTuple):
@@ -76,7 +76,7 @@ class StepRecord:
         return self.scores.trees
 
     @property
-    def faults(self) -> dict[int, AdviceError]:
+    def faults(self) -> dict[int, RowFault]:
         """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
         return self.scores.faults
 

@@ -14,6 +14,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
+from multidraft.sampling.gate import RowFault
 from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
@@ -31,9 +32,7 @@ class DecodeConfig:
     measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
-    synchronise: bool = (
-        False  # wait for the GPU after every part of a step, so that its time is booked where it belongs
-    )
+    synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:
         for count in self.policy.counts_drawn:
@@ -128,7 +127,7 @@ class Scored:
     def __init__(self, rows: list[Row], trees: list[TokenTree], logits: Float[Tensor, "rows nodes vocabulary"] | None):
         self.rows, self.trees, self.logits = rows, trees, logits
         self.known: dict[tuple[int, int], Float[Tensor, " vocabulary"]] = {}
-        self.faults: dict[int, AdviceError] = {}
+        self.faults: dict[int, RowFault] = {}
 
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
         """The target's logits at nodes."""

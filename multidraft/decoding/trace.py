@@ -57,8 +57,8 @@ def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
 
 def describe_sampling(sampling: Sampling) -> dict[str, Any]:
     """How logits become distributions; processors by their names."""
-    parts = [part for part in (sampling.before, sampling.after) if part is not None]
-    names = dict.fromkeys(type(processor).__name__ for part in parts for processor in part.listed)
+    parts = [part.listed for part in (sampling.before, sampling.after) if part is not None]
+    names = dict.fromkeys(type(processor).__name__ for listed in parts for processor in listed)
     numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
     return numbers | {"processors": list(names)}
 

@@ -85,35 +85,34 @@ def generate(
 ) -> Any:
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
-    Two ways to call it (docs/generate.md explains every setting):
+    There are two ways to call it. docs/generate.md explains every setting.
 
         tokens, info = generate(target, draft, inputs, temperature=0.7, max_new_tokens=64)
         sequences = model.generate(**inputs, custom_generate=generate, draft_model=draft, max_new_tokens=64)
 
-    The first returns the new tokens of every row and an `Info` on how it went. `inputs` are token ids: a tensor (batch,
-    length), a tokenizer's output (padding is read off its attention mask), or a list of lists. Several draft models in
-    a list need a scheme of the law `distinct`: a node's children come from them by turns. Without a draft model (None)
-    the same loop decodes plainly. The second returns what `model.generate` returns.
+    The first returns the new tokens of every row, and an `Info` on how it went. `inputs` are token ids: a tensor
+    (batch, length), a tokenizer's output, or a list of lists. `draft` may be None: then the target decodes alone. It
+    may be a list of models for a scheme of the law `distinct`. The second returns what `model.generate` returns.
+    Stop strings are `stop=` and `stop_tokenizer=` there, because transformers does not pass its `tokenizer` on.
 
-    Settings by name are those of transformers' `GenerationConfig` (`temperature=1.0`, `top_k`, `min_p`,
-    `repetition_penalty`, `max_new_tokens=128`, `eos_token_id`, ...), over `generation_config` if there is one; those
-    that cannot be honoured are refused by name. `temperature=0` decodes greedily. `eos_token_id` defaults to the
-    target's own; pass an empty list to go on beyond it. The draft model is sampled with the target's settings unless
-    `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise.
+    **Sampling.** Settings have the names of transformers' `GenerationConfig`: `temperature=1.0` (0 is greedy), `top_k`,
+    `min_p`, `repetition_penalty`, `max_new_tokens=128`, `eos_token_id` (the target's own; an empty list for none), and
+    so on. They come on top of `generation_config`. What cannot be honoured is refused by name. The draft model has the
+    target's settings unless `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise. With one `generator` a
+    run repeats itself. With a list of them, one a row, a row does not depend on its neighbours.
 
-    `tree="auto"` chooses the tree anew every few steps, by what was measured of this pair on this machine: once, before
-    the first run, or in the file `plan` that `multidraft tune` has written; `"auto,nodes=24,depth=6"` limits it
+    **Trees.** `tree="auto"` chooses the tree anew every few steps, by what steps of this pair take on this machine.
+    That is timed in the first steps of a run, for at most `tune_budget` seconds, and kept; or it is read from the file
+    `plan` that `multidraft tune` writes. `"auto,nodes=24,depth=6"` limits the trees
     (docs/auto.md).
 
-    With one `generator` a run repeats itself; with a list of them, one for each row, a row does not depend on its
-    neighbours. `stream` is a Hugging Face streamer, or is called as `stream(row, emitted)` after every step. With
-    `logprobs=True` (or the number of alternatives) every emitted token comes with its log-probability, as
-    `info.logprobs`. `trace(record)` is told all that is drawn and decided (docs/metrics.md). The report compares
-    acceptance with the optimum every 16 steps, every `measure` steps if that is a number, or not with `measure=False`.
-    `compile=True` compiles the passes of both models, once for a model: that takes some time, is shown, and pays in
-    long runs.
+    **What comes out.** `stream` is a Hugging Face streamer, or a function `stream(row, emitted)` that is called after
+    every step. `logprobs=True` (or the number of alternatives) fills `info.logprobs`. `trace(record)` is told what was
+    drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often, and
+    False never. `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
 
-    Raises `AdviceError` on bad input.
+    Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
+    is raised when the other rows are done, and holds their tokens.
     """
     check_model(target_model, "target")
     draft = as_drafter(draft_model if inputs is None else draft_or_prompts)

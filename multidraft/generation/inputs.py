@@ -36,8 +36,6 @@ def make_config(
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
     scheme = scheme_named(scheme)
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    if not isinstance(scheme, Scheme):
-        raise AdviceError(f"scheme is {shown(scheme)}; name one, such as anchored:lorenz, or pass what md.scheme gives")
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
     check_walk(scheme, walk)

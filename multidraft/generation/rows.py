@@ -35,6 +35,7 @@ from multidraft.models import compat
 from multidraft.models.huggingface import Model, answers_prompts, home
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import samplings_from
+from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import check_known, check_pure, for_row, is_bound
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.settings_table import check_biases
@@ -143,12 +144,20 @@ def run(
         info.add_seconds(clock.seconds)
         if trace is not None:
             trace.begin(config, sampling, prompts)
-        tokens = loop(state, config, stopping, stream, info, trace.add if trace is not None else None)
+        tokens = loop(state, config, stopping, stream, info, None if trace is None else trace.add)
     if trace is not None:
         trace.end(tokens)
+    rows_of_tokens = [torch.tensor(row, dtype=torch.int64) for row in tokens]
     if info.faults:
-        raise info.faults[min(info.faults)]
-    return [torch.tensor(row, dtype=torch.int64) for row in tokens], info
+        raise first_fault(info, rows_of_tokens)
+    return rows_of_tokens, info
+
+
+def first_fault(info: Info, tokens: list[Tensor]) -> RowFault:
+    """The error of the first row that could not go on, with what all rows have come to, and how the run went."""
+    fault = info.faults[min(info.faults)]
+    fault.tokens, fault.info = tokens, info
+    return fault
 
 
 def steered(

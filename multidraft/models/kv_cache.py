@@ -88,10 +88,15 @@ class Block:
                 source, destination = source.to(tensor.device), destination.to(tensor.device)
                 tensor[:, rows, :, destination] = tensor[:, rows, :, source]
 
-    def move_rows(self, source: list[int], destination: list[int], end: int) -> None:
-        """Copy the first slots of these rows to those rows; first all are read."""
+    def move_rows(self, moved: list[tuple[int, int]], end: int) -> None:
+        """Copy the first slots of rows to other rows, as if all were read before any is written."""
+        places = [place for _, place in moved]
+        overwritten = any(row in places[:index] for index, (row, _) in enumerate(moved))
         for tensor in self.contents.tensors:
-            tensor[:, destination, :, :end] = tensor[:, source, :, :end]
+            rows = [tensor[:, row, :, :end] for row, _ in moved]
+            rows = [row.clone() for row in rows] if overwritten else rows
+            for place, row in zip(places, rows, strict=True):
+                tensor[:, place, :, :end] = row
 
 
 class Storage:
@@ -128,7 +133,7 @@ class Storage:
         self.reserve(len(rows), self.capacity)
         moved = [(row, place) for place, row in enumerate(rows) if row != place]
         for block in self.blocks if moved else ():
-            block.move_rows([row for row, _ in moved], [place for _, place in moved], end)
+            block.move_rows(moved, end)
         if rows and FEW * len(rows) <= self.rows:
             self.shrink(len(rows))
 

@@ -9,12 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distributions, falling, largest
-from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of
+from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, softmax
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.sampling import alike
 from multidraft.sampling.settings import Sampling
 
-DRAFT, SUPPORT = "the draft model", 256
+DRAFT = "the draft model"
+WHOLE, SUPPORT = 4096, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
+TAIL = 1e-3  # of the law at most may be left out with tokens that are hardly ever drafted
 DraftLaw = tuple[Int[Tensor, " k"], Float[Tensor, " k"]]  # tokens, and their probabilities in float64
 NOTHING: DraftLaw = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
 
@@ -27,12 +29,14 @@ def draft_laws(
     drafts: int,
     vocabulary: int,
     ids: Int[Tensor, "*lines columns"] | None = None,
-    support: int = SUPPORT,
+    support: int | None = None,
 ) -> tuple[list[DraftLaw], Faults]:
-    """The laws that drafts are drawn from, the most likely token first, in float64 on the CPU.
+    """The laws that drafts are drawn from, in float64 on the CPU.
 
-    At most `support` tokens have a probability, and these sum to one. At temperature 0 the law ranks the `drafts` most
-    likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none of the target's tokens.
+    At most `support` tokens have a probability, and these sum to one. Left out, it is the whole of a small vocabulary,
+    and the most likely tokens of a large one, these first; the tail that is cut off holds little. At temperature 0 the
+    law ranks the `drafts` most likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none
+    of the target's tokens.
 
     Any draft law is exact. So a processor that fails on the draft model's scores, or leaves none of them, is passed
     over there; only the model's own scores are a fault (and the law there is token 0).
@@ -51,13 +55,14 @@ def draft_laws(
             if np.isnan(law[1][0]):
                 faults[line] = RowFault(DRAFT, str(problem_of(logits[line])))
             else:
-                laws[line] = law_of(*law)
+                laws[line] = law_of(*law, TAIL if own.temperature > 0 else 0.0)
     return laws, faults
 
 
-def law_of(tokens: Int[np.ndarray, " count"], weights: Float[np.ndarray, " count"]) -> DraftLaw:
-    """The law of tokens with these weights, without those that have none."""
-    tokens, weights = tokens[weights > 0], weights[weights > 0]
+def law_of(tokens: Int[np.ndarray, " count"], weights: Float[np.ndarray, " count"], least: float) -> DraftLaw:
+    """The law of tokens with these weights, without those that have none, or less than `least` of the mean."""
+    kept = weights > least * weights.mean()
+    tokens, weights = tokens[kept], weights[kept]
     return torch.from_numpy(tokens), torch.from_numpy(weights / weights.sum())
 
 
@@ -68,20 +73,41 @@ def weighed(
     drafts: int,
     ids: Int[Tensor, "*lines columns"] | None,
     vocabulary: int,
-    support: int,
+    support: int | None,
 ) -> tuple[Int[np.ndarray, "lines count"], Float[np.ndarray, "lines count"]]:
     """The best tokens of lines with the same settings, and their weights: NaN first where a line makes no law."""
     if own.before is not None or (own.after is not None and own.temperature > 0):
         logits, ids = spread(logits, ids, vocabulary), None
         logits, own = processed(logits, own, prefixes)
-    count = min(drafts if own.temperature == 0 else min(own.top_k or support, support), logits.shape[-1])
+    columns = logits.shape[-1]
+    most = support or (columns if columns <= WHOLE else SUPPORT)
+    count = min(drafts if own.temperature == 0 else min(own.top_k or most, most), columns)
+    if count == columns and own.temperature > 0 and (own.top_p or 1) >= 1:
+        return whole(logits, own.temperature, ids)
     tokens, scores = largest(in_full(logits), count)
     weights = ranked(scores) if own.temperature == 0 else tempered(scores, own, logits)
     weights[~np.isfinite(scores[:, 0]), 0] = np.nan
+    return named(tokens, ids), weights
+
+
+def whole(
+    logits: Float[Tensor, "lines columns"], temperature: float | int, ids: Int[Tensor, "*lines columns"] | None
+) -> tuple[Int[np.ndarray, "lines columns"], Float[np.ndarray, "lines columns"]]:
+    """All tokens, in no order, and their weights."""
+    laws, bad = softmax(logits, temperature)
+    weights = laws.cpu().double().numpy()
+    weights[bad, 0] = np.nan
+    return named(np.broadcast_to(np.arange(logits.shape[-1]), weights.shape), ids), weights
+
+
+def named(
+    columns: Int[np.ndarray, "lines count"], ids: Int[Tensor, "*lines columns"] | None
+) -> Int[np.ndarray, "lines count"]:
+    """The tokens of columns."""
     if ids is None:
-        return tokens, weights
+        return columns
     table = ids.cpu().numpy()
-    return table[tokens] if ids.ndim == 1 else np.take_along_axis(table, tokens, -1), weights
+    return table[columns] if ids.ndim == 1 else np.take_along_axis(table, columns, -1)
 
 
 def ranked(scores: Float[np.ndarray, "lines count"]) -> Float[np.ndarray, "lines count"]:

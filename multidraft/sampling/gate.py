@@ -1,6 +1,7 @@
 """The gate: scores of models and processors become probabilities here, or end their own row with an error."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -14,14 +15,17 @@ class RowFault(AdviceError):
     """One row cannot go on: a model or a processor gave it scores that make no distribution. Other rows go on.
 
     `source` names who ("the target model", "processor MinPLogitsWarper"), `problem` what; `row` is the row of the batch
-    and `position` the index, in the whole sequence, of the token that was to be drawn.
+    and `position` the index, in the whole sequence, of the token that was to be drawn. `generate` raises it when the
+    other rows are done: `tokens` are the new tokens of all rows as far as they came, `info` tells how the run went.
     """
 
     def __init__(self, source: str, problem: str, row: int | None = None, position: int | None = None):
         super().__init__(source, problem, row, position)  # what pickle calls it with
         self.source, self.problem, self.row, self.position = source, problem, row, position
+        self.tokens: list[Tensor] | None = None
+        self.info: Any = None
 
-    def at(self, row: int, position: int) -> "RowFault":
+    def at(self, row: int, position: int | None) -> "RowFault":
         """The fault with its place."""
         return RowFault(self.source, self.problem, row, position)
 

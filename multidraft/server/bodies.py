@@ -2,26 +2,35 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+from multidraft.sampling.settings_table import check, check_biases, check_stops
+
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 LongText = Annotated[str, Field(max_length=2**20)]
 FAST = Field(fail_fast=True)  # a list of a hundred thousand wrong things would take seconds to be refused
 SEEDS, MOST_BIASES = 2**63, 1024
+CHECKED = {  # fields that the one table of settings checks, by their names there
+    name: name
+    for name in "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed".split()
+} | {"min_tokens": "min_new_tokens", "n": "num_return_sequences"}
 
 
 def few(biases: Any) -> Any:
     """A dictionary that is small enough to be looked at."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
-        raise ValueError(f"there are more than {MOST_BIASES} tokens")
+        raise ValueError(f"logit_bias names more than {MOST_BIASES} tokens")
     return biases
 
 
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-Biases = Annotated[dict[Token, Bias], BeforeValidator(few, json_schema_input_type=dict[Token, Bias])]
+Biases = Annotated[dict[Token, float], BeforeValidator(few, json_schema_input_type=dict[Token, float])]
 
 
 class Sampled(BaseModel):
@@ -31,19 +40,19 @@ class Sampled(BaseModel):
 
     model: str
     max_tokens: Count | None = None
-    min_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     logit_bias: Biases | None = None
-    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
+    seed: int | None = None
     stop: str | Annotated[list[str], FAST] | None = None
     stop_token_ids: Annotated[list[Token], FAST] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: int | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     ignore_eos: bool = False
@@ -52,14 +61,16 @@ class Sampled(BaseModel):
     tool_choice: Any = None
     response_format: Any = None
 
-    @field_validator("stop")
-    @classmethod
-    def no_empty_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        """An empty text would end every answer at once."""
-        listed = [stop] if isinstance(stop, str) else stop or []
-        if any(not 0 < len(text) <= 1000 for text in listed):
-            raise ValueError("stop strings have 1 to 1000 characters")
-        return stop
+    @model_validator(mode="after")
+    def in_range(self) -> "Sampled":
+        """The same body, if the table allows what is in it; 0 and -1 are how clients say that there is no top_k."""
+        for name, known_as in CHECKED.items():
+            value = getattr(self, name)
+            if value is not None and not (name == "top_k" and value in (0, -1)):
+                check(known_as, value, name)
+        check_biases("logit_bias", self.logit_bias or {})
+        check_stops("stop", self.stops)
+        return self
 
     @property
     def stops(self) -> list[str]:

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from multidraft.errors import AdviceError
 
@@ -33,6 +34,7 @@ SAID: dict[type[Exception], tuple[int, str]] = {
     FullError: (429, "the queue is full; try again a little later"),
     ClosedError: (503, "the server is being stopped, or its engine has died; try again later"),
     LoadingError: (503, "the model is being loaded; try again a little later"),
+    ClientDisconnect: (499, "the client has gone"),
     LateError: (504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"),
 }
 
@@ -41,9 +43,10 @@ def fault_of(error: Exception) -> tuple[int, str, str | None]:
     """A status, a message, and the parameter that it is about."""
     match error:
         case ValidationError():
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            return 400, f"{where}: {first['msg']}" if where else first["msg"], where or None
+            first = error.errors(include_url=False, include_input=False)[0]
+            where, own = ".".join(map(str, first["loc"])), first.get("ctx", {}).get("error")
+            said = str(own) if own else f"{where}: {first['msg']}" if where else first["msg"]
+            return 400, said, where or None
         case AdviceError() if source := getattr(error, "source", None):  # a RowFault, which would bring torch
             status = 400 if source.startswith("processor") else 500
             return status, f"{source} {getattr(error, 'problem', '')}; ask for something else", None

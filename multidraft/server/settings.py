@@ -14,6 +14,7 @@ from transformers import (
 from multidraft.errors import AdviceError
 from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
 from multidraft.sampling.settings import Sampling
+from multidraft.sampling.settings_table import check_biases, check_tokens
 from multidraft.server.bodies import Sampled
 from multidraft.server.limits import Limits
 
@@ -68,9 +69,8 @@ def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and ask for n")
     if len(body.stops) > limits.stops:
         raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
-    for name, tokens in ("logit_bias", body.logit_bias), ("stop_token_ids", body.stop_token_ids):
-        if tokens and (largest := max(tokens)) >= vocabulary:
-            raise AdviceError(f"{name} names token {largest}, but the vocabulary is 0 to {vocabulary - 1}")
+    check_biases("logit_bias", body.logit_bias or {}, vocabulary)
+    check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
     if (body.tops or 0) > limits.logprobs:
         raise AdviceError(f"{body.tops} alternatives are too many; ask for at most {limits.logprobs}")
     if body.min_tokens and body.new_tokens is not None and body.min_tokens > body.new_tokens:

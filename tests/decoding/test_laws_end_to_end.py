@@ -30,7 +30,6 @@ from multidraft.decoding.walks import WALKS, Child, Ending, Rest, Verdict, commi
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
-from multidraft.verification.registry import SCHEMES
 
 Table = Callable[[tuple[int, ...]], Tensor]
 EXACT = 1e-12
@@ -266,7 +265,8 @@ def mutant(request, monkeypatch) -> tuple[str, str]:
     if MUTANTS[request.param].walk is not None:
         monkeypatch.setitem(WALKS, "deferred", MUTANTS[request.param].walk)
         return name, "deferred"
-    monkeypatch.setitem(SCHEMES, name, replace(SCHEMES[name], rule=rule_of(request.param)))
+    entry = replace(EVERY[name].entry, rule=rule_of(request.param))
+    monkeypatch.setitem(EVERY, name, replace(EVERY[name], entry=entry))
     return name, "commit"
 
 

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from multidraft.decoding.pieces import Piece, Pieces
 from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
-from multidraft.decoding import foreseen, pieces
 from multidraft.machine.cuda_graphs import captured
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo.pair import load_pair
@@ -37,27 +35,6 @@ def test_greedy_output_is_that_of_the_target_alone(tree: str) -> None:
     ours, _ = md.generate(target, draft, [[1, 2, 3], [4, 5]], tree=tree, **settings)
     plain, _ = md.generate(target, None, [[1, 2, 3], [4, 5]], **settings)
     assert [row.tolist() for row in ours] == [row.tolist() for row in plain]
-
-
-@pytest.mark.parametrize(
-    ("tree", "scheme"), [("2x1x1", "anchored:lorenz"), ("3/2,1,2", "anchored:lorenz"), ("1x1", "iid:lorenz")]
-)
-def test_captured_steps_emit_what_eager_ones_do(tree: str, scheme: str, monkeypatch) -> None:
-    target, draft, _ = load_pair()
-    target, draft = target.float().cuda(), draft.cuda()
-    monkeypatch.setattr(foreseen, "PIECES", Pieces())
-
-    def tokens() -> list[list[int]]:
-        random, settings = torch.Generator().manual_seed(0), dict(temperature=1, max_new_tokens=40, eos_token_id=[])
-        rows, _ = md.generate(
-            target, draft, [[1, 2, 3], [4, 5, 6]], tree=tree, scheme=scheme, generator=random, **settings
-        )
-        return [row.tolist() for row in rows]
-
-    replayed = tokens()
-    assert any(isinstance(piece, Piece) for piece in foreseen.PIECES.known.values())
-    monkeypatch.setattr(pieces, "KINDS", set())
-    assert tokens() == replayed
 
 
 def test_a_replay_is_the_call_with_new_inputs() -> None:

@@ -78,7 +78,7 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
     },
     "stream": {**without(THINGS, "class"), "number": 3, "list": [print]},
     "trace": {**without(THINGS, "class"), "number": 3, "list": [print]},
-    "measure": FLAGS,
+    "measure": without(COUNTS, "true"),
     "synchronise": {**FLAGS, "without a GPU": True},
     "compile": FLAGS,
     "generation_config": {**THINGS, "number": 3, "list": [1], "bad temperature": GenerationConfig(temperature=INF)},

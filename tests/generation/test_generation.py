@@ -175,7 +175,6 @@ def test_a_tokenizer_s_output_is_read_without_its_padding():
         (dict(scheme="top:lorenz"), "lorenz is not valid for drafts of the law top; valid rules for it: naive"),
         (dict(scheme="distinct:naive"), "use iid"),
         (dict(scheme="spechub:naive", tree="3"), "use drafts=2"),
-        (dict(scheme=md.scheme("iid:lorenz", draft_probability=0.5), tree="2x1"), "use a chain"),
         (dict(tree="4 by 2"), "does not parse"),
         (dict(walk="random"), "unknown walk 'random'; walks are deferred, commit"),
         (dict(temperature=-1), "temperature is -1; use a number from 0.001 to 100, or 0 for greedy"),

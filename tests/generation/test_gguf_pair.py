@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,25 +10,14 @@ import llama_plain
 import pytest
 import torch
 from ggufs import pair_files, tiny_file
-from multidraft.decoding.drafted_tree import DraftTree
-from multidraft.decoding.shapes import Growing
 from serving import served, service
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.autotune.identity import identity
+from multidraft.autotune.identity import Subject
 from multidraft.cli.main import app
-from multidraft.decoding import growing, looping, plain, stepping
-from multidraft.decoding.metrics import Info
-from multidraft.decoding.prefill import start
-from multidraft.decoding.state import Plan
-from multidraft.decoding.step import step
-from multidraft.decoding.tree import NO_DRAFTS
 from multidraft.errors import AdviceError
-from multidraft.models import Branches, gguf
-from multidraft.models.gguf.row import Row
 from multidraft.models.gguf.tokenizer import LlamaTokenizer
-from multidraft.verification.distributions import draw
 from multidraft.zoo import load_pair
 
 TEXT = "Once upon a time there was a king who"
@@ -72,90 +60,6 @@ def test_greedy_output_is_llama_cpps_own(tree):
     assert decoded(target, None, temperature=0) == theirs
 
 
-def plainly(temperature: float) -> list[list[int]]:
-    return decoded(
-        pair()[0], None, temperature=temperature, generator=[torch.Generator().manual_seed(n) for n in (3, 4)]
-    )
-
-
-@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
-def test_what_it_draws_itself_is_what_is_drawn_from_its_logits(temperature, monkeypatch):
-    quick = plainly(temperature)
-    monkeypatch.setattr(plain, "answering", lambda *_: None)
-    assert quick == plainly(temperature)
-
-
-def test_rows_leave_as_they_do_step_by_step(monkeypatch):
-    rows, target = plainly(0.7), pair()[0]
-    ends = [rows[0][5], rows[1][9]]
-
-    def told() -> tuple[list[list[int]], dict]:
-        generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
-        prompts = [pair()[2](text)["input_ids"] for text in (TEXT, "It was")]
-        tokens, info = md.generate(
-            target, None, prompts, temperature=0.7, generator=generators, eos_token_id=ends, max_new_tokens=24
-        )
-        return [row.tolist() for row in tokens], info.as_dict() | {"seconds": None, "tokens_per_second": None}
-
-    together = told()
-    monkeypatch.setattr(looping, "steady", lambda *_: None)
-    assert together == told()
-    assert max(map(len, together[0])) < 24
-
-
-class Narrowing(Growing):
-    def counts(self, drafts: DraftTree, depth: int, row: int, nodes: Sequence[int]) -> list[int]:
-        return [2 - (rank + depth) % 3 for rank, _ in enumerate(nodes)]
-
-
-@pytest.mark.parametrize("tree", ["2x1x1x1", "4x2x2x1", Narrowing(2, 7)])
-def test_trees_as_numbers_are_what_they_are_as_tensors(tree, monkeypatch):
-    read, grow = list[Branches](), Row.grow
-    monkeypatch.setattr(Row, "grow", lambda row, new, context: read.append(new) or grow(row, new, context))
-    prompt = pair()[2](TEXT)["input_ids"]
-
-    def told() -> list[Branches]:
-        read.clear()
-        generator = torch.Generator().manual_seed(5)
-        md.generate(*pair()[:2], [prompt], tree=tree, generator=generator, eos_token_id=[], max_new_tokens=24)
-        return list(read)
-
-    numbers = told()
-    monkeypatch.setattr(stepping, "grow", growing.grow.__wrapped__)
-    for module in (growing, stepping):
-        monkeypatch.setattr(module, "taking_numbers", lambda *_: None)
-    assert numbers == told()
-
-
-@pytest.mark.parametrize("wrong", [lambda number: 1 - number, lambda number: round(number, 2)])
-def test_draws_with_other_numbers_are_noticed(wrong, monkeypatch):
-    quick = plainly(0.7)
-    monkeypatch.setattr(gguf, "draw", lambda line, temperature, number: draw(line, temperature, wrong(number)))
-    assert quick != plainly(0.7)
-
-
-def test_a_draw_that_is_interrupted_can_be_made_again(monkeypatch):
-    target, plan, info = md.GGUF(tiny_file("llama")), Plan(md.scheme("anchored:lorenz"), NO_DRAFTS), Info()
-    state = start([[1, 2, 3], [4, 5]], target, None, plan, 16, [torch.Generator(), torch.Generator()], info)
-    other = start([[1, 2, 3], [4, 5]], target, None, plan, 16, [torch.Generator(), torch.Generator()], info)
-
-    def interrupted(line: object, *_: object) -> int:
-        if line is target.memory.lines(2)[1]:
-            raise KeyboardInterrupt
-        return 0
-
-    with monkeypatch.context() as patched:
-        patched.setattr(gguf, "draw", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            step(state, plan, info)
-    for random, same in zip(state.random, other.random, strict=True):
-        random.block = [0.3, 0.4] * 8
-        same.block = list(random.block)
-    for _ in range(4):
-        (state, ours), (other, wanted) = step(state, plan, info), step(other, plan, info)
-        assert ours == wanted
-
-
 @pytest.mark.parametrize("drafter", ["ngram", "lookup", "mixture", "several", "itself", "hugging face"])
 def test_everything_drafts_for_it(drafter):
     from multidraft.models.ensemble import Mixture
@@ -180,11 +84,8 @@ def test_everything_drafts_for_it(drafter):
 def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """What the first and the second new token are, by the model's own logits: all tokens side by side."""
     size, length = model.vocabulary, len(prompt)
-    tokens = torch.tensor([prompt + list(range(size))])
-    depths = torch.tensor([[*range(length), *[length] * size]])
-    sees = torch.ones(length + size, length + size, dtype=torch.bool).tril()
-    sees[length:, length:] = torch.eye(size, dtype=torch.bool)
-    logits = model.fresh(1).forward(tokens, depths, sees[None])[0, length - 1 :]
+    parents = [*range(-1, length - 1), *[length - 1] * size]
+    logits = model.fresh(1).forward([prompt + list(range(size))], [parents])[0, length - 1 :]
     laws = (logits.double() / temperature).softmax(-1)
     return laws[0], laws[0] @ laws[1:]
 
@@ -253,10 +154,10 @@ def test_quantised_weights_decode_as_llama_cpp_does(kind):
 def test_plans_tell_files_apart():
     target, draft, _ = pair()
     other = md.GGUF(tiny_file("llama"))
-    known = [identity(one, draft, md.scheme("iid:lorenz"), "deferred")["target"] for one in (target, other)]
+    known = [Subject(one, draft, md.scheme("iid:lorenz")).identity["target"] for one in (target, other)]
     assert known[0]["kind"] == "GGUF"
     assert known[0] != known[1]
-    assert known[0] == identity(md.GGUF(pair_files()[0], "f32"), draft, md.scheme("iid:lorenz"), "deferred")["target"]
+    assert known[0] == Subject(md.GGUF(pair_files()[0], "f32"), draft, md.scheme("iid:lorenz")).identity["target"]
 
 
 def test_vocabularies_are_compared_token_by_token(tmp_path):
@@ -302,7 +203,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     ):
         path.write_bytes(content)
         assert said in refused(path)
-    from multidraft.models.gguf.model import header, memory
+    from multidraft.models.gguf import header, memory
 
     monkeypatch.setattr(header, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))

@@ -2,6 +2,7 @@
 
 import gc
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -12,6 +13,6 @@ def live_bytes() -> int:
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()
-        if type(tensor) in (Tensor, Parameter) and tensor.device.type != "meta"  # a compiler's have no memory
+        if type(tensor) in (Tensor, Parameter) and tensor.device.type != "meta" and tensor.layout == torch.strided
     }
     return sum(storages.values())

@@ -39,7 +39,7 @@ def drawn(count: int, generator: torch.Generator, least: int = 0, end: int = VOC
 
 def forest(rows: int, nodes: int, generator: torch.Generator, uneven: bool = True) -> Forest:
     """Random trees: of the rows, each second one is two nodes smaller if they may be `uneven`."""
-    sizes = [nodes - 2 * (uneven and row % 2) for row in range(rows)]
+    sizes = [max(nodes - 2 * (uneven and row % 2), 1) for row in range(rows)]
     parents = [[drawn(1, generator, -1, node)[0] for node in range(size)] for size in sizes]
     return Forest([drawn(size, generator) for size in sizes], parents)
 

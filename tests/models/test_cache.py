@@ -172,7 +172,7 @@ def test_rows_that_leave_and_come_move_no_others(monkeypatch):
     late = session("llama", prompts=(3,))
     run.model.join(late.model)
     run.sequences += late.sequences
-    assert moved == [([3], [1], 7)]
+    assert moved == [([(3, 1)], 7)]
     assert pointers(run.model) == before
     assert run.step() < TOLERANCE
 

@@ -8,7 +8,7 @@ import typer
 
 from multidraft.cli.main import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "results" / "papers.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 NUMBERED = {  # everything that the papers number
     "Towards Optimal Multi-Draft Speculative Decoding": {

@@ -135,7 +135,9 @@ class Counting(writing.Reader):
         self.passes: list[list[int]] = []
 
     def tokens(self, said: str) -> list[int]:
-        return [0] if said == writing.END else [1, 2] if said.startswith("\n") else [1, len(said) % 7 + 2]
+        if said == writing.SYSTEM:
+            return [1]
+        return [0] if said == writing.END else [1, 2] if said.startswith("\n") else [1, 2, len(said) % 7 + 2]
 
     def forget(self, sequence: int) -> None:
         self.held[sequence] = 0
@@ -162,3 +164,4 @@ def test_rows_that_end_are_replaced_at_once_and_every_text_has_its_own_distribut
         assert (one.ids[written, 0] == one.tokens[one.places[written]]).all()
         assert one.tokens[-1] == 0
         assert len(one.ids) == len(one.logs) == len(one.places)
+        assert one.places[0] == 2  # behind the system's line and the first token

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from multidraft.sampling import gate
-from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.drafting import SUPPORT, TAIL, WHOLE, draft_laws
 from multidraft.sampling.from_logits import distribution, largest
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
@@ -97,6 +97,19 @@ def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
     assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
 
 
+def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
+    """The most likely ones are drafted, in descending order; a small vocabulary keeps its own, but for a thin tail."""
+    generator = torch.Generator().manual_seed(5)
+    for size in (WHOLE, 3 * WHOLE):
+        logits = 6 * torch.randn(1, size, generator=generator, dtype=torch.float64)
+        ((tokens, probabilities),), _ = draft_laws(logits, [Sampling()], drafts=2, vocabulary=size)
+        whole = logits[0].softmax(-1)
+        assert 1 < len(tokens) <= (WHOLE if size == WHOLE else SUPPORT)
+        assert whole[tokens].sum() > 1 - TAIL
+        assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
+        assert size == WHOLE or tokens[0] == whole.argmax()
+
+
 @pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
 def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
     """Columns without a token, and those beyond the target's, are never drafted."""
@@ -105,7 +118,7 @@ def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
     ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
     first, second = draft_laws(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
     assert set(first[0].tolist()) == ({9} if own.before else {9, 7})
-    assert second[0][0] == 8
+    assert second[0][second[1].argmax()] == 8
     ((tokens, _),), _ = draft_laws(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
     assert set(tokens.tolist()) <= {0, 1, 2}
 

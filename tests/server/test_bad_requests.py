@@ -229,7 +229,7 @@ def until(condition) -> None:
         time.sleep(0.01)
 
 
-def test_clients_that_vanish_leave_no_row_behind():
+def test_clients_that_vanish_leave_no_row_behind(caplog):
     """In a stream, while a whole answer is computed, before the body has come, and while waiting in the queue."""
     made = toy(tokens_in_cache=200_000, rows=2)
     with served(made) as client:
@@ -244,6 +244,7 @@ def test_clients_that_vanish_leave_no_row_behind():
         raw.close()
         until(lambda: not made.engine.running and not made.engine.waiting)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import tiny_model
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
 import multidraft as md
 from multidraft.decoding.policy import StaticTree
@@ -211,7 +211,7 @@ class Makes(LogitsProcessor):
 
 @pytest.mark.parametrize("processor", [Fails(), ForbidsAll(), Makes(torch.inf), Makes(torch.nan)])
 def test_an_exception_in_one_row_ends_it_alone(engine, processor):
-    bad = Heard([1, 2], 9, sampling=Sampling(before=Processors([LogitsProcessorList([processor])])))
+    bad = Heard([1, 2], 9, sampling=Sampling(before=Processors([processor])))
     good, server = Heard([1, 2], 9, seed=3), engine()
     server.submit([good.job, bad.job])
     assert isinstance(bad.end(), Failed)

@@ -1,29 +1,13 @@
 """Every function that has a compiled twin beside it: the same numbers, at every setting of the laws that use it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
-from multidraft.autotune.ease import TEXTS, updated
-from multidraft.autotune.sight import looked_at
-from multidraft.decoding.drafted_tree import widened
-from multidraft.decoding.shapes import Fixed
-from multidraft.verification.levels import draw_level, numbers_of
-from multidraft.verification.places import Drawing
 from torch import Tensor
 
-import multidraft as md
-from multidraft.decoding.draft import grow
-from multidraft.decoding.randomness import Randomness
-from multidraft.decoding.state import Plan, State
-from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.models import Answering, Branches
-from multidraft.models.table import TableModel
-from multidraft.sampling.from_logits import drafting
-from multidraft.sampling.settings import Sampling
+from multidraft.sampling.gate import soft_lines
 from multidraft.verification import loops
 from multidraft.verification.distributions import draw
 from multidraft.verification.law import Law
@@ -43,25 +27,6 @@ EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
 Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
 
 
-def seen(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    logits = 4 * draft.float().log()
-    for lines in (logits, logits.clamp(min=-60) + 3, logits[:, :1].expand(-1, 4)):
-        yield torch.tensor(looked_at(lines))
-
-
-def with_room(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    sees, alias = torch.eye(3, dtype=torch.bool).expand(2, -1, -1).clone(), torch.arange(3).expand(2, -1).clone()
-    sees[:, 1:, 0], sees[1, 2, 1], alias[1, 2] = True, True, 1
-    tokens, tuples = torch.arange(6).view(2, 3), torch.arange(12).view(2, 3, 2)
-    yield from widened(tokens, alias, sees, tuples, [(1, 2, 2), (1, -1, -1)])
-    yield from widened(tokens[:1], alias[:1], sees[:1], tuples[:1], [(2,)])
-
-
-def heard(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    nodes = [(0.3, 0.7, 1.0), (1.0, 0.999, 1.0), (0.0, 0.0, 0.05), (1.0, 0.5, 0.001), (0.9, 1.0, 1.0)]
-    yield torch.from_numpy(updated(TEXTS, np.array(nodes), 0.7))
-
-
 def parts_of(outcome: Outcome) -> Iterator[Tensor]:
     yield from (outcome.accept, outcome.residual, outcome.residual_mass)
     assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-5)
@@ -78,16 +43,6 @@ def drawn_with_anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Te
         yield draw_anchored(draft, torch.rand(len(draft), law.width, generator=generator, dtype=torch.float64), law)
 
 
-def drawn(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    drawing = Drawing([1, 2, 4], (law.drafts, 1, 3), [5, 5 + law.drafts, 6 + law.drafts])
-    numbers, generator = numbers_of(law, drawing.counts), torch.Generator().manual_seed(2)
-    tokens, tuples = torch.zeros(2, 13, dtype=torch.int64), torch.full((2, 13, law.with_drafts(4).width), -1)
-    tokens[1, 1], tokens[:, 5:] = -1, -1
-    uniform = torch.rand(2, numbers, generator=generator, dtype=torch.float64)
-    draw_level(drawing, law, torch.stack([draft, draft.flip(0)]), uniform, tokens, tuples)
-    yield from (tokens, tuples)
-
-
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield from parts_of(lorenz(target, draft, drafted, law))
 
@@ -97,51 +52,13 @@ def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> I
 
 
 def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    lines = (4 * draft.float().log()).numpy()
-    yield from (torch.from_numpy(drafting(lines, temperature, 4)) for temperature in (0, 0.05, 1.0, 4.0))
-
-
-class Told(TableModel, Answering):
-    """A line of logits for every token."""
-
-    def __init__(self, lines: np.ndarray):
-        super().__init__(lambda _: torch.ones(len(lines)), lines.shape[1])
-        self.lines = lines
-
-    def read(self, new: Branches, logits: bool | str = True) -> np.ndarray:
-        lines = self.lines[np.array(new.tokens) % len(self.lines)]
-        return lines if logits is True else lines[-1:]
-
-    answer = keep_roots = None
-
-
-class Flatter(Fixed):
-    """Several drafts are drawn from something flatter."""
-
-    def temper(self, drafts: int) -> float:
-        return 1.2 if drafts > 1 else 1.0
-
-
-def grown(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    n, model = law.drafts, Told(draft.float().log().numpy())
-    tree = Tree.from_drafts([n, *[1] * n, *[2] * n, *[0] * 2 * n])
-    for shape, temperature in product((Fixed(tree), Flatter(tree), Fixed(NO_DRAFTS)), (0, 0.7)):
-        plan = Plan(replace(md.scheme("anchored:lorenz"), law=law), shape)
-        random = Randomness(torch.Generator().manual_seed(n))
-        drafts = grow(State(model, model, [random], [1], [5], [[3, 4]], [Sampling(temperature)]), plan)
-        yield from (drafts.tokens, drafts.alias, drafts.sees, drafts.drafted, drafts.depths, torch.tensor(drafts.read))
-        yield from (*drafts.levels, *drafts.logits, torch.tensor(random.number()))
+    yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.verification.distributions.draw": ([Iid(1)], drawn_softly),
     "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
-    "multidraft.verification.levels.draw_level": (IID + ANCHORED, drawn),
-    "multidraft.autotune.ease.updated": ([Iid(1)], heard),
-    "multidraft.sampling.from_logits.drafting": ([Iid(1)], softened),
-    "multidraft.decoding.draft.grow": (ANCHORED, grown),
-    "multidraft.autotune.sight.looked_at": ([Iid(1)], seen),
-    "multidraft.decoding.drafted_tree.widened": ([Iid(1)], with_room),
+    "multidraft.sampling.gate.soft_lines": ([Iid(1)], softened),
     "multidraft.verification.rules.lorenz.lorenz": (IID, scheduled),
     "multidraft.verification.rules.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
 }

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from multidraft_research.training import corpus, evaluate, recipe
 from multidraft_research.training.recipe import Recipe, Shape
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multidraft import AdviceError
-from multidraft.zoo import corpus, evaluate, load_pair, recipe
+from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 
 BOOK = "It was the best of times, it was the worst of times;\nthe épöque 日本語 of belief.\n"

@@ -69,7 +69,8 @@ def write(
     files.make_folder(out, "--out")
     given = choose(records(instructions))
     with tqdm(desc="tokens written", unit=" tokens") as bar:
-        writing.write(smollm2.file("target"), prompts(given, part, parts), out, f"p{part}", rows, seconds, bar.update)
+        model = writing.as_bfloat16(smollm2.file("target"), out)
+        writing.write(model, prompts(given, part, parts), out, f"p{part}", rows, seconds, bar.update)
 
 
 @app.command()

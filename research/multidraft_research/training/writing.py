@@ -5,6 +5,7 @@ llama.cpp computes a token's attention over all cells that its sequence shares w
 """
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.io.files import NEW
 from multidraft.models.gguf.binding import last_error, library
 from multidraft_research.training.texts import TOP, Text, load, save
 
@@ -111,6 +113,7 @@ class Row:
     limit: int
     random: np.random.Generator
     answers: bool  # whether the answer is being written, and not the user's turn
+    first: int = 0  # where the prompt begins; the system's line is always the same
     read: int = 0
     places: list[int] = field(default_factory=list)
     ids: list[np.ndarray] = field(default_factory=list)
@@ -124,7 +127,7 @@ class Row:
     def part(self) -> Part:
         """What the model has not read; of a prompt all is scored, but for its first token."""
         new, position = self.tokens[self.read :], self.read
-        scored = 1 if self.places else len(new)
+        scored = 1 if self.places else len(new) - self.first
         self.places += range(len(self.tokens) - scored + 1, len(self.tokens) + 1)
         self.read = len(self.tokens)
         return Part(new, position, self.sequence, scored)
@@ -152,6 +155,19 @@ class Row:
         return Text(np.array(self.tokens), np.array(self.places), ids, logs, about)
 
 
+def as_bfloat16(path: Path, folder: Path) -> Path:
+    """The same model in bfloat16, made once: of many rows it takes a third of the time of Q4_1."""
+    place = folder / f"{path.stem}-bf16.gguf"
+    if not place.exists():
+        settings = library().llama_model_quantize_default_params()
+        settings.ftype, settings.allow_requantize, settings.pure = library().LLAMA_FTYPE_MOSTLY_BF16, True, True
+        new = place.with_name(f"{NEW}{os.getpid()}.gguf")
+        if library().llama_model_quantize(bytes(path), bytes(new), settings):
+            raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {last_error()}; make room there")
+        new.replace(place)
+    return place
+
+
 def begun(reader: Reader, prompt: Prompt, sequence: int) -> Row:
     """A row with its prompt."""
     random = np.random.default_rng([11, prompt.number])
@@ -161,7 +177,8 @@ def begun(reader: Reader, prompt: Prompt, sequence: int) -> Row:
         text = f"{USER}{prompt.user.strip()}{END}\n{ASSISTANT}"
     tokens = reader.tokens(SYSTEM + text)
     limit = len(tokens) + (TURN if prompt.user is None else ANSWER)
-    return Row(prompt, sequence, tokens, limit, random, answers=prompt.user is not None)
+    first = len(reader.tokens(SYSTEM))
+    return Row(prompt, sequence, tokens, limit, random, answers=prompt.user is not None, first=first)
 
 
 def sample(

@@ -1,0 +1,196 @@
+"""Speed on a model that people know and on real prompts: everyone decodes the same prompts by turns, task by task.
+
+    python benchmarks/spec_bench.py runs/spec.jsonl --prompts spec_bench.jsonl
+    python benchmarks/spec_bench.py runs/spec_gguf.jsonl --prompts spec_bench.jsonl --engine llama.cpp
+    python benchmarks/spec_bench.py --show runs/spec.jsonl    # the table, also of an unfinished file
+
+Each contestant takes its turn on a prompt before the next prompt comes, so that a noisy machine hits all alike. Every
+run is a line of the file as soon as it is done; the same command continues where one was stopped. Prompts go through
+the model's chat template. Texts end where the model ends them, so tokens differ between contestants at T > 0. Speeds
+are tokens over seconds, prompts included. Intervals are 95 % of the bootstrap over prompts.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from spec_contestants import contestants
+from tqdm import tqdm
+
+from multidraft.errors import AdviceError
+from multidraft.io.journal import Journal
+from multidraft.machine.identity import commit, hardware, versions
+
+RESAMPLES = 2000
+Run = dict[str, Any]
+
+
+def chosen(path: Path, each: int) -> list[dict[str, str]]:
+    """The first prompts of every task, tasks by turns."""
+    by_task = defaultdict[str, list[dict[str, str]]](list)
+    for line in path.read_text().splitlines():
+        prompt = json.loads(line)
+        by_task[prompt["task"].split("/")[0]].append(prompt | {"task": prompt["task"].split("/")[0]})
+    rounds = zip(*(prompts[:each] for prompts in by_task.values()), strict=True)
+    return [prompt for each_round in rounds for prompt in each_round]
+
+
+def settings_of(options: argparse.Namespace, prompts: list[dict[str, str]]) -> dict[str, Any]:
+    """The head of the file: what results depend on."""
+    machine = dict(hardware=hardware(), versions=versions(), commit=commit(), threads=options.threads)
+    asked = dict(engine=options.engine, new_tokens=options.new_tokens, temperatures=options.temperature)
+    return dict(benchmark="spec_bench") | machine | asked | dict(prompts=[prompt["id"] for prompt in prompts])
+
+
+def timed(decode: Callable[[list[int], float, int], Run], ids: list[int], temperature: float, seed: int) -> Run:
+    """A contestant's run with its seconds of wall-clock."""
+    start = perf_counter()
+    run = decode(ids, temperature, seed)
+    return run | dict(seconds=round(perf_counter() - start, 4))
+
+
+def measure(options: argparse.Namespace) -> Path:
+    """Run what the file does not have yet."""
+    torch.set_num_threads(options.threads)
+    prompts = chosen(options.prompts, options.each)
+    journal = Journal(options.out, settings_of(options, prompts))
+    tokenizer, all_of_them = contestants(options.engine, options.new_tokens)
+    names = [name for name in all_of_them if not options.only or name in options.only]
+    done = {(run["id"], run["temperature"], run["who"]) for run in journal.records}
+    turns = [(p, t, name) for t in options.temperature for p in prompts for name in names]
+    left = [turn for turn in turns if (turn[0]["id"], turn[1], turn[2]) not in done]
+    for name in names if left else []:
+        all_of_them[name](tokenizer("Say hello."), 0.7, 0)  # loops are compiled, pages are read
+    for number, (prompt, temperature, name) in enumerate(tqdm(left, desc="decoding", leave=False)):
+        run = timed(all_of_them[name], tokenizer(prompt["prompt"]), temperature, number)
+        place = dict(id=prompt["id"], task=prompt["task"], temperature=temperature, who=name)
+        journal.append(place | run | dict(day=datetime.now(UTC).date().isoformat()))
+    return options.out
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[Run]]:
+    """Settings and runs of a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if not lines or lines[0].get("benchmark") != "spec_bench":
+        raise AdviceError(f"{path} holds no results of benchmarks/spec_bench.py")
+    return lines[0], lines[1:]
+
+
+def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float]:
+    """Tokens a second of one over the other's, with its interval; prompts that both have decoded."""
+    pairs = defaultdict[str, dict[str, Run]](dict)
+    for run in runs:
+        pairs[run["id"]][run["who"]] = run
+    both = [pair for pair in pairs.values() if who in pair and over in pair]
+    totals = np.array([[pair[name][what] for name in (who, over) for what in ("tokens", "seconds")] for pair in both])
+    draws = np.random.default_rng(0).multinomial(len(both), np.full(len(both), 1 / len(both)), RESAMPLES)
+    sums = np.vstack([np.ones(len(both)), draws]) @ totals
+    ratio = (sums[:, 0] / sums[:, 1]) / (sums[:, 2] / sums[:, 3])
+    return float(ratio[0]), *map(float, np.quantile(ratio[1:], [0.025, 0.975]))
+
+
+def cell(runs: list[Run], who: str, over: str, whole: bool = False) -> str:
+    """A ratio as the table has it."""
+    if not any(run["who"] == who for run in runs):
+        return ""
+    ratio, low, high = ratios(runs, who, over)
+    return f"{ratio:.2f} ({low:.2f}-{high:.2f})" if whole else f"{ratio:.2f}"
+
+
+def rows_of(settings: dict[str, Any], runs: list[Run]) -> tuple[list[str], list[list[str]]]:
+    """A line for each temperature and contestant: tokens a second, ratio over plain in all and by task, acceptance."""
+    tasks, names = list(dict.fromkeys(r["task"] for r in runs)), list(dict.fromkeys(r["who"] for r in runs))
+    columns, rows = ["T", "who", "tokens/s", "over plain", *tasks, "tokens a pass", "accepted / optimum"], []
+    for temperature in settings["temperatures"]:
+        here = [run for run in runs if run["temperature"] == temperature]
+        for who in [name for name in names if any(run["who"] == name for run in here)]:
+            mine = [run for run in here if run["who"] == who]
+            speed = sum(r["tokens"] for r in mine) / sum(r["seconds"] for r in mine)
+            by_task = [cell([run for run in here if run["task"] == task], who, names[0]) for task in tasks]
+            row = [f"{temperature:g}", who, f"{speed:.1f}", cell(here, who, names[0], True), *by_task]
+            rows.append([*row, *drafting(mine)])
+    return columns, rows
+
+
+def drafting(runs: list[Run]) -> list[str]:
+    """Tokens a pass, and acceptance beside its optimum, where a contestant tells."""
+    passes = sum(run.get("passes") or 0 for run in runs)
+    accepted = [(run["acceptance"], run["optimum"]) for run in runs if run.get("optimum")]
+    rates = " / ".join(f"{np.mean(rate):.2f}" for rate in zip(*accepted, strict=True)) if accepted else ""
+    return [f"{sum(run['tokens'] for run in runs) / passes:.2f}" if passes else "", rates]
+
+
+def markdown(path: Path) -> str:
+    """The table for a page."""
+    settings, runs = read(path)
+    columns, rows = rows_of(settings, runs)
+    lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
+    return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
+
+
+def heading(settings: dict[str, Any], runs: list[Run]) -> str:
+    """What one needs to judge the numbers."""
+    days = sorted({run["day"] for run in runs})
+    return (
+        f"{settings['engine']}, {len(settings['prompts'])} prompts, {settings['new_tokens']} tokens, "
+        f"{settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
+    )
+
+
+def show(path: Path) -> None:
+    """The table in a terminal."""
+    settings, runs = read(path)
+    columns, rows = rows_of(settings, runs)
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(180, Console().width)).print(heading(settings, runs), table, sep="\n")
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", help="JSON lines; the same command continues with what is there")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the table of a file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: the table for a page")
+    parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
+    parser.add_argument("--each", type=int, default=8, help="prompts of each task")
+    parser.add_argument("--engine", choices=["transformers", "llama.cpp"], default="transformers")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="names of contestants")
+    options = parser.parse_args(given)
+    if sum(way is not None for way in (options.out, options.show, options.markdown)) != 1:
+        parser.error("name a file to measure into, or one to --show")
+    if options.out and not options.prompts:
+        parser.error("--prompts FILE is missing")
+    return options
+
+
+def main(given: list[str] | None = None) -> None:
+    """Measure or show."""
+    options = arguments(given)
+    try:
+        if options.markdown:
+            print(markdown(options.markdown))
+        else:
+            show(options.show or measure(options))
+    except AdviceError as error:
+        sys.exit(f"spec_bench.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("spec_bench.py: stopped; the same command continues")
+
+
+if __name__ == "__main__":
+    main()

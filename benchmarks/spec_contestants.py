@@ -1,0 +1,95 @@
+"""Who decodes in `spec_bench.py`: plain decoding, transformers' own ways to draft, llama.cpp's own loop, and ours."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import multidraft as md
+from multidraft.cli.models import Loader, load
+
+Run = dict[str, Any]
+Decode = Callable[[list[int], float, int], Run]
+DRAFT = "smollm2"
+OURS = {  # by name: what drafts, and with which settings
+    "plain, ours": ("none", {}),
+    "lookup": ("lookup", dict(tree="auto")),
+    "ngram": ("ngram", dict(tree="auto")),
+    "draft": (DRAFT, dict(tree="auto")),
+    "draft and copying": (f"{DRAFT}+lookup", dict(tree="auto")),
+}
+ASSISTANTS = {f"assisted, {n}": dict(num_assistant_tokens=n, assistant_confidence_threshold=0.0) for n in (2, 4)}
+ASSISTANTS |= {"assisted, 8, threshold 0.4": dict(num_assistant_tokens=8, assistant_confidence_threshold=0.4)}
+LOOKUPS = {f"prompt look-up, {n}": dict(prompt_lookup_num_tokens=n) for n in (5, 10)}
+
+
+def contestants(engine: str, new_tokens: int) -> tuple[Callable[[str], list[int]], dict[str, Decode]]:
+    """The prompt's tokens from its text, and everyone who decodes; the first is what others are compared with."""
+    loader = Loader(engine=engine)
+    base = load("smollm2", "none", loader)
+    chat = partial(base.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=False)
+    found = {name: ours(base.target, draft, settings, new_tokens, loader) for name, (draft, settings) in OURS.items()}
+    if engine == "transformers":
+        return partial(ids_of, chat), found | theirs(base.target, new_tokens, loader)
+    from llama_plain import decode
+
+    def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
+        tokens = decode(base.target, ids, new_tokens, temperature, seed, base.target.weights.ends)
+        return dict(tokens=len(tokens))
+
+    return partial(ids_of, chat), {"llama.cpp's own loop": own_loop} | found
+
+
+def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:
+    """A user's turn in the chat template."""
+    return list(chat([{"role": "user", "content": text}]))
+
+
+def ours(target: Any, draft: str, settings: dict[str, Any], new_tokens: int, loader: Loader) -> Decode:
+    """Our loop with a drafter."""
+    drafter = load("smollm2", draft, loader).draft if draft != "none" else None
+
+    def decode(ids: list[int], temperature: float, seed: int) -> Run:
+        generator = torch.Generator().manual_seed(seed)
+        common = dict(temperature=temperature, max_new_tokens=new_tokens, generator=generator)
+        rows, info = md.generate(target, drafter, [ids], **common, **settings)
+        told = info.as_dict()
+        rates = dict(acceptance=told["acceptance_rate"], optimum=told["optimal_acceptance_rate"])
+        parts = {name: round(seconds, 4) for name, seconds in told["seconds"].items()}
+        return dict(tokens=len(rows[0]), passes=told["target_passes"], parts=parts, trees=told["trees"]) | rates
+
+    return decode
+
+
+def theirs(target: Any, new_tokens: int, loader: Loader) -> dict[str, Decode]:
+    """transformers: plainly, with prompt look-up, and assisted by the shipped draft model."""
+    assistant = load("smollm2", DRAFT, loader).draft
+    ways: dict[str, dict[str, Any]] = {"`model.generate`": {}} | LOOKUPS
+    found = {name: generated(target, new_tokens, settings) for name, settings in ways.items()}
+    return found | {
+        name: generated(target, new_tokens, dict(assistant_model=assistant), settings)
+        for name, settings in ASSISTANTS.items()
+    }
+
+
+def generated(target: Any, new_tokens: int, settings: dict[str, Any], of_assistant: Any = None) -> Decode:
+    """`model.generate` with settings; an assistant's own are set anew for each call, because calls change them."""
+
+    def decode(ids: list[int], temperature: float, seed: int) -> Run:
+        torch.manual_seed(seed)
+        if of_assistant:
+            settings["assistant_model"].generation_config.update(**of_assistant)
+        sampling = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0) if temperature else {}
+        prompt = torch.tensor([ids])
+        out = target.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=new_tokens,
+            pad_token_id=2,
+            **({"do_sample": False} | sampling),
+            **settings,
+        )
+        return dict(tokens=out.shape[1] - len(ids))
+
+    return decode

@@ -1,0 +1,166 @@
+"""What a model or a processor gives that is no distribution ends its own row, by name; no neighbour notices."""
+
+from functools import cache
+
+import pytest
+import torch
+from tiny import tiny_model
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria
+
+import multidraft as md
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.gate import RowFault
+
+SIZE, NEW, NAN, INF = 6, 12, float("nan"), float("inf")
+PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
+FIRST = [prompt[0] for prompt in PROMPTS]
+WAYS = {
+    "a tree": dict(tree="3x2x1"),
+    "a chain": dict(tree="1x1x1", scheme="iid:lorenz", walk="commit"),
+    "no drafts": dict(plain=True),
+    "greedy": dict(temperature=0, tree="2x1"),
+    "truncated": dict(temperature=0.7, top_k=4, top_p=0.9, tree="2x1x1"),
+}
+SPOILT = {  # a line of logits, made wrong
+    "nan": lambda line: torch.full_like(line, NAN),
+    "one nan": lambda line: line.index_fill(-1, torch.tensor([2]), NAN),
+    "plus infinity": lambda line: line.index_fill(-1, torch.tensor([2]), INF),
+    "nothing left": lambda line: torch.full_like(line, -INF),
+}
+ANSWERS = {  # of a processor
+    **SPOILT,
+    "nothing": lambda scores: None,
+    "another shape": lambda scores: scores[:, :2],
+    "whole numbers": lambda scores: scores.long(),
+    "sparse": lambda scores: scores.to_sparse(),
+    "meta": lambda scores: scores.to("meta"),
+    "an exception": lambda scores: {}["nowhere"],
+    "overflow": lambda scores: (scores + 99) / 1e-300 / 1e-300,
+}
+
+
+class Wrong(LogitsProcessor):
+    """Gives a wrong answer to one row, from a certain length on."""
+
+    def __init__(self, row: int, length: int, answer):
+        self.row, self.length, self.answer = row, length, answer
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        wrong = int(input_ids[0, 0]) == FIRST[self.row] and input_ids.shape[1] >= self.length
+        return self.answer(scores) if wrong else scores
+
+
+def table(seed: int, row: int | None = None, length: int = 0, spoil=None) -> TableModel:
+    """A model that says what is no distribution of one row, from a certain length on."""
+    law = random_table(SIZE, 3, seed)
+
+    def conditional(prefix: tuple[int, ...]) -> Tensor:
+        wrong = row is not None and prefix[0] == FIRST[row] and len(prefix) >= length
+        return spoil(law(prefix).log()).exp() if wrong else law(prefix)
+
+    return TableModel(conditional, SIZE)
+
+
+def run(target: TableModel, draft: TableModel, prompts: list[list[int]], seeds: list[int], way: str, **settings):
+    """New tokens of all rows, and the fault."""
+    given = WAYS[way] | dict(generator=[torch.Generator().manual_seed(seed) for seed in seeds]) | settings
+    pair = (target, None if given.pop("plain", False) else draft)
+    try:
+        rows, _ = md.generate(*pair, prompts, max_new_tokens=NEW, **given)
+    except RowFault as fault:
+        return [row.tolist() for row in fault.tokens], fault
+    return [row.tolist() for row in rows], None
+
+
+@cache
+def alone(row: int, way: str) -> list[int]:
+    """What a row comes to when it runs alone and nothing is wrong."""
+    (tokens,), fault = run(table(1), table(2), [PROMPTS[row]], [row], way)
+    assert fault is None
+    assert len(tokens) == NEW
+    return tokens
+
+
+def compared(target: TableModel, draft: TableModel, row: int, length: int, way: str, **settings) -> RowFault:
+    """The fault of one row of three, after all have been compared with running alone."""
+    together, fault = run(target, draft, PROMPTS, [0, 1, 2], way, **settings)
+    assert fault is not None
+    assert str(fault).startswith(f"row {row}, position {fault.position}: ")
+    assert list(fault.info.faults) == [row]
+    assert length <= fault.position
+    for other in {0, 1, 2} - {row}:
+        assert together[other] == alone(other, way)
+    assert together[row] == alone(row, way)[: len(together[row])]  # what it had emitted before stays right
+    return fault
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_target_s_scores(kind, row, way):
+    for length in (len(PROMPTS[row]), len(PROMPTS[row]) + 4):  # from the prompt on, and later
+        target = table(1, row, length, SPOILT[kind])
+        assert compared(target, table(2), row, length, way).source == "the target model"
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "no drafts"])
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_draft_model_s_scores(kind, row, way):
+    length = len(PROMPTS[row]) + 2
+    assert compared(table(1), table(2, row, length, SPOILT[kind]), row, length, way).source == "the draft model"
+
+
+@pytest.mark.parametrize("way", ["a tree", "greedy", "no drafts"])
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_processor_s_answer(kind, row, way):
+    length = len(PROMPTS[row]) + 3
+    processors = [Wrong(row, length, ANSWERS[kind])]
+    fault = compared(table(1), table(2), row, length, way, logits_processor=processors)
+    assert fault.source == "processor Wrong"
+
+
+class EndsFirstRow(StoppingCriteria):
+    """Ends row 0 after its first token."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
+        return input_ids[:, 0] == FIRST[0]
+
+
+def test_a_fault_names_the_row_of_the_beginning():
+    """By then another has left the batch."""
+    length = len(PROMPTS[2]) + 6
+    rows, fault = run(table(1, 2, length, SPOILT["nan"]), table(2), PROMPTS, [0, 1, 2], "a tree",
+                      stopping_criteria=[EndsFirstRow()])  # fmt: skip
+    assert (fault.row, len(rows[0]), rows[1]) == (2, 1, alone(1, "a tree"))
+
+
+def test_faults_that_nobody_looks_for_are_caught(monkeypatch):
+    """The biased twin: a gate without its check lets the row go on."""
+    monkeypatch.setattr("multidraft.sampling.from_logits.not_finite", lambda _: [])
+    with pytest.raises((AssertionError, ValueError)):
+        compared(table(1, 1, 6, SPOILT["nothing left"]), table(2), 1, 6, "greedy")
+
+
+def test_a_real_model_with_a_spoilt_embedding():
+    """Only the row that comes to the token ends."""
+    model = tiny_model("llama")
+    saved = model.get_input_embeddings().weight.data.clone()
+    try:
+        model.get_input_embeddings().weight.data[7] = NAN
+        with pytest.raises(RowFault, match=r"row 1, position \d+: the target model gives token 0 the score nan"):
+            md.generate(model, tiny_model("qwen2"), [[1, 2], [5, 7]], tree="2x1", temperature=0, max_new_tokens=4)
+    finally:
+        model.get_input_embeddings().weight.data[:] = saved
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(suppress_tokens=[*range(SIZE)]), dict(logit_bias={t: -INF for t in range(SIZE)})]
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_vocabulary_that_is_forbidden_as_a_whole_gives_no_token(settings, temperature):
+    """It gave token 0 when decoding greedily."""
+    with pytest.raises(RowFault, match="leaves no token with a finite score"):
+        md.generate(table(1), table(2), [[1, 2]], tree="2x1", temperature=temperature, max_new_tokens=4, **settings)
