@@ -97,10 +97,6 @@ def largest(
         order = np.argsort(-np.where(np.isnan(values), np.inf, values), -1, kind="stable")[:, :count]
         return order, np.take_along_axis(values, order, -1)
     values, tokens = (part.cpu().numpy() for part in scores.topk(count, -1))
-    last = torch.from_numpy(values[:, -1:]).to(scores.device)
-    cut = (scores == last).sum(-1).cpu().numpy() > (values == values[:, -1:]).sum(-1)
-    for line in np.flatnonzero(cut):  # among equals, which are in must not depend on how many columns there are
-        tokens[line] = scores[line].sort(descending=True, stable=True).indices[:count].cpu().numpy()
     order = np.lexsort((tokens, -values), -1)
     order = np.where(np.isnan(values[:, :1]), np.arange(count), order)  # where NaN stands first already
     return np.take_along_axis(tokens, order, -1), np.take_along_axis(values, order, -1)
