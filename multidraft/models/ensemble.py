@@ -132,7 +132,7 @@ def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:
 
 def merged(parts: list[Scores]) -> Scores:
     """The sum of laws, with one column for each token."""
-    ids, order = torch.cat([part.ids for part in parts], -1).sort(-1, stable=True)
+    ids, order = torch.cat([part.ids for part in parts], -1).sort(dim=-1, stable=True)
     probabilities = torch.cat([part.logits for part in parts], -1).exp().gather(-1, order)
     places = (ids.diff(dim=-1) != 0).cumsum(-1)
     places = torch.nn.functional.pad(places, (1, 0))
