@@ -17,7 +17,7 @@ OURS = {  # by name: what drafts, and with which settings
     "lookup": ("lookup", dict(tree="auto")),
     "ngram": ("ngram", dict(tree="auto")),
     "draft": (DRAFT, dict(tree="auto")),
-    "draft and copying": (f"{DRAFT}+lookup", dict(tree="auto")),
+    "draft and copying": (f"copy+{DRAFT}", dict(tree="auto")),
 }
 ASSISTANTS = {f"assisted, {n}": dict(num_assistant_tokens=n, assistant_confidence_threshold=0.0) for n in (2, 4)}
 ASSISTANTS |= {"assisted, 8, threshold 0.4": dict(num_assistant_tokens=8, assistant_confidence_threshold=0.4)}
