@@ -162,7 +162,8 @@ class NodeLaw:
     def dense(self, vocabulary: int) -> Float[Tensor, "*drafters vocabulary"]:
         """The law as probabilities of all tokens.
 
-        >>> NodeLaw(torch.tensor([2, 3]), torch.tensor([0.25, 0.75])).dense(5)
+        >>> from torch import tensor
+        >>> NodeLaw(tensor([2, 3]), tensor([0.25, 0.75])).dense(5)
         tensor([0.0000, 0.0000, 0.2500, 0.7500, 0.0000])
         """
         law = self.probabilities.new_zeros(*self.probabilities.shape[:-1], vocabulary)

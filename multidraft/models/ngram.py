@@ -175,7 +175,7 @@ class NGram(Reader):
     >>> model.keep([[0, 1, 2, 3]])
     >>> scores = model.forward([[3]], [[-1]])
     >>> scores.ids, scores.logits.softmax(-1)
-    (tensor([[[1, 3]]]), tensor([[[0.8529, 0.1471]]]))
+    (tensor([[[1, 3]]]), tensor([[[0.8750, 0.1250]]]))
     """
 
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
