@@ -50,7 +50,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from multidraft.autotune import store
     from multidraft.autotune.identity import Subject
     from multidraft.generation.defaults import SCHEME
-    from multidraft.verification.named import scheme
+    from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed

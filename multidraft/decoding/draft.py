@@ -14,7 +14,7 @@ from torch import Tensor
 
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.models.base import Answer, Scores
+from multidraft.models.base import Scores, answers
 from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
@@ -67,7 +67,7 @@ def read_level(
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
     more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
     parts, faults = [], dict[int, RowFault]()
-    for logits, ids in by_drafter(state.draft, answer):
+    for logits, ids in answers(state.draft, answer):
         said = at(logits, rows, lines)
         ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
         laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
@@ -93,14 +93,6 @@ def reading(row: Row, tree: TokenTree, nodes: list[int]) -> tuple[list[int], lis
     first = 1 + max(tree.read.values(), default=-1)
     tree.read |= {node: place for place, node in enumerate(nodes, first)}
     return [tree.tokens[node] for node in nodes], parents
-
-
-def by_drafter(model: Any, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
-    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
-    if isinstance(answer, tuple) and not isinstance(answer, Scores):
-        pairs = zip(model.drafters, answer, strict=True)
-        return [each for drafter, own in pairs for each in by_drafter(drafter, own)]
-    return [(answer.logits, answer.ids) if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))]
 
 
 def at(

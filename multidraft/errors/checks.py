@@ -32,10 +32,3 @@ def check_integer(value: Any, name: str, least: int) -> None:
     """Raise unless it is a whole number that is large enough."""
     if not is_integer(value) or value < least:
         raise AdviceError(f"{name} is {shown(value)}; use a whole number, at least {least}")
-
-
-def check_number(value: Any, name: str, least: float | int = -float("inf")) -> None:
-    """Raise unless it is a finite number that is large enough."""
-    if not is_number(value) or not least <= value < float("inf") or value == -float("inf"):
-        above = "" if least == -float("inf") else f", at least {least:g}"
-        raise AdviceError(f"{name} is {shown(value)}; use a finite number{above}")

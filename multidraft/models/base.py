@@ -80,14 +80,20 @@ class LanguageModel(Protocol):
 
 def by_drafter(model: LanguageModel, answer: Answer) -> list[Scores]:
     """What a model has said as logits with their tokens, one for each drafter that it stands for."""
-    if isinstance(answer, Scores):
-        return [answer]
-    if isinstance(answer, tuple):
+    return [
+        Scores(
+            logits, (torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids).expand(logits.shape)
+        )
+        for logits, ids in answers(model, answer)
+    ]
+
+
+def answers(model: LanguageModel, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
+    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
+    if isinstance(answer, tuple) and not isinstance(answer, Scores):
         pairs = zip(getattr(model, "drafters", ()), answer, strict=True)
-        return [scores for drafter, own in pairs for scores in by_drafter(drafter, own)]
-    ids = getattr(model, "ids", None)
-    ids = torch.arange(answer.shape[-1], device=answer.device) if ids is None else ids
-    return [Scores(answer, ids.expand(answer.shape))]
+        return [each for drafter, own in pairs for each in answers(drafter, own)]
+    return [(answer.logits, answer.ids) if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))]
 
 
 def closed_up(staying: Sequence[int]) -> list[int]:
