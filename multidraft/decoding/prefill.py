@@ -4,6 +4,9 @@ Where the target reads that one as well, it has said all that the first new toke
 then drafts nothing, and takes no pass. Prompts of similar lengths are read together, which pads little.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +15,7 @@ from multidraft.decoding.clock import Clock
 from multidraft.decoding.randomness import for_rows
 from multidraft.decoding.state import DecodeConfig, Row, State
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
+from multidraft.models.base import LanguageModel, Listener, heard_by
 from multidraft.models.huggingface import Model, reader
 from multidraft.sampling.settings import Sampling
 
@@ -20,6 +23,14 @@ CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention 
 SIMILAR = 1.25  # the longest prompt of a group beside the shortest
 
 Generators = torch.Generator | list[torch.Generator] | None
+
+
+class Read(NamedTuple):
+    """A reader that has kept texts, one a row, and what it has told of each."""
+
+    model: LanguageModel
+    said: list[Float[Tensor, " vocabulary"]] | None  # the logits after it, if they were asked for
+    states: list[Float[Tensor, "_ layers width"]]  # the hidden states of its tokens; none if nobody reads them
 
 
 def start(
@@ -42,37 +53,50 @@ def start(
     capacity, roots = longest + 2 * config.policy.most_nodes + 2, [prompt[:-1] for prompt in prompts]
     clock = clock or Clock(False)
     with clock.part("target"):
-        target, said = read_all(target_model, prompts if whole else roots, capacity, config.compile, whole)
+        texts, tells = prompts if whole else roots, heard_by(draft_model)
+        target, said, states = read_all(target_model, texts, capacity, config.compile, whole, tells)
     draft, rests = None, getattr(config.policy, "rests", False)
     if draft_model is not None:
         with clock.part("draft"):
-            draft, _ = read_all(draft_model, [[] for _ in prompts] if rests else roots, capacity, config.compile)
+            texts = [[] for _ in prompts] if rests else roots
+            draft = read_all(draft_model, texts, capacity, config.compile, states=states).model
     return at_roots(target, draft, prompts, sampling, generator, seen, said, roots if rests else None)
 
 
 def read_all(
-    model: Model, texts: list[list[int]], capacity: int, compiled: bool = False, score: bool = False
-) -> tuple[LanguageModel, list[Float[Tensor, " vocabulary"]] | None]:
-    """A reader that has kept these texts, one a row; those of similar lengths were read side by side.
+    model: Model,
+    texts: list[list[int]],
+    capacity: int,
+    compiled: bool = False,
+    score: bool = False,
+    tells: Sequence[int] = (),
+    states: Sequence[Float[Tensor, "_ layers width"]] = (),
+) -> Read:
+    """Keep these texts, one a row; those of similar lengths are read side by side.
 
-    With it come the logits after each text, if they are asked for.
+    A target `tells` hidden states of theirs, a draft model hears the target's `states` first.
     """
-    groups, readers, said = similar([len(text) for text in texts]), list[LanguageModel](), list[Tensor]()
+    groups, readers, said, told = similar([len(text) for text in texts]), list[LanguageModel](), [], list[Tensor]()
     for rows in groups:
-        readers.append(reader(model, capacity, compiled))
-        said += read(readers[-1], [texts[row] for row in rows], score)
+        readers.append(own := reader(model, capacity, compiled, tells))
+        if states and isinstance(own, Listener):
+            own.hear([states[row] for row in rows])
+        logits, noted = read(own, [texts[row] for row in rows], score)
+        said, told = said + logits, told + noted
     for other in readers[1:]:
         readers[0].join(other)
     order = [row for rows in groups for row in rows]
     places = sorted(range(len(order)), key=order.__getitem__)
     if places != sorted(places):
         readers[0].select(places)
-    return readers[0], [said[place] for place in places] if score else None
+    return Read(readers[0], [said[place] for place in places] if score else None, [told[p] for p in places if told])
 
 
-def read(model: LanguageModel, texts: list[list[int]], score: bool) -> list[Float[Tensor, " vocabulary"]]:
-    """Keep these texts piece by piece, which end together; the logits after each."""
-    longest = max(map(len, texts))
+def read(
+    model: LanguageModel, texts: list[list[int]], score: bool
+) -> tuple[list[Float[Tensor, " vocabulary"]], list[Float[Tensor, "_ layers width"]]]:
+    """Keep these texts piece by piece, which end together; the logits after each, and hidden states if it tells any."""
+    longest, told = max(map(len, texts)), []
     for ahead in reversed(range(0, max(longest, 1), CHUNK)):  # once at least, which settles the number of rows
         pieces = [
             text[max(len(text) - ahead - CHUNK, 0) : len(text) - ahead] if len(text) > ahead else [] for text in texts
@@ -80,7 +104,8 @@ def read(model: LanguageModel, texts: list[list[int]], score: bool) -> list[Floa
         parents = [list(range(-1, len(piece) - 1)) for piece in pieces]
         logits = model.forward(pieces, parents, "last" if score and not ahead else "none")
         model.keep([list(range(len(piece))) for piece in pieces])
-    return list(logits[:, -1]) if score else []
+        told.append(getattr(model, "told", []))
+    return list(logits[:, -1]) if score else [], [torch.cat(pieces) for pieces in zip(*told, strict=True)]
 
 
 def at_roots(

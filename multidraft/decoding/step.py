@@ -12,6 +12,7 @@ from multidraft.decoding.record import Emitted, StepRecord
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
+from multidraft.models.base import tell
 
 
 def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
@@ -78,6 +79,7 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     paths = [[0, *ending.path] for ending in decision.endings]
     if scored.logits is not None:
         state.target.keep([path if row.said is None else [] for path, row in zip(paths, state.rows, strict=True)])
+        tell(state.target, state.draft)
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)

@@ -17,7 +17,7 @@ from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
 from multidraft.generation.defaults import FIXED
 from multidraft.models import huggingface
-from multidraft.models.base import LanguageModel
+from multidraft.models.base import LanguageModel, heard_by
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.huggingface import Model, home
@@ -125,7 +125,9 @@ def check_pieces(target: Model, draft: Model | None) -> None:
 
 
 def check_compiles(*models: Model | None) -> None:
-    """Raise unless there is something to compile."""
+    """Raise unless there is something to compile, and no draft head reads hidden states of compiled steps."""
+    if any(map(heard_by, models)):
+        raise AdviceError("compile=True does not go with a draft head yet, whose target's steps tell hidden states")
     if not any(isinstance(model, PreTrainedModel) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 

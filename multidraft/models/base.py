@@ -78,6 +78,33 @@ class LanguageModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Listener(LanguageModel, Protocol):
+    """A drafter that reads hidden states of the target: state k of a token is what layer k + 1 takes in.
+
+    State 0 is the token's embedding, and the last one comes after the last norm, as in Hugging Face's `hidden_states`.
+    What a row hears are the states of its kept tokens, each once and in their order; a token may be read when all
+    before it have been heard. A part of a row goes on to hear from its last token's on.
+    """
+
+    hears: tuple[int, ...]
+
+    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
+        """Take the states of each row's next tokens."""
+        ...
+
+
+def heard_by(draft: object) -> tuple[int, ...]:
+    """The states of the target that a draft model reads; most read none."""
+    return draft.hears if isinstance(draft, Listener) else ()
+
+
+def tell(target: Any, draft: LanguageModel | None) -> None:
+    """Hand the states of what the target has just kept to the draft model, if it reads any."""
+    if isinstance(draft, Listener) and draft.hears:
+        draft.hear(target.told)
+
+
 def by_drafter(model: LanguageModel, answer: Answer) -> list[Scores]:
     """What a model has said as logits with their tokens, one for each drafter that it stands for."""
     return [

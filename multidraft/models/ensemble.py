@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Scored, Scores, by_drafter
+from multidraft.models.base import LanguageModel, Listener, Scored, Scores, by_drafter, heard_by
 from multidraft.models.huggingface import readable
 from multidraft.models.ngram import Lookup
 from multidraft.models.vocabularies import are_close
@@ -29,6 +29,7 @@ class Together:
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
         self.vocabulary = max(drafter.vocabulary for drafter in self.drafters)
         self.context: int | None = min((d.context for d in self.drafters if d.context is not None), default=None)
+        self.hears = tuple(sorted({layer for drafter in self.drafters for layer in heard_by(drafter)}))
 
     def _of(self, drafters: list[LanguageModel]) -> Any:
         """The same of other readers."""
@@ -43,6 +44,12 @@ class Together:
 
     def part(self, row: int, length: int, capacity: int) -> Any:
         return self._of([drafter.part(row, length, capacity) for drafter in self.drafters])
+
+    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
+        for drafter in self.drafters:
+            if own := heard_by(drafter):
+                assert isinstance(drafter, Listener)
+                drafter.hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
 
     def keep(self, chosen: list[list[int]]) -> None:
         for drafter in self.drafters:

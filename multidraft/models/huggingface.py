@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,9 +30,21 @@ def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
     return CausalLM(model) if isinstance(model, PreTrainedModel) else model
 
 
-def reader(model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bool = False) -> LanguageModel:
-    """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
-    return CausalLM(model, capacity, compiled) if isinstance(model, PreTrainedModel) else model.fresh(capacity)
+def reader(
+    model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bool = False, tells: Sequence[int] = ()
+) -> LanguageModel:
+    """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
+
+    A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
+    """
+    if isinstance(model, PreTrainedModel):
+        return CausalLM(model, capacity, compiled, tells)
+    if tells:
+        raise AdviceError(
+            f"a draft head reads hidden states, which a target of {type(model).__name__} does not tell; use a Hugging "
+            "Face model, for a GGUF file with --engine transformers"
+        )
+    return model.fresh(capacity)
 
 
 class CausalLM:
@@ -39,10 +52,11 @@ class CausalLM:
 
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
     prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
-    inference tensors: do not change them in place.
+    inference tensors: do not change them in place. After `keep` it has `told` the hidden states that it `tells`
+    (`Listener`) of each row's tokens that were kept; steps are not compiled then.
     """
 
-    def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False):
+    def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):
         check_supported(model)
         config = model.config.get_text_config(decoder=True)
         self.model = model
@@ -51,13 +65,16 @@ class CausalLM:
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = context(config)
         self.windows = windows(config)
-        self.capacity, self.steps = capacity, steps_of(model) if compiled else None
+        self.tells, self.width = tuple(tells), config.hidden_size
+        self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
+        self.told: list[Float[Tensor, "_ layers width"]] = []
+        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells else None
         self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if compiled else capacity)
         parameters = inspect.signature(model.forward).parameters
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
     def fresh(self, capacity: int) -> "CausalLM":
-        return CausalLM(self.model, capacity, self.steps is not None)
+        return CausalLM(self.model, capacity, self.steps is not None, self.tells)
 
     @torch.inference_mode()
     def forward(
@@ -89,23 +106,24 @@ class CausalLM:
     def read(
         self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], everything: bool
     ) -> Float[Tensor, "rows scored vocabulary"]:
-        """The model's forward pass over tokens that the cache has made room for.
-
-        Here is where a draft head may ask for the hidden states of some layers.
-        """
+        """The model's forward pass over tokens that the cache has made room for; hidden states are noted."""
         masks = self.cache.masks(self.windows, self.model.dtype, self.device)
         if self.steps is not None and everything:
             logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
             if logits is not None:
                 return logits
-        return self.model(
+        output = self.model(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),  # one where all layers are alike
             past_key_values=self.cache.cache,
             use_cache=True,
             **({} if everything else self.last_logits),
-        ).logits
+            **({"output_hidden_states": list(self.tells)} if self.tells else {}),  # others are None, or there as well
+        )
+        if self.tells:
+            self.noted.append(torch.stack([output.hidden_states[layer] for layer in self.tells], 2))
+        return output.logits
 
     def settle(self) -> None:
         """Move into buffers that stay, if steps are compiled and there is memory for them."""
@@ -119,11 +137,18 @@ class CausalLM:
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
+        pending = self.cache.pending
         self.cache.keep(chosen)
+        if self.tells:
+            none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.model.dtype, device=self.device)
+            noted = torch.cat(self.noted, 1) if self.noted else none
+            rows = zip(noted, pending, chosen, strict=True)
+            self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
+        self.noted = [each[rows] for each in self.noted]
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:

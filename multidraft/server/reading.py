@@ -11,7 +11,7 @@ from multidraft.decoding.logprobs import listed
 from multidraft.decoding.prefill import CHUNK, at_roots
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.state import DecodeConfig, State
-from multidraft.models.base import LanguageModel, Scored
+from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
 from multidraft.sampling.gate import RowFault, problem_of, softmax
 from multidraft.server.job import Job
@@ -28,6 +28,10 @@ class Reading:
         self.logprobs: list[Logprob] = []
         found = cache.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
         self.kept, self.reused = found or NOTHING
+        self.tells = heard_by(draft)
+        if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
+            self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)
+            self.kept = self.kept if self.reused else None
         self.done, self.last = self.reused, len(job.prompt) - (not answers_prompts(target))  # of the target's tokens
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
@@ -35,8 +39,8 @@ class Reading:
     def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
         """Target and draft; made when they are first used, where a failure is this row's own."""
         capacity, drafted = self.job.longest + 2 * self.config.policy.most_nodes + 2, self.drafted
-        target, draft = (None if model is None else reader(model, capacity) for model in self.models)
-        assert target is not None
+        target, draft = reader(self.models[0], capacity, tells=self.tells), self.models[1]
+        draft = None if draft is None else reader(draft, capacity)
         if self.kept is not None:
             target = self.kept.target.part(0, self.reused, capacity)
         if self.kept is not None and drafted and self.kept.draft is not None:
@@ -48,7 +52,7 @@ class Reading:
     @property
     def drafted(self) -> int:
         """How much of the prompt the draft model finds in the cache."""
-        return min(self.reused, self.kept.drafted) if self.kept else 0
+        return min(self.reused + bool(self.tells), self.kept.drafted) if self.kept else 0
 
     @property
     def is_over(self) -> bool:
@@ -77,6 +81,7 @@ class Reading:
         self.done += len(piece)
         is_whole = self.done == len(prompt)
         scores = read(self.readers[0], piece, "all" if wanted is not None else "last" if is_whole else "none")
+        tell(*self.readers)
         if wanted is not None and piece:
             self.note(scores[0], prompt[self.done - len(piece) + 1 :][: len(piece)], wanted)
         if self.done == self.last:

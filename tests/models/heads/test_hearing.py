@@ -1,0 +1,107 @@
+"""Hidden states on their way from the target to a drafter: of every kept token, once, in order, of the right layers."""
+
+import pytest
+import torch
+from tiny import tiny_model
+from torch import Tensor
+
+import multidraft as md
+from multidraft.models.ensemble import Mixture
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.ngram import NGram
+
+LAYERS = (0, 1, 2)
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], list(range(1, 20)), [7]]
+
+
+class Ear(NGram):
+    """An n-gram model that notes what it hears, for all readers of a run together, by the tokens that it has kept."""
+
+    hears: tuple[int, ...] = LAYERS
+
+    def __init__(self, vocabulary: int, hears: tuple[int, ...] = LAYERS):
+        super().__init__(vocabulary)
+        self.hears, self.heard, self.all = hears, list[Tensor](), list["Ear"]()
+
+    def fresh(self, capacity: int) -> "Ear":
+        ear = Ear(self.vocabulary, self.hears)
+        ear.all = self.all
+        self.all.append(ear)
+        return ear
+
+    def hear(self, states: list[Tensor]) -> None:
+        self.heard = [torch.cat(pair) for pair in zip(self.heard, states, strict=True)] if self.heard else states
+
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        self.heard = [self.heard[row] for row in rows]
+
+    def join(self, other: "Ear") -> None:
+        super().join(other)
+        self.heard += other.heard
+
+
+def differences(target, ear: Ear) -> list[float]:
+    """How far what each row of a reader has heard is from the states of a pass over all that it has kept."""
+    states = [target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states for kept in ear.kept]
+    wanted = [torch.stack([own[layer][0] for layer in ear.hears], 1) for own in states]
+    rows = zip(wanted, ear.heard, strict=True)
+    return [
+        float((own[: len(heard)] - heard).abs().max()) if 0 <= len(own) - len(heard) <= 1 else 9.0
+        for own, heard in rows
+    ]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
+    """Rows of different lengths, of which some leave; the drafter's last kept token is the root's parent."""
+    target = tiny_model(family, "eager")
+    ear = Ear(61)
+    md.generate(target, ear, PROMPTS, tree="2x2x1", max_new_tokens=12, generator=torch.Generator().manual_seed(1))
+    (reader,) = [own for own in ear.all if own.heard and len(own.kept) and len(own.kept[0]) > 5][:1]
+    assert max(differences(target, reader)) < 1e-4
+    reader.hears = (1, 2, 0)
+    assert max(differences(target, reader)) > 0.01
+
+
+@torch.inference_mode()
+def test_a_tree_s_states_follow_its_path_and_rows_that_go_on():
+    target = tiny_model("llama")
+    reader = CausalLM(target, tells=(1,))
+    reader.forward([[5, 6], [7]], [[-1, 0], [-1]], "none")
+    reader.keep([[0, 1], [0]])
+    assert [len(own) for own in reader.told] == [2, 1]
+    reader.forward([[1, 2, 3], [4]], [[-1, 0, 0], [-1]])
+    reader.forward([[8], [9]], [[2], [0]])
+    reader.select([1, 0])
+    reader.keep([[0, 1], [0, 2, 3]])
+    for told, text, count in zip(reader.told, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
+        wanted = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[1][0, -count:]
+        torch.testing.assert_close(told[:, 0], wanted, atol=1e-4, rtol=0)
+    part = reader.part(1, 4, 64)
+    part.forward([[2]], [[-1]])
+    part.keep([[0]])
+    wanted = target(input_ids=torch.tensor([[5, 6, 1, 3, 2]]), output_hidden_states=True).hidden_states[1][0, -1:]
+    torch.testing.assert_close(part.told[0][:, 0], wanted, atol=1e-4, rtol=0)
+
+
+def test_members_of_a_mixture_hear_their_own_layers():
+    pair = Mixture([Ear(61, (2,)), Ear(61, (0, 1))])
+    pair.hear([torch.arange(3.0)[None, :, None].expand(4, 3, 5)])
+    heard = [member.heard[0][0, :, 0].tolist() for member in pair.drafters]
+    assert pair.hears == (0, 1, 2)
+    assert heard == [[2.0], [0.0, 1.0]]
+
+
+def test_nothing_is_noted_that_nobody_reads():
+    reader = CausalLM(tiny_model("llama"))
+    reader.forward([[1, 2]], [[-1, 0]])
+    reader.keep([[0]])
+    assert not reader.noted
+    assert not reader.told
+
+
+def test_a_target_that_cannot_tell_is_refused():
+    with pytest.raises(md.AdviceError, match="does not tell"):
+        md.generate(NGram(61), Ear(61), [[1, 2]], max_new_tokens=2)
