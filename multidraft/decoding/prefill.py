@@ -76,7 +76,8 @@ def read_all(
 
     A target `tells` hidden states of theirs, a draft model hears the target's `states` first.
     """
-    groups, readers, said, told = similar([len(text) for text in texts]), list[LanguageModel](), [], list[Tensor]()
+    groups, readers = similar([len(text) for text in texts]), list[LanguageModel]()
+    said, told = list[Tensor](), list[Tensor]()
     for rows in groups:
         readers.append(own := reader(model, capacity, compiled, tells))
         if states and isinstance(own, Listener):
