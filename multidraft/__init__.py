@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multidraft.auditing import audit
+    from multidraft.decoding.sglang import verify_tree
     from multidraft.decoding.tree import Tree
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
@@ -22,6 +23,7 @@ __all__ = [
     "register",
     "scheme",
     "schemes",
+    "verify_tree",
 ]
 __version__ = "0.1.0"
 
@@ -35,6 +37,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "register": "verification.registry",
     "scheme": "verification.registry",
     "schemes": "verification.registry",
+    "verify_tree": "decoding.sglang",
 }
 
 

@@ -1,0 +1,226 @@
+"""A tree verified as SGLang asks for it: tensors in, tensors out, for engines that keep their own loop.
+
+Names, shapes and types are those of SGLang's tree verification (`eagle_utils`, 0.5.23). A tree is three tables: where a
+node stands in the flat batch, its first child and its next sibling, -1 where there is none. Node 0 is the root, the
+last known token. Row i of `target_probs` and of `draft_probs` says what comes after node i.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.decoding.walks import Asked, Child, Coin, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.errors import AdviceError
+from multidraft.verification.distributions import check_distribution, pick_each, uniform
+from multidraft.verification.outcome import Outcome
+from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.registry import scheme as scheme_named
+from multidraft.verification.scheme import Scheme
+
+Verified = tuple[Int[Tensor, " nodes_of_all"], Int[Tensor, "rows depth"], Int[Tensor, " rows"]]
+
+
+def verify_tree(
+    candidates: Int[Tensor, "rows nodes"],
+    retrieve_index: Int[Tensor, "rows nodes"],
+    retrieve_next_token: Int[Tensor, "rows nodes"],
+    retrieve_next_sibling: Int[Tensor, "rows nodes"],
+    target_probs: Float[Tensor, "rows nodes vocabulary"],
+    draft_probs: Float[Tensor, "rows inner vocabulary"] | None = None,
+    *,
+    scheme: str | Scheme | None = None,
+    walk: str | Walker = "deferred",
+    num_speculative_tokens: int | None = None,
+    uniform_samples: Float[Tensor, "rows numbers"] | None = None,
+    uniform_samples_for_final_sampling: Float[Tensor, " rows"] | None = None,
+    generator: torch.Generator | None = None,
+) -> Verified:
+    """Accept a path of every row's tree and draw one more token, so that what is emitted has the target's law.
+
+    Returns `predicts`, int32, at each accepted node's place the token that follows it; `accept_index` (rows, depth),
+    int32, the places of the root and of the accepted nodes, then -1; and `accept_token_num`, int32, how many drafts
+    were accepted, without the one more token. `depth` is `num_speculative_tokens`, or what the deepest tree needs.
+
+    `scheme` says how each node's children were drawn from its row of `draft_probs`, and the rule:
+    "without_replacement:recursive_rejection" unless said otherwise, and "top:naive" without `draft_probs`, which is
+    exact for the likeliest tokens. How many children a node has may depend on distributions, not on the tokens drawn
+    at it. Numbers in [0, 1) are taken from `uniform_samples`, or else from `generator`. Raises AdviceError for tables
+    that are no tree, for what is no distribution, and for drafts that their law cannot have drawn.
+
+    >>> table = lambda *values: torch.tensor([values])
+    >>> p, q = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[[0.5, 0.5]]])
+    >>> verify_tree(table(0, 1), table(0, 1), table(1, -1), table(-1, -1), p, q)
+    (tensor([1, 0], dtype=torch.int32), tensor([[0, 1]], dtype=torch.int32), tensor([1], dtype=torch.int32))
+    """
+    tables = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    trees, shape, device = trees_of(tables, target_probs), candidates.shape, target_probs.device
+    numbers = uniform(shape, generator, device) if uniform_samples is None else uniform_samples
+    coins = [Coins(row) for row in numbers.double().tolist()]
+    endings = Batch(trees, target_probs, draft_probs, scheme_of(scheme, draft_probs)).walked(walk, coins)
+    final = uniform_samples_for_final_sampling
+    final = uniform(shape[:1], generator, device) if final is None else final
+    laws = torch.stack([law_at(ending, own) for ending, own in zip(endings, target_probs, strict=True)])
+    predicts, accepted, counts = written(trees, endings, pick_each(laws, final.tolist()), num_speculative_tokens)
+    return predicts.to(device), accepted.to(device), counts.to(device)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One row's tree: the token and the place in the batch of every node, and its children in their order."""
+
+    tokens: list[int]
+    places: list[int]
+    children: list[list[int]]
+
+    def has_drafts(self, node: int) -> bool:
+        """Whether something was drafted at a node."""
+        return bool(self.children[node])
+
+
+class Coins:
+    """Coins from a few uniform numbers: what a flip leaves of its number is uniform again, and waits for its turn."""
+
+    def __init__(self, numbers: Sequence[float]):
+        self.numbers = deque(numbers)
+
+    def __call__(self, probability: float) -> bool:
+        """Heads with this probability."""
+        number, probability = self.numbers.popleft(), min(max(probability, 0.0), 1.0)
+        heads = number < probability
+        left = number / probability if heads else (number - probability) / max(1 - probability, 1 - BELOW_ONE)
+        self.numbers.append(min(left, BELOW_ONE))
+        return heads
+
+
+@dataclass(frozen=True)
+class Left(Rest):
+    """What a rule leaves of a target."""
+
+    weights: Float[Tensor, " vocabulary"]
+    mass: float = 0.0
+
+    def law(self) -> Float[Tensor, " vocabulary"]:
+        """The weight of every token."""
+        return self.weights
+
+    def draw(self, number: float) -> int:
+        """A token in proportion to it."""
+        return pick_each(self.weights[None], [number])[0]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All rows' trees, what the models say at their nodes, and the scheme; called by `drive` for verdicts."""
+
+    trees: list[Table]
+    target: Float[Tensor, "rows nodes vocabulary"]
+    draft: Float[Tensor, "rows inner vocabulary"] | None
+    scheme: Scheme
+
+    def walked(self, walk: str | Walker, coins: Sequence[Coin]) -> list[Ending]:
+        """Where the walk over every row's tree ends."""
+        start = walker(walk)
+        return drive([start(0, 1.0, tree.has_drafts, coin) for tree, coin in zip(self.trees, coins, strict=True)], self)
+
+    def __call__(self, asked: Asked) -> dict[int, Verdict]:
+        """Verdicts at one node of each row; nodes with as many children go together."""
+        groups = defaultdict[int, list[int]](list)
+        for row, (node, _) in asked.items():
+            groups[len(self.trees[row].children[node])].append(row)
+        answers: dict[int, Verdict] = {}
+        for rows in groups.values():
+            siblings = [self.trees[row].children[asked[row][0]] for row in rows]
+            tokens = [[self.trees[row].tokens[node] for node in own] for row, own in zip(rows, siblings, strict=True)]
+            outcome = self.outcome(rows, asked, torch.tensor(tokens, device=self.target.device))
+            parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
+            for row, own, drawn, (accept, *left) in zip(rows, siblings, tokens, parts, strict=True):
+                answers[row] = Verdict(claims(own, drawn, accept), Left(*left))
+        return answers
+
+    def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:
+        """The rule's outcome at a node of each row."""
+        nodes, own = [asked[row][0] for row in rows], self.scheme.with_drafts(drafted.shape[-1])
+        target = self.target[rows, nodes].double()
+        weighted = target * target.new_tensor([[asked[row][1]] for row in rows])
+        if self.draft is None:  # as if from the target: the rule does not look at it
+            own.check_pair(weighted, target)
+            return own.verify(weighted, target, drafted)
+        if max(nodes) >= self.draft.shape[1]:
+            raise AdviceError(f"draft_probs has no row for node {max(nodes)}, which has children; give one for it")
+        return own.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
+
+
+def claims(siblings: list[int], tokens: list[int], accept: list[float]) -> tuple[Child, ...]:
+    """What each child may claim; equal siblings are one, the first, with what all of them may claim."""
+    node = dict(zip(reversed(tokens), reversed(siblings), strict=True))
+    claimed = dict.fromkeys(tokens, 0.0)
+    for token, claim in zip(tokens, accept, strict=True):
+        claimed[token] += claim
+    return tuple(Child(node[token], claim) for token, claim in claimed.items() if claim > 0)
+
+
+def trees_of(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
+    """The tree of every row; raises where shapes do not fit, and where a table leads nowhere or to a node twice."""
+    shape = tables[0].shape
+    if len(shape) != 2 or not shape.numel() or any(t.shape != shape or t.is_floating_point() for t in tables):
+        raise AdviceError(
+            f"the tables have shapes {[tuple(t.shape) for t in tables]}; give four of integers (rows, nodes)"
+        )
+    if target.ndim != 3 or target.shape[:2] != shape:
+        raise AdviceError(f"target_probs has shape {tuple(target.shape)}; give {(*shape, 'vocabulary')}, a row a node")
+    trees = [Table(row[0], row[1], children_of(*row[2:])) for row in zip(*(t.tolist() for t in tables), strict=True)]
+    if sorted(place for tree in trees for place in tree.places) != list(range(shape.numel())):
+        raise AdviceError(f"retrieve_index does not hold each place of the batch, 0 to {shape.numel() - 1}, once")
+    return trees
+
+
+def children_of(first: list[int], sibling: list[int]) -> list[list[int]]:
+    """The children of every node, in their order."""
+    children: list[list[int]] = [[] for _ in first]
+    seen = {0, -1}
+    for node, own in enumerate(children):
+        child = first[node]
+        while child != -1:
+            if child in seen or not 0 <= child < len(first):
+                raise AdviceError(f"node {child}, listed below node {node}, makes no tree; every node has one parent")
+            seen.add(child)
+            own.append(child)
+            child = sibling[child]
+    return children
+
+
+def scheme_of(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
+    """The scheme; raises where the children of a node do not tell all that its law has drawn."""
+    chosen = scheme_named(name or ("top:naive" if draft is None else "without_replacement:recursive_rejection"))
+    law = chosen.law
+    if law.width != law.drafts or law.several or law.draft_probability < 1:
+        raise AdviceError(f"the children of a node do not tell what the law {law.name} has drawn; use iid:lorenz")
+    if draft is None and chosen.name != "top:naive":
+        raise AdviceError(f"{chosen.name} needs draft_probs, the law that each node's children were drawn from")
+    return chosen
+
+
+def law_at(ending: Ending, target: Float[Tensor, "nodes vocabulary"]) -> Float[Tensor, " vocabulary"]:
+    """What the one more token of a row is drawn from."""
+    if ending.rest is not None:
+        return ending.rest.law()
+    check_distribution(target[ending.leaf].double(), "target_probs")
+    return target[ending.leaf].double()
+
+
+def written(trees: list[Table], endings: list[Ending], last: list[int], depth: int | None) -> Verified:
+    """The paths and the last tokens as tensors."""
+    longest = 1 + max(len(ending.path) for ending in endings)
+    if depth is not None and depth < longest:
+        raise AdviceError(f"{longest} nodes do not fit num_speculative_tokens={depth}; give the depth of the trees")
+    predicts = torch.zeros(sum(len(tree.tokens) for tree in trees), dtype=torch.int32)
+    accepted = torch.full((len(trees), depth or longest), -1, dtype=torch.int32)
+    for row, (tree, ending) in enumerate(zip(trees, endings, strict=True)):
+        places = torch.tensor([tree.places[node] for node in (0, *ending.path)])
+        predicts[places] = torch.tensor([*(tree.tokens[node] for node in ending.path), last[row]], dtype=torch.int32)
+        accepted[row, : len(places)] = places
+    return predicts, accepted, torch.tensor([len(ending.path) for ending in endings], dtype=torch.int32)

@@ -1,0 +1,172 @@
+"""`verify_tree`, the contract of SGLang: its law over every tree, every coin and every last token; its tables."""
+
+from collections.abc import Callable
+from functools import cache
+from inspect import unwrap
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import Law, add, first_tokens, largest_difference, target_law
+from multidraft.auditing.mutants import impatient
+from multidraft.decoding.endings import Script
+from multidraft.decoding.sglang import Batch, Coins, law_at, trees_of
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker, deferred
+from multidraft.models.table import random_table
+from multidraft.verification.scheme import Scheme
+
+SCHEMES = ["without_replacement:recursive_rejection", "iid:lorenz", "iid:k_sequential", "greedy:maximal_coupling"]
+CASES = [(name, tree) for name in SCHEMES for tree in ("1x1x1", "2x1", "[[0],[1],[2],[0,0],[0,1],[0,0,0]]")]
+CASES += [("without_replacement:recursive_rejection", "2x2"), ("top:naive", "3x1x1"), ("spechub:spechub", "2")]
+TARGET, DRAFT = (random_table(3, 3, seed, 1.0) for seed in (1, 2))
+Asked = tuple[list[Tensor], Tensor, Tensor]
+
+
+@cache
+def drawn(tree: str, scheme: Scheme) -> tuple[Asked, list[float]]:
+    """Every tree that can be drawn, a row each, as the engine hands it over, and the probabilities."""
+    shape, ways = Tree.parse(tree), [([0], [()], 1.0)]
+    for slot, count in enumerate(shape.drafts):
+        grown = []
+        for tokens, prefixes, chance in ways:
+            if not count:
+                grown.append((tokens, prefixes, chance))
+                continue
+            for drafted, weight in zip(*scheme.with_drafts(count).tuples(DRAFT(prefixes[slot])), strict=True):
+                below = [(*prefixes[slot], token) for token in drafted.tolist()]
+                grown.append((tokens + drafted.tolist(), prefixes + below, chance * float(weight)))
+        ways = grown
+    tables = tables_of([tokens for tokens, _, _ in ways], shape.parents)
+    target, draft = (torch.stack([torch.stack([law(p) for p in ps]) for _, ps, _ in ways]) for law in (TARGET, DRAFT))
+    return (tables, target, draft), [chance for _, _, chance in ways]
+
+
+def tables_of(tokens: list[list[int]], parents: tuple[int, ...]) -> list[Tensor]:
+    """The four tables, with places that run backwards."""
+    first = [next((c for c, p in enumerate(parents) if p == node), -1) for node in range(len(parents))]
+    sibling = [
+        next((c for c in range(node + 1, len(parents)) if parents[c] == p), -1) for node, p in enumerate(parents)
+    ]
+    candidates = torch.tensor(tokens)
+    places = torch.arange(candidates.numel()).flip(0).view(candidates.shape)
+    links = [torch.tensor(link).expand(candidates.shape) for link in (first, [-1, *sibling[1:]])]
+    return [candidates, places, *links]
+
+
+def emitted(asked: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> Law:
+    """The law of the accepted tokens and the one more, summed over every answer to every coin."""
+    tables, target, draft = asked
+    trees = trees_of(tables, target)
+    law: Law = {}
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in trees]
+    while rows := [row for row, left in enumerate(scripts) if left]:
+        coins = [Script(scripts[row].pop()) for row in rows]
+        batch = Batch([trees[row] for row in rows], target[rows], draft[rows], scheme)
+        for row, coin, ending in zip(rows, coins, batch.walked(walk, coins), strict=True):
+            scripts[row] += coin.others
+            last = law_at(ending, target[row])
+            for token, share in enumerate((last / last.sum()).tolist()):
+                path = (*(trees[row].tokens[node] for node in ending.path), token)
+                add(law, path, chances[row] * coin.probability * share)
+    return law
+
+
+def off(name: str, tree: str, walk: str | Walker = "deferred", drawn_as: str | None = None) -> float:
+    """The largest error of a probability of the first tokens."""
+    asked, chances = drawn(tree, md.scheme(drawn_as or name))
+    depth = Tree.parse(tree).depth
+    ours = first_tokens(emitted(asked, chances, md.scheme(name), walk), TARGET, depth)
+    return largest_difference(ours, target_law(TARGET, depth))
+
+
+@pytest.mark.parametrize("walk", ["deferred", "commit"])
+@pytest.mark.parametrize(("name", "tree"), CASES)
+def test_its_law_is_the_targets(name: str, tree: str, walk: str) -> None:
+    assert off(name, tree, walk) < 1e-12
+
+
+def test_biased_ones_are_seen() -> None:
+    recursive = "without_replacement:recursive_rejection"
+    with pytest.raises(md.AdviceError, match="has probability 0 under the law without_replacement"):
+        off(recursive, "2x1", drawn_as="iid:naive")
+    assert off("iid:recursive_rejection", "2x1", drawn_as=recursive) > 1e-3  # drafts of another law than is verified
+    assert off(recursive, "2x1", walk=impatient) > 1e-3
+    (tables, target, draft), chances = drawn("2x1", md.scheme(recursive))
+    warmer = (tables, target, (draft**0.5) / (draft**0.5).sum(-1, keepdim=True))
+    ours = first_tokens(emitted(warmer, chances, md.scheme(recursive), deferred), TARGET, 2)
+    assert largest_difference(ours, target_law(TARGET, 2)) > 1e-3
+
+
+def test_a_number_serves_several_coins() -> None:
+    many = 20_000
+    flips = [Coins([(i + 0.5) / many]) for i in range(many)]
+    counts: dict[tuple[bool, ...], int] = {}
+    for coin in flips:
+        answers = (coin(0.3), coin(0.6), coin(0.5))
+        counts[answers] = counts.get(answers, 0) + 1
+    for (first, second, _), count in counts.items():
+        right = (0.3 if first else 0.7) * (0.6 if second else 0.4) * 0.5
+        assert abs(count / many - right) < 2 / many
+
+
+def run(rows: int, change: Callable[[Tensor], Tensor] = lambda draft: draft, device: str = "cpu") -> tuple[Tensor, ...]:
+    """Answers to so many draws of a tree from one pair of laws, the draft's handed over changed."""
+    scheme, generator = md.scheme("without_replacement:recursive_rejection", 2), torch.Generator().manual_seed(3)
+    first, second = (scheme.with_drafts(n).draw(DRAFT(()).expand(rows, -1), generator) for n in (2, 1))
+    tables = tables_of(torch.cat([0 * second, first, second], -1).tolist(), (-1, 0, 0, 1))
+    target, draft = (law(()).expand(rows, 4, -1) for law in (TARGET, DRAFT))
+    uniform, final = (torch.rand(shape, generator=generator) for shape in ((rows, 4), (rows,)))
+    numbers = dict(uniform_samples=uniform.to(device), uniform_samples_for_final_sampling=final.to(device))
+    asked = [part.to(device) for part in (*tables, target, change(draft))]
+    return (*md.verify_tree(*asked, num_speculative_tokens=4, **numbers), tables[1])
+
+
+def test_what_it_returns() -> None:
+    predicts, accept_index, counts, places = run(300)
+    assert [tuple(part.shape) for part in (predicts, accept_index, counts)] == [(1200,), (300, 4), (300,)]
+    assert {part.dtype for part in (predicts, accept_index, counts)} == {torch.int32}
+    assert accept_index[:, 0].tolist() == places[:, 0].tolist()
+    assert counts.unique().tolist() == [0, 1, 2]
+    assert ((accept_index >= 0).sum(-1) == counts + 1).all()
+
+
+def test_drawn_tokens_have_the_targets_law() -> None:
+    """False alarm at one seed in a million; the seed is fixed."""
+
+    def statistic(change: Callable[[Tensor], Tensor]) -> float:
+        predicts, _, _, places = run(4000, change)
+        seen = predicts[places[:, 0]].bincount(minlength=3)
+        return float(((seen - 4000 * TARGET(())) ** 2 / (4000 * TARGET(()))).sum())
+
+    alarm = float(chi2.ppf(1 - 1e-6, 2))
+    assert statistic(lambda draft: draft) < alarm < statistic(lambda draft: draft.flip(-1))
+
+
+@pytest.mark.gpu
+def test_a_gpu_answers_as_the_cpu() -> None:
+    assert all(a.cpu().equal(b) for a, b in zip(run(50, device="cuda"), run(50), strict=True))
+
+
+def test_bad_input_is_refused_with_advice() -> None:
+    (tables, target, draft), _ = drawn("2x1", md.scheme("without_replacement:recursive_rejection"))
+    loop = tables[2].clone()
+    loop[0, 1] = 1
+    wrong = {
+        "every node has one parent": ([*tables[:2], loop, tables[3], target, draft], {}),
+        "give four of integers": ([tables[0][:, :2], *tables[1:], target, draft], {}),
+        "each place of the batch": ([tables[0], 0 * tables[1], *tables[2:], target, draft], {}),
+        "a row a node": ([*tables, target[:, :2], draft], {}),
+        "pass probabilities": ([*tables, 3 * target, draft], {}),
+        "pass the distribution": ([*tables, target, torch.tensor([0.0, 0.0, 1.0]).expand(draft.shape)], {}),
+        "has no row for node": ([*tables, target, draft[:, :1]], {}),
+        "give the depth": ([*tables, target, draft], {"num_speculative_tokens": 1}),
+        "use iid:lorenz": ([*tables, target, draft], {"scheme": "anchored:lorenz"}),
+        "needs draft_probs": ([*tables, target], {"scheme": "iid:lorenz"}),
+    }
+    for advice, (asked, settings) in wrong.items():
+        with pytest.raises(md.AdviceError, match=advice):
+            unwrap(md.verify_tree)(*asked, generator=torch.Generator().manual_seed(0), **settings)
