@@ -1,0 +1,172 @@
+"""What a head is taught on: a target's hidden states and distributions at texts that it wrote, captured once.
+
+A text is read beside those of about its length. They are kept in bfloat16 in shards on disk, 64 texts each; a shard is
+whole or not there, so a capture that was stopped goes on.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from multidraft.errors import AdviceError
+from multidraft.io.files import NEW
+from multidraft.models import compat
+from multidraft.models.huggingface import home
+from multidraft_research.training.teaching import TOGETHER, Said
+from multidraft_research.training.texts import TOP, Text
+
+SHARD = 64  # texts of a shard
+LONGEST = 1024  # tokens of a text; what goes beyond is cut off
+
+
+class Seen(NamedTuple):
+    """A text with the target's states at each of its tokens: those of the layers asked for, then the last, normed."""
+
+    text: Text
+    states: Float[Tensor, "length layers width"]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """Conversations of one turn, a line each: `user`, `assistant`, and if known `id`, `ended`, `temperature`.
+
+    A record with `text` alone is a text without turns. Raises AdviceError where a line is neither.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            found = [json.loads(line) for line in file if line.strip()]
+    except (OSError, ValueError, EOFError) as error:
+        raise AdviceError(f"cannot read {str(path)!r} ({error}); give JSON lines of user and assistant") from None
+    for number, one in enumerate(found, 1):
+        if not isinstance(one, dict) or not ({"user", "assistant"} <= one.keys() or "text" in one):
+            raise AdviceError(f"line {number} of {str(path)!r} has no user and assistant, and no text; add them")
+    return found
+
+
+def said_of(record: dict[str, Any], number: int, tokenizer: PreTrainedTokenizerBase) -> Said:
+    """One record in tokens, in the tokenizer's chat template; a user's turn of the target's own (`self/...`) is taught.
+
+    `first` is the token before the first one that is taught, `answer` where the answer begins.
+    """
+    own = str(record.get("id", "")).startswith("self/")
+    before, closed = [], ""
+    if "text" in record:
+        before, said = bare(tokenizer, ""), bare(tokenizer, record["text"])
+        tokens, first, answer = said, max(common(before, said), 1) - 1, max(len(before), 1)
+    else:
+        before, empty = prompted(tokenizer, record["user"]), prompted(tokenizer, "")
+        closed = str(tokenizer.eos_token or "") if record.get("ended", True) else ""
+        tokens = before + tokenizer(record["assistant"] + closed, add_special_tokens=False)["input_ids"]
+        first, answer = (common(before, empty) if own else len(before)) - 1, len(before)
+    about = {"id": str(record.get("id", number)), "temperature": record.get("temperature", 1.0), "answer": answer}
+    return Said(tokens[:LONGEST], first, answer, about)
+
+
+def bare(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of a text without a template."""
+    return list(tokenizer(text)["input_ids"])
+
+
+def prompted(tokenizer: PreTrainedTokenizerBase, user: str) -> list[int]:
+    """The tokens before an answer."""
+    if not tokenizer.chat_template:
+        return bare(tokenizer, user)
+    turns = [{"role": "user", "content": user}]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike.
+
+    >>> common([1, 2, 3], [1, 2, 4, 5])
+    2
+    """
+    same = (index for index, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return next(same, min(len(one), len(other)))
+
+
+@torch.inference_mode()
+def see(model: PreTrainedModel, said: Sequence[Said], layers: Sequence[int]) -> Iterator[tuple[int, Seen]]:
+    """Read texts, those of about one length together; each comes with its index.
+
+    Layer k is what `output_hidden_states` calls k: 0 is the embedding, k what layer k-1 gives.
+    """
+    read, order = compat.body(model)[1], sorted(range(len(said)), key=lambda index: len(said[index].tokens))
+    for first in range(0, len(order), TOGETHER):
+        group = order[first : first + TOGETHER]
+        longest = len(said[group[-1]].tokens)
+        rows = [said[index].tokens + [0] * (longest - len(said[index].tokens)) for index in group]
+        output = read(torch.tensor(rows, device=home(model)), use_cache=False, output_hidden_states=True)
+        states = torch.stack([*(output.hidden_states[layer] for layer in layers), output.last_hidden_state], 2)
+        for index, own in zip(group, states, strict=True):  # what follows a text is seen by none of it
+            yield index, seen(model, said[index], own[: len(said[index].tokens)])
+
+
+def seen(model: PreTrainedModel, said: Said, states: Float[Tensor, "length layers width"]) -> Seen:
+    """One text with what its model expects at each place that is taught."""
+    places = np.arange(said.first + 1, len(said.tokens))
+    logits = model.lm_head(states[places - 1, -1]).float()
+    values, ids = logits.topk(min(TOP, logits.shape[-1]))
+    logs = values - logits.logsumexp(-1, keepdim=True)
+    text = Text(np.array(said.tokens), places, ids.cpu().numpy(), logs.cpu().numpy(), said.about)
+    return Seen(text, states.to("cpu", torch.bfloat16))
+
+
+def capture(
+    model: PreTrainedModel, said: Sequence[Said], layers: Sequence[int], out: Path, name: str
+) -> Iterator[tuple[Path, int]]:
+    """Write shards `name`-00000.safetensors, ...; those that are there are passed over. Each with its tokens."""
+    out.mkdir(parents=True, exist_ok=True)
+    for first in range(0, len(said), SHARD):
+        group, path = said[first : first + SHARD], out / f"{name}-{first // SHARD:05d}.safetensors"
+        if not path.exists():
+            found = dict(see(model, group, layers))
+            save(path, [found[index] for index in range(len(group))])
+        yield path, sum(len(one.tokens) for one in group)
+
+
+def save(path: Path, texts: Sequence[Seen]) -> None:
+    """Write a shard, whole or not at all."""
+    arrays = {
+        "tokens": torch.from_numpy(np.concatenate([one.text.tokens for one in texts]).astype(np.int32)),
+        "places": torch.from_numpy(np.concatenate([one.text.places for one in texts]).astype(np.int32)),
+        "ids": torch.from_numpy(np.concatenate([one.text.ids for one in texts]).astype(np.int32)),
+        "logs": torch.from_numpy(np.concatenate([one.text.logs for one in texts]).astype(np.float16)),
+        "states": torch.cat([one.states for one in texts]),
+    }
+    about = [one.text.about | {"sizes": [len(one.text.tokens), len(one.text.places)]} for one in texts]
+    new = path.with_name(NEW + path.name)
+    save_file(arrays, new, {"texts": json.dumps(about)})
+    new.replace(path)
+
+
+def load(path: Path) -> Iterator[Seen]:
+    """The texts of a shard; their states stay on disk until they are read."""
+    with safe_open(str(path), "pt") as shard:
+        about = json.loads(shard.metadata()["texts"])
+        found = {name: shard.get_tensor(name) for name in ("tokens", "places", "ids", "logs", "states")}
+    sizes = [one.pop("sizes") for one in about]
+    tokens, states = (found[name].split([size for size, _ in sizes]) for name in ("tokens", "states"))
+    places, ids, logs = (found[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
+    for index, said in enumerate(about):
+        arrays = (part[index].numpy() for part in (tokens, places, ids, logs))
+        yield Seen(Text(*arrays, said), states[index])
+
+
+def load_all(folder: Path, name: str) -> list[Seen]:
+    """The texts of all shards of one name that have places to teach; raises AdviceError where there are none."""
+    paths = sorted(folder.glob(f"{name}-*.safetensors"))
+    texts = [one for path in paths for one in load(path) if len(one.text.places)]
+    if not texts:
+        raise AdviceError(f"there are no captured texts in {str(folder)!r}; give more text")
+    return texts

@@ -1,0 +1,175 @@
+"""Modules of heads: what a tree reads is what its paths read, and files come back as they were written."""
+
+import json
+
+import pytest
+import torch
+from tiny import tiny_model
+from transformers import AutoConfig
+
+from multidraft import AdviceError
+from multidraft.models.heads import formats
+from multidraft.models.heads.dflash import DFlash
+from multidraft.models.heads.eagle3 import Eagle3
+from multidraft.models.heads.formats import Settings
+from multidraft.models.heads.layers import Grown
+from multidraft.models.heads.loading import load_head, save_head
+from multidraft.models.heads.medusa import Medusa
+
+VOCABULARY, WIDTH, IDS = 61, 32, [3, 5, 9, 40]
+OFFSETS = torch.tensor(IDS) - torch.arange(len(IDS))
+
+
+def layer(family: str = "llama", layers: int = 1, **more: object):
+    """A small decoder layer's configuration."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return AutoConfig.for_model(family, **sizes, head_dim=8, vocab_size=VOCABULARY, num_hidden_layers=layers, **more)
+
+
+def head(kind: str = "eagle3", family: str = "llama", layers: int = 1, seed: int = 0, **more: object):
+    """A random head."""
+    torch.manual_seed(seed)
+    given = {"dflash": {"block": 4, "mask_token": 7}, "medusa": {"heads": 3}}.get(kind, {})
+    read = (2,) if kind == "medusa" else (0, 1, 2)
+    settings = Settings(kind, layer(family, layers), read, len(IDS), WIDTH, **(given | more))
+    made = {"eagle3": Eagle3, "dflash": DFlash, "medusa": Medusa}[kind](settings)
+    for value in made.parameters():
+        torch.nn.init.normal_(value, std=0.3)
+    made.d2t = OFFSETS.clone()
+    return made.eval()
+
+
+def causal(size: int) -> torch.Tensor:
+    """Each sees what is before it, and itself."""
+    return torch.ones(size, size, dtype=torch.bool).tril()[None, None]
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, {"norm_before_residual": True, "norm_before_fc": True}, {"fc_norm": True, "norm_output": True}]
+)
+@pytest.mark.parametrize(("family", "layers"), [("llama", 1), ("qwen3", 2)])
+@torch.inference_mode()
+def test_what_an_eagle_head_reads_in_one_pass_it_reads_token_by_token(flags, family, layers):
+    model = head(family=family, layers=layers, **flags)
+    tokens, features = torch.tensor([[1, 9, 30, 2, 8]]), torch.randn(1, 5, 3 * WIDTH)
+    positions = torch.arange(5)[None]
+    whole = model(tokens, model.fuse(features), positions, causal(5), Grown())
+    cache = Grown()
+    for place in range(5):
+        mask = torch.ones(1, 1, 1, place + 1, dtype=torch.bool)
+        at = slice(place, place + 1)
+        one = model(tokens[:, at], model.fuse(features[:, at]), positions[:, at] + 3, mask, cache)  # from anywhere
+        assert torch.allclose(one[:, 0], whole[:, place], atol=1e-5)
+        assert torch.allclose(model.logits(one), model.logits(whole[:, at]), atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_tree_of_an_eagle_head_is_its_paths():
+    model = head(layers=2)
+    kept, features = torch.tensor([[1, 9, 30]]), torch.randn(1, 3, 3 * WIDTH)
+
+    def begun() -> tuple[torch.Tensor, Grown]:
+        cache = Grown()
+        return model(kept, model.fuse(features), torch.arange(3)[None], causal(3), cache)[:, -1:], cache
+
+    root, cache = begun()
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 1]], dtype=torch.bool)[None, None]
+    tree = model(torch.tensor([[5, 40]]), root.expand(1, 2, -1), torch.tensor([[3, 3]]), mask, cache)
+    for place, token in enumerate((5, 40)):
+        root, cache = begun()
+        path = model(
+            torch.tensor([[token]]), root, torch.tensor([[3]]), torch.ones(1, 1, 1, 4, dtype=torch.bool), cache
+        )
+        assert torch.allclose(tree[:, place], path[:, 0], atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_block_sees_itself_and_all_before_it_and_says_the_same_whenever_it_was_remembered():
+    model = head("dflash", "qwen3", layers=2)
+    features, block = torch.randn(2, 6, 3 * WIDTH), model.block(torch.tensor([4, 9]))
+    assert block.tolist() == [[4, 7, 7, 7], [9, 7, 7, 7]]
+    positions, seen = torch.arange(6).expand(2, -1), torch.ones(1, 1, 4, 10, dtype=torch.bool)
+    at_once, by_parts = Grown(), Grown()
+    model.remember(model.fuse(features), positions, at_once)
+    for part in (slice(0, 2), slice(2, 6)):
+        model.remember(model.fuse(features[:, part]), positions[:, part], by_parts)
+    found = [model(block, torch.arange(6, 10).expand(2, -1), seen, cache) for cache in (at_once, by_parts)]
+    assert torch.allclose(*found, atol=1e-5)
+    blind = seen.clone()
+    blind[..., 0] = False
+    assert not torch.allclose(found[0], head_again(model, features, block, blind), atol=1e-2)
+
+
+def head_again(model: DFlash, features: torch.Tensor, block: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The states of a block with another mask."""
+    cache = Grown()
+    model.remember(model.fuse(features), torch.arange(6).expand(2, -1), cache)
+    return model(block, torch.arange(6, 10).expand(2, -1), mask, cache)
+
+
+@torch.inference_mode()
+def test_medusa_by_hand():
+    model, states = head("medusa"), torch.randn(2, WIDTH)
+    linear, output = model[1][0].linear, model[1][1]
+    inner = states @ linear.weight.T + linear.bias
+    assert torch.allclose(model(states)[1], (states + inner * inner.sigmoid()) @ output.weight.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+def test_a_head_comes_back_from_its_files(kind, tmp_path):
+    target, ours = tiny_model("llama"), head(kind, "qwen3" if kind == "dflash" else "llama")
+    save_head(ours, tmp_path, "some/target", ["LlamaForCausalLM"])
+    theirs = load_head(tmp_path, target)
+    assert theirs.ids.tolist() == IDS
+    assert theirs.settings.layers == ours.settings.layers
+    mine = {name: value for name, value in ours.state_dict().items() if "embed_tokens" not in name}
+    assert all(value.equal(theirs.state_dict()[name]) for name, value in mine.items())
+    if kind != "medusa":
+        assert theirs.embed_tokens.weight.data_ptr() == target.get_input_embeddings().weight.data_ptr()
+
+
+def test_an_output_that_is_left_out_is_rows_of_the_targets(tmp_path):
+    target = tiny_model("llama")
+    save_head(head(), tmp_path, "some/target", whole=False)
+    assert load_head(tmp_path, target).lm_head.weight.equal(target.lm_head.weight[IDS])
+
+
+def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
+    ours = head(layers=1, norm_before_fc=True)
+    names = {name.replace("layers.0.", "midlayer."): value for name, value in ours.state_dict().items()}
+    said = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": len(IDS)}
+    said |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "norm_before_fc": True}}
+    said |= {name: getattr(layer(), name) for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    said |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY, "num_hidden_layers": 1}
+    formats.write(tmp_path, said, names)
+    theirs = load_head(tmp_path, tiny_model("llama"))
+    assert theirs.input_norm.weight.equal(ours.input_norm.weight)
+    assert theirs.layers[0].hidden_norm.weight.equal(ours.layers[0].hidden_norm.weight)
+
+
+def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
+    ours = head("dflash", "qwen3")
+    weights = {name: each for name, each in ours.state_dict().items() if name not in ("embed_tokens.weight", "d2t")}
+    weights["lm_head.weight"] = torch.zeros(VOCABULARY, WIDTH)
+    said = layer("qwen3").to_diff_dict() | {"architectures": ["DFlashDraftModel"], "block_size": 4}
+    said |= {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [-1, 0, 1]}}
+    formats.write(tmp_path, said, weights)
+    theirs = load_head(tmp_path, tiny_model("llama"))
+    assert (theirs.settings.layers, theirs.ids) == ((0, 1, 2), None)
+
+
+def test_heads_of_another_target_or_of_none_are_refused(tmp_path):
+    target = tiny_model("llama")
+    with pytest.raises(AdviceError, match=r"no config\.json"):
+        load_head(tmp_path, target)
+    save_head(head(), tmp_path, "some/target")
+    said = json.loads((tmp_path / "config.json").read_text())
+    for change, message in (
+        ({"target_hidden_size": 64}, "width 64 and this one has 32"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads layer 9 of its target and this one has 2"),
+        ({"fc_norm": True}, r"lacks fc_norm\.0\.weight"),
+        ({"speculators_model_type": "other", "architectures": ["Other"]}, "is of no head"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said | change))
+        with pytest.raises(AdviceError, match=message):
+            load_head(tmp_path, target)
