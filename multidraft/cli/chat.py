@@ -8,15 +8,14 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.prompts import Prompt, check_length
-from multidraft.cli.terminal import Screen
+from multidraft.cli.terminal import Screen, Spoken
 from multidraft.errors import AdviceError
-from multidraft.generation.conversations import Message, written
+from multidraft.generation.text import Message, written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.cli.report import Decoded
-    from multidraft.decoding.metrics import Info
+    from multidraft.cli.decode import Decoded
 
 Answer = Callable[[Prompt, Screen], "Decoded"]
 COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
@@ -27,19 +26,6 @@ def check_session(options: dict[str, object]) -> None:
     for name, given in options.items():
         if given:
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
-
-
-class Spoken(Screen):
-    """Shows an answer as it comes, and keeps it, because it may be stopped."""
-
-    def show(self, row: int, piece: str, kind: str) -> None:
-        super().show(row, piece, kind)
-        terminal.show(piece, kind)
-
-    @property
-    def text(self) -> str:
-        """All that was shown."""
-        return "".join(piece for pieces in self.texts for piece in pieces)
 
 
 class Session:
@@ -81,10 +67,12 @@ class Session:
         self.answers += 1
         spoken = Spoken()
         try:
-            summary = counted(self.answer(prompt, spoken)[1])
+            info = self.answer(prompt, spoken)[1]
+            pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
+            summary = f"{info.tokens} tokens, {pace}"
         except KeyboardInterrupt:
             summary = "stopped"
-        self.messages.append({"role": "assistant", "content": spoken.text})
+        self.messages.append({"role": "assistant", "content": "".join(spoken.texts[0])})
         terminal.show(f"\n[{summary}]\n")
 
 
@@ -97,8 +85,3 @@ def ask() -> str | None:
         return None
     except KeyboardInterrupt:
         return ""
-
-
-def counted(info: "Info") -> str:
-    """What an answer took."""
-    return f"{info.tokens} tokens, {info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"

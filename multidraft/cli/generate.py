@@ -1,25 +1,20 @@
 """`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
-from multidraft.cli import compare as comparison
+from multidraft.cli import compare, terminal
 from multidraft.cli import options as o
-from multidraft.cli import terminal
 from multidraft.cli.chat import Session, check_session
 from multidraft.cli.crews import crew_of
-from multidraft.cli.decode import SEEDS_APART, Job, context, decode
-from multidraft.cli.models import Loader, Models, load
-from multidraft.cli.names import parse, usual
-from multidraft.cli.prompts import Prompt, check_template, digest, encode, read_prompts
+from multidraft.cli.decode import SEEDS_APART, Decoded, Job, context, decode
+from multidraft.cli.models import Loader, Models, usual
+from multidraft.cli.prompts import Prompt, digest, read_prompts
 from multidraft.cli.report import Report
-from multidraft.cli.terminal import Bar, Live
+from multidraft.cli.terminal import Bar, Live, Screen
 from multidraft.cli.workers import Shards, spread
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.io import files
 from multidraft.io.lock import hold
 
@@ -30,146 +25,137 @@ if TYPE_CHECKING:
 JSONL = (
     "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
 )
+Rivals = dict[str, tuple[int, float]]  # tokens and seconds, by name
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 
 
-def sampling(text: str) -> Any:
-    """An option of sampling."""
-    return Option(help=text, rich_help_panel=o.SAMPLING)
+@dataclass(frozen=True)
+class Asked:
+    """What to continue."""
+
+    prompt: Annotated[str | None, o.asked("Text to continue.", o.PROMPTS)] = None
+    prompts: Annotated[Path | None, o.asked(o.FILE, o.PROMPTS)] = None
+    limit: o.Limit = None
+    chat: Annotated[bool, o.asked("Use the chat template; without a prompt, converse.", o.PROMPTS, "--chat")] = False
+
+    @property
+    def talks(self) -> bool:
+        """Whether it is a conversation."""
+        return self.chat and self.prompt is self.prompts is None
 
 
-def generate(
-    target: o.Target = None,
-    draft: o.Draft = None,
-    engine: o.Engine = None,
-    trust_remote_code: o.Trust = False,
-    prompt: Annotated[str | None, Option(help="Text to continue.", rich_help_panel=o.PROMPTS)] = None,
-    prompts: o.PromptFile = None,
-    limit: o.Limit = None,
-    chat: Annotated[
-        bool,
-        Option("--chat", help="Use the chat template; without a prompt, converse.", rich_help_panel=o.PROMPTS),
-    ] = False,
-    max_new_tokens: Annotated[int, Option(min=1, help="New tokens for each prompt.", rich_help_panel=o.SAMPLING)] = 128,
-    temperature: Annotated[float, sampling("0 decodes greedily.")] = 1.0,
-    top_k: Annotated[int | None, sampling("Sample from the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, sampling("Sample from the smallest set that holds p.")] = None,
-    min_p: Annotated[float | None, sampling("Sample from tokens at least p times as likely as the best.")] = None,
-    repetition_penalty: Annotated[float | None, sampling("Above 1, tokens seen before become less likely.")] = None,
-    draft_temperature: Annotated[float | None, sampling("Of the draft. Default: the temperature.")] = None,
-    stop: Annotated[list[str] | None, sampling("Text that ends a row; may be repeated.")] = None,
-    scheme: o.Scheme = SCHEME,
-    tree: o.Tree = TREE,
-    plan: o.Plan = None,
-    tune_budget: o.TuneBudget = TUNE_BUDGET,
-    walk: o.Walk = "deferred",
-    batch: Annotated[int, Option(min=1, help="Prompts decoded side by side.", rich_help_panel=o.RUN)] = 1,
-    seed: o.Seed = 0,
-    compiles: Annotated[
-        bool,
-        Option("--compile", help="Compile both models' steps first: for long runs.", rich_help_panel=o.RUN),
-    ] = False,
-    workers: o.Workers = None,
-    ray: o.Ray = None,
-    jsonl: Annotated[Path | None, Option(help=JSONL, rich_help_panel=o.OUTPUT)] = None,
-    wait: o.Wait = False,
-    trace: Annotated[
-        Path | None,
-        Option(help="Record every draw and decision; see `multidraft replay`.", rich_help_panel=o.OUTPUT),
-    ] = None,
-    compare: Annotated[
-        bool,
-        Option(
-            "--compare",
-            help="Also decode plainly, and as transformers drafts.",
-            rich_help_panel=o.OUTPUT,
-        ),
-    ] = False,
-    as_json: o.Json = False,
-) -> None:
+@dataclass(frozen=True)
+class Sampling:
+    """What the text is drawn from; by the names of `multidraft.generate`."""
+
+    max_new_tokens: Annotated[int, o.asked("New tokens for each prompt.", o.SAMPLING, min=1)] = 128
+    temperature: Annotated[float, o.asked("0 decodes greedily.", o.SAMPLING)] = 1.0
+    top_k: Annotated[int | None, o.asked("Sample from the k most likely tokens.", o.SAMPLING)] = None
+    top_p: Annotated[float | None, o.asked("Sample from the smallest set that holds p.", o.SAMPLING)] = None
+    min_p: Annotated[
+        float | None, o.asked("Sample from tokens at least p times as likely as the best.", o.SAMPLING)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, o.asked("Above 1, tokens seen before become less likely.", o.SAMPLING)
+    ] = None
+    draft_temperature: Annotated[float | None, o.asked("Of the draft. Default: the temperature.", o.SAMPLING)] = None
+    stop: Annotated[list[str] | None, o.asked("Text that ends a row; may be repeated.", o.SAMPLING)] = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the work is done."""
+
+    batch: Annotated[int, o.asked("Prompts decoded side by side.", o.RUN, min=1)] = 1
+    seed: o.Seed = 0
+    compiles: Annotated[bool, o.asked("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
+    workers: o.Workers = None
+    ray: o.Ray = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is written, and where."""
+
+    jsonl: Annotated[Path | None, o.asked(JSONL, o.OUTPUT)] = None
+    wait: o.Wait = False
+    trace: Annotated[Path | None, o.asked("Record every draw and decision; see `multidraft replay`.", o.OUTPUT)] = None
+    compare: Annotated[bool, o.asked("Also decode plainly, and as transformers drafts.", o.OUTPUT, "--compare")] = False
+    as_json: o.Json = False
+
+    def check(self, inputs: list[Path | str | None]) -> None:
+        """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
+        files.check(self.trace, "--trace", inputs)
+        files.check(self.jsonl, "--jsonl", inputs)
+        if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
+            raise AdviceError("--trace and --jsonl are one file; choose two")
+
+    def folder(self, talks: bool) -> Path:
+        """Where several workers' shards go; raises on what they cannot do together."""
+        if self.jsonl is None:
+            raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
+        for name, value in {"a conversation": talks, "--trace": self.trace, "--compare": self.compare}.items():
+            if value:
+                raise AdviceError(f"{name} is of one process; leave it out, or --workers and --ray")
+        return self.jsonl
+
+
+@o.grouped
+def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Drafting, run: Run, output: Output) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
-    settings: dict[str, Any] = dict(scheme=scheme, tree=tree, walk=walk, max_new_tokens=max_new_tokens)
-    settings |= dict(plan=plan, tune_budget=tune_budget)
-    settings |= dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    settings |= dict(repetition_penalty=repetition_penalty, draft_temperature=draft_temperature, stop=stop)
-    settings |= dict(compile=compiles)
-    drafters = 1 if draft is None else len(parse(draft))
-    job, loader = Job(batch, seed, compare, settings, drafts=drafters > 0), Loader(engine, trust_remote_code)
-    talks = chat and prompt is prompts is None
-    if talks:
-        check_session({"--json": as_json, "--compare": compare, "--jsonl": jsonl, "--limit": limit})
-    chosen = [] if talks else read_prompts(prompt, prompts, limit)
+    if asked.talks:
+        told = {"--json": output.as_json, "--compare": output.compare, "--jsonl": output.jsonl}
+        check_session(told | {"--limit": asked.limit})
+    chosen = [] if asked.talks else read_prompts(asked.prompt, asked.prompts, asked.limit)
+    loader = Loader(named.engine, named.trust)
     loader.check()
-    job.check(drafters)
-    names = usual(target, draft)
-    shards = Shards(*names, loader, chat, job, chosen)
-    if (workers or 1) > 1 or ray is not None:
-        folder = shared_folder(jsonl, {"a conversation": talks, "--trace": trace, "--compare": compare})
-        with hold(folder, wait):
-            return spread(shards, folder, crew_of(workers, ray), as_json)
-    check_outputs(trace, jsonl, [prompts, target, draft, plan])
-    chose = None if target or as_json else f"target {names[0]}, draft {names[1]} (--target and --draft name others)"
-    with hold(jsonl, wait):
-        here(shards, talks, trace, jsonl, as_json, chose)
+    target, draft = usual(named.target, named.draft)
+    settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles}
+    job = Job(draft, run.batch, run.seed, output.compare, settings)
+    job.check()
+    shards = Shards(target, loader, asked.chat, job, chosen)
+    if (run.workers or 1) > 1 or run.ray is not None:
+        folder = output.folder(asked.talks)
+        with hold(folder, output.wait):
+            return spread(shards, folder, crew_of(run.workers, run.ray), output.as_json)
+    output.check([asked.prompts, named.target, named.draft, drafting.plan])
+    with hold(output.jsonl, output.wait):
+        here(shards, asked.talks, output, named.target is None)
 
 
-def here(shards: Shards, talks: bool, trace: Path | None, jsonl: Path | None, as_json: bool, chose: str | None) -> None:
-    """Decode in this process, and report; `chose` says which models were taken where none is named."""
-    job, chosen = shards.job, shards.prompts
-    names = {"target": shards.target, "draft": shards.draft}
-    report = Report(names | job.settings | {"batch": job.batch, "seed": job.seed}, job.compare)
-    journal = (
-        None if jsonl is None else begun(jsonl, report.settings | shards.manner | {"compare": job.compare}, chosen)
-    )
-    if journal and journal.records and trace is not None and trace.exists():
-        raise AdviceError(f"--trace {str(trace)!r} is of the prompts before, and would be lost; give another file")
-    pair = load(shards.target, shards.draft, shards.loader)
-    if shards.chat:
-        check_template(pair.tokenizer, shards.target)
-    encode(chosen, pair.tokenizer, context(pair), shards.chat)
-    if chose:
-        terminal.note(chose)
-    if trace is not None:
-        job = replace(job, trace=trace_file(trace, pair, report))
+def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
+    """Decode in this process, and report; where no models were named, say which were taken."""
+    job, report = shards.job, Report(shards.manner, output.compare)
+    journal = None if output.jsonl is None else begun(output.jsonl, shards)
+    done = len(journal.records) if journal else 0
+    if done and output.trace is not None and output.trace.exists():
+        raise AdviceError(
+            f"--trace {str(output.trace)!r} is of the prompts before, and would be lost; give another file"
+        )
+    pair, chosen = shards.models, shards.read(shards.prompts)
+    if unnamed and not output.as_json:
+        terminal.note(f"target {shards.target}, draft {job.draft} (--target and --draft name others)")
+    if output.trace is not None:
+        job = replace(job, trace=trace_file(output.trace, pair, report))
     if talks:
-        return converse(pair, job)
-    left = chosen[len(journal.records) if journal else 0 :]
-    run(pair, job, left, report, as_json, journal)
-    report.print(as_json)
+        return Session(
+            pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)
+        ).run()
+    run_all(pair, job, chosen[done:], report, Bar(len(chosen) - done) if output.as_json else Live(), journal)
+    report.print(output.as_json)
     if report.interrupted:
-        raise KeyboardInterrupt(f"stopped after {len(chosen) - len(left) + report.complete} of {len(chosen)} prompts")
+        raise KeyboardInterrupt(f"stopped after {done + report.complete} of {len(chosen)} prompts")
 
 
-def check_outputs(trace: Path | None, jsonl: Path | None, inputs: list[Path | str | None]) -> None:
-    """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
-    files.check(trace, "--trace", inputs)
-    files.check(jsonl, "--jsonl", inputs)
-    if trace is not None and jsonl is not None and trace.resolve() == jsonl.resolve():
-        raise AdviceError("--trace and --jsonl are one file; choose two")
-
-
-def shared_folder(jsonl: Path | None, others: dict[str, object]) -> Path:
-    """Where several workers' shards go; raises on what they cannot do together."""
-    if jsonl is None:
-        raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
-    if wrong := [name for name, value in others.items() if value]:
-        raise AdviceError(f"{wrong[0]} is of one process; leave it out, or --workers and --ray")
-    return jsonl
-
-
-def begun(path: Path, settings: dict[str, object], prompts: list[Prompt]) -> "Journal":
+def begun(path: Path, shards: Shards) -> "Journal":
     """The results so far, and where to write the others; raises where they are of another run."""
     from multidraft.io.journal import Journal
 
-    journal = Journal(path, {"results": "multidraft generate"} | settings | {"prompts": digest(prompts)})
+    own = {"results": "multidraft generate", "compare": shards.job.compare, "prompts": digest(shards.prompts)}
+    journal = Journal(path, shards.manner | shards.loading | own)
     if journal.records:
-        terminal.note(f"{path} has {len(journal.records)} of {len(prompts)} prompts; going on with the others")
+        terminal.note(f"{path} has {len(journal.records)} of {len(shards.prompts)} prompts; going on with the others")
     return journal
-
-
-def converse(pair: Models, job: Job) -> None:
-    """Answer what is said in the terminal."""
-    Session(pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)).run()
 
 
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
@@ -177,50 +163,40 @@ def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     from multidraft.decoding.trace_file import TraceFile
     from multidraft.machine.identity import hardware, versions
 
-    settings = {"run": report.settings, "versions": versions(), "hardware": hardware()}
-    return TraceFile(path, pair.tokenizer, settings)
+    return TraceFile(path, pair.tokenizer, {"run": report.settings, "versions": versions(), "hardware": hardware()})
 
 
-def run(
-    pair: Models, job: Job, prompts: list[Prompt], report: Report, as_json: bool, journal: "Journal | None" = None
+def run_all(
+    pair: Models, job: Job, prompts: list[Prompt], report: Report, screen: Screen, journal: "Journal | None"
 ) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
-    batches = [prompts[i : i + job.batch] for i in range(0, len(prompts), job.batch)]
-    screen = Bar(len(prompts)) if as_json else Live()
+
+    def keep(records: list[dict[str, object]]) -> None:
+        if journal is not None:
+            for record in records:
+                journal.append(record)
+
     try:
-        if batches:
-            warm_up(pair, job, batches[0])
-        for rows in batches:
-            drafted = decode(pair, job, rows, screen=screen)
-            plain = decode(pair, job, rows, drafts=False) if job.compare else None
-            report.add(rows, drafted, plain, rivals(pair, job, rows))
-            write(journal, report.records[-len(rows) :])
+        for first in range(0, len(prompts), job.batch):
+            rows = prompts[first : first + job.batch]
+            if not first:
+                short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
+                all_ways(pair, short, rows, Screen())
+            report.add(rows, *all_ways(pair, job, rows, screen))
+            keep(report.records[-len(rows) :])
             screen.forget()
     except KeyboardInterrupt:
         report.interrupt(screen.rows, screen.texts)
-        write(journal, report.records[report.complete :])
+        keep(report.records[report.complete :])
     finally:
         screen.close()
 
 
-def write(journal: "Journal | None", records: list[dict[str, object]]) -> None:
-    """A line for each of the results."""
-    if journal is not None:
-        for record in records:
-            journal.append(record)
-
-
-def warm_up(pair: Models, job: Job, rows: list[Prompt]) -> None:
-    """Decode a few tokens on each side and throw them away."""
-    short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
-    decode(pair, short, rows)
-    if job.compare:
-        decode(pair, short, rows, drafts=False)
-        rivals(pair, short, rows)
-
-
-def rivals(pair: Models, job: Job, rows: list[Prompt]) -> dict[str, tuple[int, float]]:
-    """Tokens and seconds of transformers' own ways to draft, where a comparison is wanted and it can be made."""
-    ways = comparison.rivals(pair, job.settings) if job.compare else {}
-    seed = job.seed * SEEDS_APART
-    return {name: comparison.rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}
+def all_ways(pair: Models, job: Job, rows: list[Prompt], screen: Screen) -> tuple[Decoded, Decoded | None, Rivals]:
+    """A batch with drafts, plainly, and in transformers' own ways to draft: these where a comparison is wanted."""
+    drafted = decode(pair, job, rows, screen=screen)
+    if not job.compare:
+        return drafted, None, {}
+    plain, seed = decode(pair, job, rows, drafts=False), job.seed * SEEDS_APART
+    ways = compare.rivals(pair, job.settings)
+    return drafted, plain, {name: compare.rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}

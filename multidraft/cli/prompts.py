@@ -1,7 +1,6 @@
 """Prompts as they come from the command line or a file, checked before anything is decoded."""
 
 import json
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -9,9 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.cli.names import EMBEDDED
+from multidraft.cli.models import EMBEDDED
+from multidraft.cli.options import HALF_CHARACTER
 from multidraft.errors import AdviceError
-from multidraft.generation.conversations import written
+from multidraft.generation.text import written
 from multidraft.io import files, json_lines
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.metrics import Gauge
 
-from multidraft.cli.on_ray import join, one_gpu
+from multidraft.cli.crews import join, one_gpu
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
 from multidraft.server.limits import Limits

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 
 COLUMNS = ["scheme", "exact", "cost of the rule", "source"]
@@ -15,50 +16,35 @@ def schemes(
 ) -> None:
     """List the schemes: drafting law, verification rule, whether it is exact, what it costs, where it is from."""
     import multidraft as md
-    from multidraft.cli import terminal
 
     if as_json and as_markdown:
         raise AdviceError("--json and --markdown are two forms of one list; choose one")
     entries: list[dict[str, Any]] = md.schemes()
     if as_json:
         return terminal.print_json(entries)
+    laws = sorted({entry["law"] for entry in entries})
     if as_markdown:
-        return print(markdown(entries))
-    rows: dict[str, list[str]] = {
-        f"LAW:{e['rule']}" if e["small"] and laws_of(e["rule"], entries) == laws_of(None, entries) else e["name"]: [
-            "yes" if e["exact"] else "no",
-            e["cost"] + (" *" if e["small"] else ""),
-            source(e),
+        rows = [
+            [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{n}`" for n in names), *rest]
+            for (rule, *rest), names in alike(entries, "; small vocabularies only").items()
         ]
-        for e in entries
-    }
-    terminal.print_table(COLUMNS, [[name, *rest] for name, rest in rows.items()])
-    terminal.note(f"LAW is any of {', '.join(sorted(laws_of(None, entries)))}. * for small vocabularies only")
-
-
-def markdown(entries: list[dict[str, Any]]) -> str:
-    """The table for a page: schemes that differ in their law alone share a line."""
-    lines: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for e in entries:
-        cost = e["cost"] + ("; small vocabularies only" if e["small"] else "")
-        lines.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source(e)), []).append(e)
+        return print("\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows]))
     rows = [
-        [f"`{rule}` with every law" if len(same) == len(laws_of(None, entries)) else names(same), *rest]
-        for (rule, *rest), same in lines.items()
+        [name, *rest]
+        for (rule, *rest), names in alike(entries, " *").items()
+        for name in ([f"LAW:{rule}"] if len(names) == len(laws) else names)
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows])
+    terminal.print_table(COLUMNS, rows)
+    terminal.note(f"LAW is any of {', '.join(laws)}. * for small vocabularies only")
 
 
-def names(entries: list[dict[str, Any]]) -> str:
-    """The names of some schemes as code."""
-    return ", ".join(f"`{entry['name']}`" for entry in entries)
+def alike(entries: list[dict[str, Any]], small: str) -> dict[tuple[str, ...], list[str]]:
+    """The names of schemes that differ in their law alone, by rule, exactness, cost and source.
 
-
-def laws_of(rule: str | None, entries: list[dict[str, Any]]) -> set[str]:
-    """The laws that a rule is valid for, or all laws."""
-    return {entry["law"] for entry in entries if rule in (None, entry["rule"])}
-
-
-def source(entry: dict[str, Any]) -> str:
-    """Where a scheme is from, and the name that it goes by with the deferred walk."""
-    return f"{entry['source']}; {entry['known_as']}" if entry["known_as"] else entry["source"]
+    With a scheme's source goes the name that it has in other papers with the deferred walk.
+    """
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for e in entries:
+        cost, source = e["cost"] + small * e["small"], "; ".join(filter(None, [e["source"], e["known_as"]]))
+        lines.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source), []).append(e["name"])
+    return lines

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, Models, load
-from multidraft.cli.names import parse, usual
+from multidraft.cli.models import Loader, Models, load, parse, usual
+from multidraft.cli.options import Drafting, Named
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -19,23 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Serving:
+class Serving(Drafting, Named):
     """The settings of `multidraft serve`, of which the models are only named."""
 
-    target: str | None = None
-    draft: str | None = None
-    scheme: str = SCHEME
-    tree: str = TREE
-    walk: str = "deferred"
     names: tuple[str, ...] = ()  # of the model in requests; none for the target's own
     api_key: str | None = None
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
     threads: int | None = None  # on the processor; None for as many as torch takes by itself
-    plan: str | None = None  # of `multidraft tune --out`, for trees that are chosen
-    tune_budget: float = TUNE_BUDGET  # seconds in which trees are timed that would not be taken
-    engine: str | None = None  # as `Loader` has it
-    trust: bool = False
 
     @property
     def known_as(self) -> list[str]:
@@ -87,7 +77,7 @@ class Serving:
         return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
 
     def choosing(self, models: Models) -> "DecodeConfig":
-        """The same with trees that are chosen by the rows under way, if that is asked for; none without a draft."""
+        """How to decode, with trees that the rows under way decide if that is asked for; none without a draft."""
         from multidraft.autotune.controller import auto
         from multidraft.autotune.identity import Subject
         from multidraft.decoding.policy import StaticTree

@@ -149,26 +149,32 @@ class Bar(Screen):
         self.bar.close()
 
 
-class Live(Screen):
-    """The text as it comes for one prompt at a time; a batch is shown when it is done."""
+class Spoken(Screen):
+    """Shows a text as it comes."""
+
+    def show(self, row: int, piece: str, kind: str) -> None:
+        super().show(row, piece, kind)
+        show(piece, kind)
+
+
+class Live(Spoken):
+    """One prompt at a time with its text as it comes; a batch is shown when it is done."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[list[tuple[str, str]]] = []
         legend()
 
     def begin(self, prompts: "list[Prompt]") -> None:
         super().begin(prompts)
-        self.held = [[] for _ in prompts]
+        self.held: list[list[tuple[str, str]]] = [[] for _ in prompts]
         if len(prompts) == 1:
             heading(prompts[0].id, prompts[0].text)
 
     def show(self, row: int, piece: str, kind: str) -> None:
-        super().show(row, piece, kind)
         if len(self.held) == 1:
-            show(piece, kind)
-        else:
-            self.held[row].append((piece, kind))
+            return super().show(row, piece, kind)
+        Screen.show(self, row, piece, kind)
+        self.held[row].append((piece, kind))
 
     def end(self, prompts: "list[Prompt]") -> None:
         for prompt, pieces in zip(prompts, self.held, strict=True):

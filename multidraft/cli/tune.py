@@ -3,20 +3,21 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.decode import context
-from multidraft.cli.models import Models, load
-from multidraft.cli.names import DRAFT, TARGET, parse
+from multidraft.cli.models import DRAFT, TARGET, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io import files
 
 if TYPE_CHECKING:
+    from multidraft.autotune.identity import Subject
     from multidraft.autotune.profile import Profile
     from multidraft.autotune.tuning import Line
 
@@ -26,13 +27,15 @@ TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
 BAR = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
 SIZES = (1, 2, 4, 8, 16, 32)
 COUNTS = (1, 2, 3, 4, 8)
+MOST, DRAFTS = 45, 8  # tokens of a pass, and drafts at a node, that are drawn
+COMPARED = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"]
 
 
 def tune(
     target: Annotated[str | None, Option(help=TARGET)] = None,
     draft: Annotated[str | None, Option(help=DRAFT)] = None,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
-    prompts: Annotated[Path | None, Option(help='File with one {"id", "task", "prompt"} a line.')] = None,
+    prompts: Annotated[Path | None, Option(help=o.FILE)] = None,
     limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
     scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
     walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
@@ -47,44 +50,36 @@ def tune(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
-    checked(out, plot, [prompts, target, draft], temperature or [], scheme, walk, len(parse(draft)))
+    import multidraft as md
+    from multidraft.autotune.identity import Subject
+
+    temperatures = temperature or TEMPERATURES
+    files.check(out, "--out", [prompts, target, draft])
+    if plot is not None:
+        files.check_picture(plot, [prompts, target, draft, out])
+    check_choice(temperatures, scheme, walk, len(parse(draft)))
     chosen = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
-    tokens, temperatures = [one.tokens for one in chosen], temperature or TEMPERATURES
-    profile, lines = measure(
-        pair, tokens, scheme, walk, temperatures, rows or ROWS, budget, STEPS if not quick else QUICK
-    )
+    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [one.tokens for one in chosen])
+    profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
     if out is not None:
         files.write(out, profile.as_json().encode())
         terminal.note(f"wrote {out}")
     if plot is not None:
-        from multidraft.cli.tune_picture import draw
-
         draw(profile, lines, plot)
-    terminal.print_json(as_data(profile, lines)) if as_json else show(profile, lines)
+    if as_json:
+        return terminal.print_json({"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]})
+    show(profile, lines)
 
 
-def checked(
-    out: Path | None,
-    plot: Path | None,
-    inputs: list[Any],
-    temperatures: list[float],
-    scheme: str,
-    walk: str,
-    drafters: int,
-) -> None:
-    """Raise on what cannot work, before anything is loaded."""
+def check_choice(temperatures: list[float], scheme: str, walk: str, drafters: int) -> None:
+    """Raise on settings that cannot work, and on schemes without a choice of trees."""
     from multidraft.generation.inputs import check_drafters, limits_of, make_config
     from multidraft.sampling.settings import Sampling
 
-    files.check(out, "--out", inputs)
-    if plot is not None:
-        from multidraft.cli.tune_picture import check
-
-        check(plot, [*inputs, out])
     for temperature in temperatures:
         Sampling(temperature)
     check_drafters(make_config(scheme, "1", walk, False).scheme, drafters > 1)
@@ -95,37 +90,30 @@ def checked(
 
 
 def measure(
-    pair: Models,
-    prompts: list[list[int]],
-    scheme: str,
-    walk: str,
-    temperatures: list[float],
-    rows: list[int],
-    budget: float,
-    steps: int,
+    own: "Subject", temperatures: list[float], rows: list[int], budget: float, steps: int
 ) -> "tuple[Profile, list[Line]]":
     """The profile, filled further and kept, and what it predicts beside what is measured."""
     from tqdm import tqdm
 
-    import multidraft as md
-    from multidraft.autotune.identity import Subject
     from multidraft.autotune.tuning import compare, measured, work
 
-    assert pair.draft is not None  # `tune` has checked
-    subject = Subject(pair.target, pair.draft, md.scheme(scheme), walk, prompts)
     with tqdm(total=budget, desc="measuring", bar_format=BAR, leave=False) as bar:
-        tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
-        profile = measured(subject, budget, temperatures, rows, tick)
+        profile = measured(own, budget, temperatures, rows, lambda spent: bar.update(min(spent, budget - bar.n)))
     if not profile.known:
         raise AdviceError("nothing has been measured; give a larger --budget")
     with tqdm(total=work(profile, temperatures, steps), desc="comparing", leave=False) as bar:
-        return profile, compare(subject, profile, temperatures, steps, bar.update)
+        return profile, compare(own, profile, temperatures, steps, bar.update)
 
 
 def show(profile: "Profile", lines: "list[Line]") -> None:
-    """Tables for people."""
-    show_costs(profile)
-    show_acceptance(profile)
+    """Milliseconds of passes of one row, acceptance at the root and by depth, and predicted beside measured speeds."""
+    one = profile.costs(1)
+    passes = {"a target pass over so many tokens": one.target, "a level of drafts at so many nodes": one.level}
+    costs = [[name, *(f"{1e3 * curve(size):.2f}" for size in SIZES)] for name, curve in passes.items()]
+    terminal.print_table(["milliseconds of", *map(str, SIZES)], costs)
+    names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
+    columns = ["acceptance at T", *names, "one draft by depth", "growing over fixed"]
+    terminal.print_table(columns, [acceptance(profile, temperature) for temperature in sorted(profile.acceptance)])
     numbers = [
         [
             f"{line.temperature:g}",
@@ -136,32 +124,37 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
         ]
         for line in lines
     ]
-    terminal.print_table(["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"], numbers)
+    terminal.print_table(COMPARED, numbers)
     terminal.note("`multidraft generate --tree auto` goes by this")
 
 
-def show_costs(profile: "Profile") -> None:
-    """Milliseconds of passes, of one row."""
-    one = profile.costs(1)
-    passes = {"a target pass over so many tokens": one.target, "a level of drafts at so many nodes": one.level}
-    terminal.print_table(
-        ["milliseconds of", *map(str, SIZES)],
-        [[name, *(f"{1e3 * curve(size):.2f}" for size in SIZES)] for name, curve in passes.items()],
-    )
+def acceptance(profile: "Profile", temperature: float) -> list[str]:
+    """The line of a temperature: acceptance by drafts at the root, by depth, and what trees that grow give."""
+    rates, grown = profile.rates(temperature), profile.growth_at(temperature)
+    depths = " ".join(f"{rates.accepted(1, depth):.2f}" for depth in range(5))
+    gain = f"{grown.gain(0.0, 0.0):.2f}" if all(grown.seconds) else ""
+    return [f"{temperature:g}", *(f"{rates.accepted(count, 0):.3f}" for count in COUNTS), depths, gain]
 
 
-def show_acceptance(profile: "Profile") -> None:
-    """Acceptance by temperature, at the root and by depth, and what trees that grow give."""
-    rows = []
-    for temperature in sorted(profile.acceptance):
-        rates, grown = profile.rates(temperature), profile.growth_at(temperature)
-        depths = " ".join(f"{rates.accepted(1, depth):.2f}" for depth in range(5))
-        gain = f"{grown.gain(0.0, 0.0):.2f}" if all(grown.seconds) else ""
-        rows.append([f"{temperature:g}", *(f"{rates.accepted(count, 0):.3f}" for count in COUNTS), depths, gain])
-    names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
-    terminal.print_table(["acceptance at T", *names, "one draft by depth", "growing over fixed"], rows)
+def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
+    """Three panels: what passes cost, what drafts give, and predicted beside measured speeds."""
+    from matplotlib.figure import Figure
 
-
-def as_data(profile: "Profile", lines: "list[Line]") -> dict[str, object]:
-    """What machines read."""
-    return {"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]}
+    figure = Figure(figsize=(13.5, 3.2), layout="constrained", dpi=110)
+    costs, rates, speeds = axes = figure.subplots(1, 3)
+    sizes, counts = range(1, MOST + 1), range(1, DRAFTS + 1)
+    for rows in profile.known:
+        costs.plot(sizes, [1e3 * profile.costs(rows).target(size) for size in sizes], label=f"{rows} rows")
+    costs.set(xlabel="new tokens a row", ylabel="ms of a target pass", ylim=(0, None))
+    for temperature in sorted({line.temperature for line in lines}):
+        name, known = f"T = {temperature:g}", profile.rates(temperature)
+        rates.plot(counts, [known.accepted(count, 0) for count in counts], marker="o", ms=4, label=name)
+        own = [line for line in lines if line.temperature == temperature]
+        speeds.plot([line.predicted_speed for line in own], [line.speed for line in own], "o", ms=5, label=name)
+    rates.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))
+    most = 1.05 * max(max(line.speed, line.predicted_speed) for line in lines)
+    speeds.plot([0, most], [0, most], "--", color="#888888", lw=1)
+    speeds.set(xlabel="predicted tokens a second", ylabel="measured", xlim=(0, most), ylim=(0, most))
+    for axis in axes:
+        axis.legend(frameon=False, fontsize="small")
+    figure.savefig(path)

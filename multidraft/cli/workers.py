@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from multidraft.cli import terminal
+from multidraft.cli.crews import Crew, run
 from multidraft.cli.decode import Job, context, decode
 from multidraft.cli.models import Loader, Models, load
-from multidraft.cli.names import parse
-from multidraft.cli.planned import MEASURED, adopt, limits, profile_of
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
-from multidraft.io import files as outputs
+from multidraft.io import files
+from multidraft.io.journal import Journal, Record
 
 if TYPE_CHECKING:
-    from multidraft.cli.jobs import Crew
-    from multidraft.io.journal import Journal, Record
+    from multidraft.autotune.identity import Subject
 
 SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
-
-
+MEASURED = 32  # prompts with which a pair is measured
 CHOSEN = {"plan": None, "tune_budget": 0.0}  # settings where this process has adopted a plan
 
 
@@ -34,7 +32,6 @@ class Shards:
     """The prompts by shards, and how to decode one; sent to the workers, each of which loads the models once."""
 
     target: str
-    draft: str
     loader: Loader
     chat: bool
     job: Job
@@ -43,7 +40,13 @@ class Shards:
 
     @property
     def manner(self) -> dict[str, object]:
-        """What the texts depend on beside the models' names and the settings."""
+        """What the texts depend on beside the prompts."""
+        job, names = self.job, {"target": self.target, "draft": self.job.draft}
+        return names | job.settings | {"batch": job.batch, "seed": job.seed}
+
+    @property
+    def loading(self) -> dict[str, object]:
+        """And how models were loaded and prompts written."""
         return {"chat": self.chat, "engine": self.loader.engine}
 
     @property
@@ -61,11 +64,13 @@ class Shards:
     @cached_property
     def models(self) -> Models:
         """Loaded in the process that decodes."""
-        models = load(self.target, self.draft, self.loader)
+        from multidraft.autotune import store
+
+        models = load(self.target, self.job.draft, self.loader)
         if self.chat:
             check_template(models.tokenizer, self.target)
         if self.plan is not None:
-            adopt(models, self.job, self.plan)
+            store.adopt(subject(models, self.job, []), self.plan)
         return models
 
     def read(self, rows: list[Prompt]) -> list[Prompt]:
@@ -73,7 +78,7 @@ class Shards:
         encode(rows, self.models.tokenizer, context(self.models), self.chat)
         return rows
 
-    def __call__(self, shard: int) -> "Record":
+    def __call__(self, shard: int) -> Record:
         """The texts of a shard."""
         rows = self.read(self.rows(shard))
         job = self.job if self.plan is None else replace(self.job, settings=self.job.settings | CHOSEN)
@@ -82,15 +87,12 @@ class Shards:
         pairs = zip(rows, texts, strict=True)
         return {"records": [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]}
 
-    def journal(self, folder: Path, shard: int | None) -> "Journal":
+    def journal(self, folder: Path, shard: int | None) -> Journal:
         """What a shard's file holds, and where to write the rest; that of the plan for None."""
-        from multidraft.io.journal import Journal
-
         rows = self.prompts if shard is None else self.rows(shard)
-        names = {"results": "multidraft generate", "target": self.target, "draft": self.draft} | self.manner
-        own = {"batch": self.job.batch, "seed": self.job.seed, "shard": shard, "prompts": digest(rows)}
+        own = {"results": "multidraft generate", "shard": shard, "prompts": digest(rows)}
         file = "plan.jsonl" if shard is None else f"{shard:06}.jsonl"
-        return Journal(folder / file, names | self.job.settings | own)
+        return Journal(folder / file, self.manner | self.loading | own)
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,42 @@ class Planning:
 
     shards: Shards
 
-    def __call__(self, job: int) -> "Record":
-        """The plan, as the text of a file."""
-        prompts = self.shards.read(self.shards.prompts[:MEASURED])
-        return {"plan": profile_of(self.shards.models, self.shards.job, prompts).as_json()}
+    def __call__(self, job: int) -> Record:
+        """The plan, as the text of a file: of what is kept, or measured with the prompts if there is nothing yet."""
+        from multidraft.autotune.store import profile_for
+        from multidraft.autotune.tuning import measure
+        from multidraft.generation.inputs import plan_file
+
+        asked = self.shards.job
+        own = subject(self.shards.models, asked, self.shards.read(self.shards.prompts[:MEASURED]))
+        profile = profile_for(own, plan_file(asked.settings["plan"], asked.limits))
+        if not profile.known:
+            measure(own, profile, asked.settings["tune_budget"], [asked.settings["temperature"]], [asked.batch])
+        return {"plan": profile.as_json()}
 
 
-def planned(shards: Shards, folder: Path, crew: "Crew") -> Shards:
+def subject(pair: Models, job: Job, prompts: list[Prompt]) -> "Subject":
+    """What is measured."""
+    from multidraft.autotune.identity import Subject
+    from multidraft.verification.registry import scheme
+
+    assert pair.draft is not None  # trees are chosen only where there is one
+    texts = [prompt.tokens for prompt in prompts]
+    return Subject(pair.target, pair.draft, scheme(job.settings["scheme"]), job.settings["walk"], texts)
+
+
+def planned(shards: Shards, folder: Path, crew: Crew) -> Shards:
     """The shards with the plan that the folder has, or gets now, where trees are to be chosen."""
-    from multidraft.cli.jobs import run
-
-    if limits(shards.job) is None or not parse(shards.draft):
+    if shards.job.limits is None:
         return shards
     journal = shards.journal(folder, None)
     run(Planning(shards), 1, journal, crew, "measuring the pair")
     return replace(shards, plan=journal.records[0]["plan"])
 
 
-def spread(shards: Shards, folder: Path, crew: "Crew", as_json: bool) -> None:
+def spread(shards: Shards, folder: Path, crew: Crew, as_json: bool) -> None:
     """Decode all shards that the folder does not have yet."""
-    outputs.make_folder(folder, "--jsonl")
+    files.make_folder(folder, "--jsonl")
     numbers = range(len(shards))
     left = [n for n in numbers if len(shards.journal(folder, n).records) < len(shards.rows(n))]
     done = len(shards) - len(left)
@@ -133,6 +151,5 @@ def spread(shards: Shards, folder: Path, crew: "Crew", as_json: bool) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped after {done} of {len(shards)} shards") from None
     if as_json:
-        terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(shards.prompts)})
-    else:
-        terminal.note(f"the texts of {len(shards.prompts)} prompts are in {folder}, a file for each {shards.size}")
+        return terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(shards.prompts)})
+    terminal.note(f"the texts of {len(shards.prompts)} prompts are in {folder}, a file for each {shards.size}")

@@ -32,8 +32,7 @@ from multidraft.generation.inputs import (
     top_count,
     tree_or_fixed,
 )
-from multidraft.generation.options import Options, check_callables
-from multidraft.generation.rows import generate_rows
+from multidraft.generation.rows import Options, check_callables, generate_rows
 from multidraft.models.ensemble import Several
 from multidraft.models.huggingface import Model
 from multidraft.verification.scheme import Scheme

@@ -16,10 +16,8 @@ from multidraft.decoding.record import Logprob
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.decoding.streams import Streamer
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import vocabulary_of
-from multidraft.generation.options import Options
-from multidraft.generation.prompts import as_lists
-from multidraft.generation.rows import Rows, budgets_of, run
+from multidraft.generation.inputs import as_lists, vocabulary_of
+from multidraft.generation.rows import Options, Rows, budgets_of, run
 from multidraft.models.huggingface import Model
 from multidraft.sampling import generation_config
 from multidraft.sampling.processors import before_warpers, check_known, for_row, is_bound

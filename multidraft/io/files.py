@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multidraft.errors import AdviceError
+from multidraft.errors.missing import optional
 
+PICTURES = (".svg", ".png", ".pdf")
 NEW = ".new-"  # begins the name of a file that is not yet whole
 
 
@@ -20,6 +22,14 @@ def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = 
         fault = f"cannot be written ({error.strerror}); choose another path"
     if fault:
         raise AdviceError(f"{option} {str(path)!r} {fault}")
+
+
+def check_picture(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
+    """Raise, before anything is computed, where no picture could be written to `path`."""
+    optional("matplotlib", "matplotlib", "plot")
+    if path.suffix not in PICTURES:
+        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(PICTURES)}")
+    check(path, "the picture", inputs)
 
 
 def content(path: Path, what: str, most: int = 2**28) -> bytes:

@@ -12,8 +12,8 @@ from weakref import WeakSet
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.generation.conversations import written
 from multidraft.generation.inputs import context_of, lengths, vocabulary_of
+from multidraft.generation.text import written
 from multidraft.sampling.generation_config import ends_of
 from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled
 from multidraft.server.engine import Engine

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from multidraft.decoding.record import Logprob
-from multidraft.generation.detokenize import IncrementalDetokenizer
+from multidraft.generation.text import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

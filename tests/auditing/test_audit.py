@@ -369,7 +369,9 @@ def test_command_advises_on_one_line(arguments: list, monkeypatch) -> None:
 def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> None:
     """`--all` on one scheme and two mutants, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
-    mutants, command = (importlib.import_module(f"multidraft.{name}") for name in ("auditing.mutants", "cli.audit"))
+    mutants, command = (
+        importlib.import_module(name) for name in ("multidraft.auditing.mutants", "multidraft_research.cli.audit")
+    )
     innocent = mutants.Mutant("top", EXAMPLES["matching"])
     monkeypatch.setattr(command, "schemes", lambda: ["iid:naive"])
     monkeypatch.setattr(mutants, "MUTANTS", {guilty: MUTANTS[guilty], "innocent": innocent})

@@ -382,7 +382,7 @@ def nothing_works(monkeypatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
     monkeypatch.setattr("multidraft.cli.models.answers", lambda: False)
     monkeypatch.setattr("multidraft_research.cli.acceptance.measured", work)
-    monkeypatch.setattr("multidraft.cli.jobs.run", work)
+    monkeypatch.setattr("multidraft.cli.crews.run", work)
     monkeypatch.setattr("multidraft_research.training.recipe.train_model", work)
     monkeypatch.setattr("multidraft_research.studies.walks.measure", work)
     monkeypatch.setattr("multidraft_research.studies.toys.figures", work)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.cli.models import load_pretrained
-from multidraft.generation.detokenize import IncrementalDetokenizer
+from multidraft.generation.text import IncrementalDetokenizer
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
@@ -148,7 +148,7 @@ def test_penalties_truncation_and_stop_strings(pair, prompts):
         assert whole.startswith(text)
         assert letter not in whole or letter in text[-4:]
     for option in ("--min-p", "--repetition-penalty", "--draft-temperature"):
-        result = run("generate", "--target", "nowhere", "--prompt", "the", option, -3)
+        result = run("generate", "--target", "nowhere", "--draft", "none", "--prompt", "the", option, -3)
         assert result.exit_code != 0
         assert "-3" in f"{result.output} {result.exception}"
 

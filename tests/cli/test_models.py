@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from multidraft.cli import names
+from multidraft.cli import models as names
 from multidraft.cli.main import COMMANDS, app, loaded
 from multidraft.cli.models import Loader, load
 from multidraft.errors import AdviceError

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 import multidraft as md
-from multidraft.generation.prompts import as_lists
+from multidraft.generation.inputs import as_lists
 from multidraft.models import compat, loading
 from multidraft.models.gguf.binding import library
 from multidraft.models.huggingface import home

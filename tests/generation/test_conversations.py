@@ -6,8 +6,8 @@ import pytest
 from serving import letters
 
 from multidraft.errors import AdviceError
-from multidraft.generation import conversations
-from multidraft.generation.conversations import written
+from multidraft.generation import text as conversations
+from multidraft.generation.text import written
 
 MESSAGES = [{"role": "user", "content": "ab"}]
 ROUND = "{% for i in range(99999) %}"

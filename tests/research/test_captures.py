@@ -23,8 +23,7 @@ from tiny import VOCABULARY, tiny_model
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.crews import Processes
-from multidraft.cli.jobs import alone, run
+from multidraft.cli.crews import Processes, alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io import files as outputs

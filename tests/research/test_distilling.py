@@ -16,7 +16,7 @@ from tiny import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
-from multidraft.cli.jobs import alone, run
+from multidraft.cli.crews import alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal

@@ -12,7 +12,7 @@ from multidraft_research.studies.on_captures.by_task import measure
 from multidraft_research.studies.running.work import OverCapture
 from typer.testing import CliRunner
 
-from multidraft.cli.jobs import alone, run
+from multidraft.cli.crews import alone, run
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
@@ -22,7 +22,7 @@ from multidraft.io.journal import Journal
 def cluster() -> Iterator:
     """Two workers of this machine, once for all tests."""
     ray = pytest.importorskip("ray")
-    from multidraft.cli.on_ray import Cluster
+    from multidraft.cli.crews import Cluster
 
     yield Cluster("local", 2)
     ray.shutdown()

@@ -11,15 +11,14 @@ from typer import Option
 
 from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
-from multidraft.cli.models import load_pretrained
-from multidraft.cli.names import EMBEDDED
+from multidraft.cli.models import EMBEDDED, load_pretrained
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine.identity import versions
 
 if TYPE_CHECKING:
-    from multidraft.cli.jobs import Crew
+    from multidraft.cli.crews import Crew
     from multidraft.zoo import Pair
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
@@ -99,7 +98,7 @@ def capture(
 
 def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is a crew."""
-    from multidraft.cli.jobs import alone, run
+    from multidraft.cli.crews import alone, run
     from multidraft.io.journal import Journal
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored

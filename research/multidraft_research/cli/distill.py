@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from multidraft.cli import terminal
-from multidraft.cli.models import settle, silence
-from multidraft.cli.names import EMBEDDED
+from multidraft.cli.models import EMBEDDED, settle, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, json_lines
 from multidraft.machine.identity import commit, hardware, versions

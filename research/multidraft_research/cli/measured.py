@@ -19,7 +19,7 @@ from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
 if TYPE_CHECKING:
-    from multidraft.cli.jobs import Crew
+    from multidraft.cli.crews import Crew
     from multidraft.io.journal import Journal, Record
     from multidraft_research.captures.folder import Capture
     from multidraft_research.studies.running.results import Results
@@ -140,7 +140,7 @@ def measured(name: str, asked: Asked) -> "Results":
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
     """Do the jobs that a journal has not."""
-    from multidraft.cli.jobs import run
+    from multidraft.cli.crews import run
 
     try:
         run(work, jobs, journal, asked.crew, name)

@@ -2,7 +2,7 @@
 
 import typer
 
-from multidraft.cli.checked import Checked
+from multidraft.cli.options import Checked
 from multidraft_research.cli import curves, everything, measured, solve_time, toys, walks
 from multidraft_research.studies.listed import LISTED
 

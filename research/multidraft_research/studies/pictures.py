@@ -1,16 +1,14 @@
 """One style for all pictures, drawn without a screen."""
 
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from multidraft.errors import AdviceError
 from multidraft.errors.missing import optional
 from multidraft.io import files
+from multidraft.io.files import check_picture as check
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#edae49", "#6c4f9c", "#4a4e57", "#00a0a0", "#b5651d")
-KINDS = (".svg", ".png", ".pdf")
 
 
 def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 3.2) -> tuple[Any, Any]:
@@ -26,14 +24,6 @@ def figure(columns: int = 1, rows: int = 1, width: float = 4.5, height: float = 
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     return drawn, axes
-
-
-def check(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
-    """Raise, before anything is computed, where no picture could be written to `path`."""
-    optional("matplotlib", "matplotlib", "plot")
-    if path.suffix not in KINDS:
-        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(KINDS)}")
-    files.check(path, "the picture", inputs)
 
 
 def save(drawn: Any, path: Path) -> None:
