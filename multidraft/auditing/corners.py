@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multidraft.auditing.adversarial import KINDS, adversarial
 from multidraft.auditing.pairs import drafting
-from multidraft.verification.acceptance import over_all_tuples
+from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.precision import FULL
 from multidraft.verification.registry import entries, scheme
 from multidraft.verification.scheme import Scheme

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from multidraft.auditing.pairs import Pair
-from multidraft.verification.acceptance import over_all_tuples
-from multidraft.verification.outcome import Outcome
+from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 

@@ -22,7 +22,7 @@ from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules.coupling import residual
+from multidraft.verification.rules.recursive_rejection import residual
 from multidraft.verification.scheme import Scheme
 
 Compressed = tuple[Float[Tensor, " places"], Float[Tensor, " places"]]  # of one node, the target and what is left of it

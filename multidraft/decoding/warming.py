@@ -12,7 +12,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.models.huggingface import Model, prepare
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick
-from multidraft.verification.rules.coupling import residual
+from multidraft.verification.rules.recursive_rejection import residual
 from multidraft.verification.scheme import Scheme
 
 

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-from jaxtyping import Float
 
 from multidraft.verification.loops import compiled, sum_of
 from multidraft.verification.precision import BELOW_ONE
@@ -12,20 +11,6 @@ LEAST = np.float32(-126)  # of the powers of two that float32 has in full precis
 HALF = np.float32(0.5)
 ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
-
-
-def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
-    """The token that a number draws from the softmax of logits at a temperature."""
-    return draw_soft(logits, logits[logits.argmax()], np.float32(1 / math.log(2) / temperature), number)
-
-
-@compiled
-def draw_soft(logits, largest, scale, number):
-    """A token drawn from the powers of two of what logits are above the largest, times a scale."""
-    weights, token = np.empty_like(logits), np.empty(1, np.int64)
-    soften(weights, logits, largest, scale)
-    pick_into(token, weights, np.full(1, number))
-    return token[0]
 
 
 @compiled

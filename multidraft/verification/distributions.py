@@ -7,8 +7,8 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.machine.device import placed
-from multidraft.verification.loops import paired
 from multidraft.verification.precision import BELOW_ONE
+from multidraft.verification.shapes import Rows
 
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
@@ -32,9 +32,7 @@ def check_distribution(values: Tensor, name: str, total_at_most_one: bool = Fals
         raise AdviceError(f"{name} row {row} sums to {sum_of_row:.6g} with smallest entry {low:.4g}; {advice}")
 
 
-def pick(
-    weights: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch draws"]
-) -> Int[Tensor, "*batch draws"]:
+def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "*batch draws"]:
     """Tokens drawn with probability proportional to `weights`, by inverting the cumulative sum at each uniform number.
 
     Sums run in float64, a token of weight zero is never returned, and a row without weight gives -1.
@@ -56,13 +54,7 @@ def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -
     return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
 
 
-@paired("multidraft.verification.distribution_loops", lambda logits, *_: logits.dtype == np.float32)
-def draw(logits: Float[np.ndarray, " vocabulary"], temperature: float, number: float) -> int:
-    """The token that `pick` draws with a number from the softmax at a temperature."""
-    return pick_each((torch.from_numpy(logits) / temperature).softmax(-1)[None], [number])[0]
-
-
-def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Tensor, "*batch count"]:
+def most_likely(draft: Rows, count: int) -> Int[Tensor, "*batch count"]:
     """The `count` most likely tokens, the lower id first among equals; -1 where there are none of positive probability.
 
     >>> most_likely(torch.tensor([0.25, 0.0, 0.75]), 3)
@@ -75,9 +67,7 @@ def most_likely(draft: Float[Tensor, "*batch vocabulary"], count: int) -> Int[Te
     return torch.nn.functional.pad(token, (0, count - token.shape[-1]), value=-1)
 
 
-def descending(
-    values: Float[Tensor, "*batch size"],
-) -> tuple[Float[Tensor, "*batch size"], Int[Tensor, "*batch size"]]:
+def descending(values: Float[Tensor, "*batch size"]) -> tuple[Float[Tensor, "*batch size"], Int[Tensor, "*batch size"]]:
     """The values from the largest to the smallest, and where they were; equal ones in any order.
 
     On a CPU NumPy sorts with vector instructions, many times faster than PyTorch.
@@ -88,7 +78,7 @@ def descending(
     return values.gather(-1, order), order
 
 
-def normalise(weights: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch vocabulary"]:
+def normalise(weights: Rows) -> Rows:
     """Divide by the sum, which is taken in float64; a row of zeros stays zero.
 
     >>> normalise(torch.tensor([1.0, 3.0]))
@@ -98,7 +88,7 @@ def normalise(weights: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*ba
     return weights / total.clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-def tempered(values: Float[Tensor, "*batch vocabulary"], temper: float) -> Float[Tensor, "*batch vocabulary"]:
+def tempered(values: Rows, temper: float) -> Rows:
     """The distribution at its temperature times `temper`: flatter where that is above one.
 
     >>> tempered(torch.tensor([0.8, 0.2]), 2.0)

@@ -14,6 +14,7 @@ from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, is_number, shown
 from multidraft.verification.distributions import normalise, pick
 from multidraft.verification.precision import least
+from multidraft.verification.shapes import Draft, Rates, Rows, Tokens, Tuples
 
 MOST_TUPLES = 1_000_000
 
@@ -71,23 +72,17 @@ class Law(ABC):
         return draft.shape[:-1]
 
     @abstractmethod
-    def conditional(
-        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    def conditional(self, draft: Draft, drafted: Int[Tensor, "*batch past"]) -> Rows:
         """Distribution of the next drafted token given the `past` ones; all zero where that position stays empty."""
 
-    def draw(
-        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch numbers"]
-    ) -> Int[Tensor, "*batch width"]:
+    def draw(self, draft: Draft, uniform: Float[Tensor, "*batch numbers"]) -> Tuples:
         """A tuple as a function of uniform numbers, `numbers` of them."""
         drafted = self.draw_all(draft, uniform[..., : self.width])
         if self.draft_probability < 1:
             drafted = drafted.masked_fill(uniform[..., self.width :] >= self.draft_probability, -1)
         return drafted
 
-    def draw_all(
-        self, draft: Float[Tensor, "*drafting vocabulary"], uniform: Float[Tensor, "*batch width"]
-    ) -> Int[Tensor, "*batch width"]:
+    def draw_all(self, draft: Draft, uniform: Float[Tensor, "*batch width"]) -> Tuples:
         """The tuple where something is drafted; a law with a faster way than position by position has its own."""
         drafted = torch.empty((*self.batch(draft), 0), dtype=torch.int64, device=draft.device)
         for j in range(self.width):
@@ -95,16 +90,12 @@ class Law(ABC):
             drafted = torch.cat([drafted, token], -1)
         return drafted
 
-    def probability(
-        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
-    ) -> Float[Tensor, "*batch"]:
+    def probability(self, draft: Draft, drafted: Tuples) -> Rates:
         """Probability of exactly this ordered tuple."""
         drawn = self.draft_probability * torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
         return drawn + (1 - self.draft_probability) * (drafted < 0).all(-1)
 
-    def possible(
-        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
-    ) -> Bool[Tensor, "*batch"]:
+    def possible(self, draft: Draft, drafted: Tuples) -> Bool[Tensor, "*batch"]:
         """Whether the law can draw this tuple, however small the probability."""
         drawn = torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
         return drawn | (drafted < 0).all(-1) if self.draft_probability < 1 else drawn
@@ -115,9 +106,7 @@ class Law(ABC):
             law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
             yield torch.where(token >= 0, at_each(law, token[..., None])[..., 0], (law.sum(-1) == 0).to(law.dtype))
 
-    def tuples(
-        self, draft: Float[Tensor, "*drafting vocabulary"]
-    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+    def tuples(self, draft: Draft) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
         _, drafted, weight = self.tuples_of_rows(draft[None])
         return drafted, weight
@@ -144,9 +133,35 @@ class Law(ABC):
             )
         return row, drafted, weight
 
-    def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
+    def children(self, drafted: Tuples) -> Int[Tensor, "*batch drafts"]:
         """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
         return drafted
+
+
+class Staged(Law):
+    """Sure tokens, i.i.d. draws among the others, then top-ups, any of which may be left out: see `rules.lorenz`."""
+
+    @property
+    def has_sure(self) -> bool:
+        """Whether a token can be sure."""
+        return False
+
+    @property
+    def tops_up(self) -> bool:
+        """Whether there can be top-ups."""
+        return False
+
+    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
+        """The tokens that are drafted for sure where anything is, padded with -1."""
+        return torch.empty((*draft.shape[:-1], 0), dtype=torch.int64, device=draft.device)
+
+    def without_sure(self, draft: Rows, sure: Int[Tensor, "*batch sure"]) -> Rows:
+        """q', what the draws come from: the draft distribution without its sure tokens."""
+        return without(draft, sure) if self.has_sure else draft
+
+    def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
+        """The positions of tuples, or of their beginning: sure tokens, draws, top-ups."""
+        return drafted[..., :0], drafted, drafted[..., :0]
 
 
 def check_drafts(drafts: Any) -> None:
@@ -161,23 +176,17 @@ def check_draft_probability(probability: Any) -> None:
         raise AdviceError(f"draft_probability {shown(probability)} is out of range; use a number in (0, 1]")
 
 
-def at_each(
-    values: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
-) -> Float[Tensor, "*batch some"]:
+def at_each(values: Rows, tokens: Tokens) -> Float[Tensor, "*batch some"]:
     """values[token] for each token, and 0 where the token is empty."""
     return values.gather(-1, tokens.clamp(min=0)) * (tokens >= 0)
 
 
-def one_hot(
-    draft: Float[Tensor, "*batch vocabulary"], token: Int[Tensor, "*batch 1"]
-) -> Float[Tensor, "*batch vocabulary"]:
+def one_hot(draft: Rows, token: Int[Tensor, "*batch 1"]) -> Rows:
     """All mass on one token, or none where it is empty."""
     return torch.zeros_like(draft).scatter(-1, token.clamp(min=0), (token >= 0).to(draft.dtype))
 
 
-def without(
-    draft: Float[Tensor, "*batch vocabulary"], tokens: Int[Tensor, "*batch some"]
-) -> Float[Tensor, "*batch vocabulary"]:
+def without(draft: Rows, tokens: Tokens) -> Rows:
     """The distribution renormalised without the given tokens (-1 is ignored); all zero where nothing is left.
 
     What is below `precision.least` beside the tokens that are gone counts as nothing.
@@ -189,7 +198,7 @@ def without(
     return normalise(kept.masked_fill(kept < least(kept.dtype), 0.0))
 
 
-def is_duplicate(drafted: Int[Tensor, "*batch width"]) -> Tensor:
+def is_duplicate(drafted: Tuples) -> Tensor:
     """Whether each position holds a token that an earlier position already holds."""
     same = drafted[..., :, None] == drafted[..., None, :]
     return (same.tril(-1).any(-1)) & (drafted >= 0)

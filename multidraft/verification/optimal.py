@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -11,17 +11,18 @@ from multidraft.errors.checks import is_integer
 from multidraft.verification.distributions import check_distribution
 from multidraft.verification.law import Law, check_draft_probability, check_drafts
 from multidraft.verification.laws import LAWS
+from multidraft.verification.shapes import Draft, Rates, Rows
 
 
 def optimal_acceptance_rate(
-    target: Float[Tensor, "*batch vocab"],
-    draft: Float[Tensor, "*drafting vocab"],
+    target: Rows,
+    draft: Draft,
     law: str = "iid",
     *,
     drafts: int | Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
     **settings: object,
-) -> Float[Tensor, "*batch"]:
+) -> Rates:
     """Largest acceptance rate that any lossless rule reaches when `drafts` tokens are drawn by a drafting law.
 
     With `P(H)` the target mass of a token set `H` and `Q(H)` the probability that all drafts fall into it,
@@ -55,9 +56,7 @@ def optimal_acceptance_rate(
     return solve(LAWS[law], target, draft, drafts, draft_probability, settings)
 
 
-def optimum(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def optimum(target: Rows, draft: Draft, law: Law) -> Rates:
     """The optimal acceptance rate for drafts of a law with its settings: that of a rule that solves the full problem.
 
     Raises AdviceError for a law without a formula.

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.acceptance import Rule
 from multidraft.verification.law import Law
-from multidraft.verification.outcome import Outcome
+from multidraft.verification.outcome import Outcome, Rule
 
 FORMS = (
     "a rule is a function rule(target, draft, drafted) that returns (accept, residual), "

@@ -23,6 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from multidraft.verification.shapes import Rates, Rows
+
 FULL = 1e-5  # a target that lacks less than this to one lacks nothing
 SPARE = 1e-30  # too little to be seen in any remainder above rounding
 BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
@@ -37,7 +39,7 @@ def least(dtype: torch.dtype) -> float:
     return 1e-290 if dtype == torch.float64 else 2.0**-126
 
 
-def missing(target: Float[Tensor, "*batch vocabulary"]) -> Float[Tensor, "*batch"]:
+def missing(target: Rows) -> Rates:
     """What a target lacks to one, in float64; exactly 0 where it is full.
 
     >>> missing(torch.tensor([[0.5, 0.25], [0.5, 0.5]]))
@@ -56,9 +58,7 @@ def ratio(target: Float[Tensor, "*any"], law: Float[Tensor, "*any"]) -> Float[Te
     return torch.where(target >= law, (target > 0).to(target.dtype), target / law)
 
 
-def next_target(
-    remainder: Float[Tensor, "*batch vocabulary"], target: Float[Tensor, "*batch vocabulary"]
-) -> Float[Tensor, "*batch vocabulary"]:
+def next_target(remainder: Rows, target: Rows) -> Rows:
     """The target of whatever comes after a rejection: R / (missing + sum R), of which R is overwritten.
 
     It sums to one where the target is full, and to less where it is not; R is what remains of it.

@@ -16,14 +16,8 @@ from multidraft.errors.checks import shown
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
 from multidraft.verification.outside import Outside, as_rule
-from multidraft.verification.rules import (
-    anchored_lorenz,
-    k_sequential,
-    lorenz,
-    maximal_coupling,
-    naive,
-    recursive_rejection,
-)
+from multidraft.verification.rules import k_sequential, lorenz, naive
+from multidraft.verification.rules import recursive_rejection as recursion
 from multidraft.verification.rules.binned_lorenz import BinnedLorenz
 from multidraft.verification.scheme import Entry, Scheme
 
@@ -32,77 +26,51 @@ MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
 
+LOOK_UP, WITHOUT_SORT = "one look-up", "prefix sums, without a sort"
+BLOCK, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
+
 SCHEMES: dict[str, Entry] = {
-    "iid:lorenz": Entry(
-        Iid,
-        lorenz.lorenz,
-        OURS,
-        "one sort",
-        lorenz.acceptance_rate,
-        known_as="on a chain, deferred: block verification",
-        coupling=True,
-    ),
-    "iid:binned_lorenz": Entry(Iid, BinnedLorenz(), OURS, "prefix sums, without a sort", coupling=True),
+    "iid:lorenz": Entry(Iid, lorenz.lorenz, OURS, "one sort", lorenz.acceptance_rate, known_as=BLOCK, coupling=True),
+    "iid:binned_lorenz": Entry(Iid, BinnedLorenz(), OURS, WITHOUT_SORT, coupling=True),
     "iid:k_sequential": Entry(
-        Iid,
-        k_sequential.k_sequential,
-        "SpecTr, Algorithm 2",
-        "50 passes",
-        k_sequential.acceptance_rate,
-        coupling=True,
+        Iid, k_sequential.k_sequential, "SpecTr, Algorithm 2", "50 passes", k_sequential.acceptance_rate, coupling=True
     ),
     "iid:recursive_rejection": Entry(
         Iid,
-        recursive_rejection.recursive_rejection,
+        recursion.recursive_rejection,
         f"SpecInfer; {MCSD}, Algorithm 1",
         "n passes",
-        recursive_rejection.acceptance_rate,
+        recursion.acceptance_rate,
         coupling=True,
     ),
-    "iid:naive": Entry(Iid, naive.naive, MCSD, "one look-up", naive.rate_of_iid),
+    "iid:naive": Entry(Iid, naive.naive, MCSD, LOOK_UP, naive.rate_of_iid),
     "without_replacement:recursive_rejection": Entry(
         WithoutReplacement,
-        recursive_rejection.recursive_rejection,
+        recursion.recursive_rejection,
         f"{MCSD}, Algorithm 2",
         "n passes",
-        known_as="deferred: traversal verification",
+        known_as=TRAVERSAL,
         coupling=True,
     ),
-    "without_replacement:naive": Entry(WithoutReplacement, naive.naive, MCSD, "one look-up"),
+    "without_replacement:naive": Entry(WithoutReplacement, naive.naive, MCSD, LOOK_UP),
     "greedy:maximal_coupling": Entry(
-        Greedy,
-        maximal_coupling.maximal_coupling,
-        f"{OPTIMAL}, Section 5",
-        "one pass",
-        maximal_coupling.acceptance_rate,
-        coupling=True,
+        Greedy, lorenz.lorenz, f"{OPTIMAL}, Section 5", "one pass", lorenz.acceptance_rate, coupling=True
     ),
-    "greedy:naive": Entry(Greedy, naive.naive, MCSD, "one look-up"),
+    "greedy:naive": Entry(Greedy, naive.naive, MCSD, LOOK_UP),
     "anchored:lorenz": Entry(
-        Anchored,
-        anchored_lorenz.anchored_lorenz,
-        OURS,
-        "one sort, then a pass per top-up",
-        anchored_lorenz.acceptance_rate,
-        coupling=True,
+        Anchored, lorenz.lorenz, OURS, "one sort, then a pass per top-up", lorenz.acceptance_rate, coupling=True
     ),
     "anchored:binned_lorenz": Entry(
-        Anchored, BinnedLorenz(), OURS, "prefix sums, without a sort, then a pass per top-up", coupling=True
+        Anchored, BinnedLorenz(), OURS, f"{WITHOUT_SORT}, then a pass per top-up", coupling=True
     ),
-    "anchored:naive": Entry(Anchored, naive.naive, MCSD, "one look-up"),
-    "top:naive": Entry(Top, naive.naive, f"{MCSD}; EAGLE", "one look-up", naive.rate_of_top),
-    "spechub:spechub": Entry(
-        SpecHub, maximal_coupling.spechub, "SpecHub (Sun et al., 2024)", "one pass", maximal_coupling.acceptance_rate
-    ),
-    "spechub:naive": Entry(SpecHub, naive.naive, MCSD, "one look-up"),
+    "anchored:naive": Entry(Anchored, naive.naive, MCSD, LOOK_UP),
+    "top:naive": Entry(Top, naive.naive, f"{MCSD}; EAGLE", LOOK_UP, naive.rate_of_top),
+    "spechub:spechub": Entry(SpecHub, lorenz.spechub, "SpecHub (Sun et al., 2024)", "one pass", lorenz.acceptance_rate),
+    "spechub:naive": Entry(SpecHub, naive.naive, MCSD, LOOK_UP),
     "distinct:recursive_rejection": Entry(
-        Distinct,
-        recursive_rejection.recursive_rejection,
-        "SpecInfer",
-        "n passes",
-        recursive_rejection.acceptance_rate,
+        Distinct, recursion.recursive_rejection, "SpecInfer", "n passes", recursion.acceptance_rate
     ),
-    "distinct:naive": Entry(Distinct, naive.naive, MCSD, "one look-up", naive.rate_of_distinct),
+    "distinct:naive": Entry(Distinct, naive.naive, MCSD, LOOK_UP, naive.rate_of_distinct),
 }
 BUILT_IN = frozenset(SCHEMES)
 

@@ -11,10 +11,19 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification import distributions
-from multidraft.verification.acceptance import Acceptance, Rule, by_enumeration, by_sampling
 from multidraft.verification.law import Law
 from multidraft.verification.optimal import optimum
-from multidraft.verification.outcome import Outcome
+from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
+from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A rate, the method that gave it, and its standard error (None where it is exact)."""
+
+    rate: Rates
+    method: str
+    standard_error: Rates | None = None
 
 
 @dataclass(frozen=True)
@@ -62,25 +71,19 @@ class Scheme:
         """This scheme with another number of drafts."""
         return replace(self, law=self.law.with_drafts(drafts))
 
-    def draw(
-        self, draft: Float[Tensor, "*drafting vocabulary"], generator: torch.Generator | None = None
-    ) -> Int[Tensor, "*batch width"]:
+    def draw(self, draft: Draft, generator: torch.Generator | None = None) -> Tuples:
         """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
         self.check_draft(draft)
         shape = (*self.law.batch(draft), self.law.numbers)
         return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
 
-    def probability(
-        self, draft: Float[Tensor, "*drafting vocabulary"], drafted: Int[Tensor, "*batch width"]
-    ) -> Float[Tensor, "*batch"]:
+    def probability(self, draft: Draft, drafted: Tuples) -> Rates:
         """Probability that `draw` gives exactly this ordered tuple."""
         self.check_draft(draft)
         self.check_drafted(draft, drafted)
         return self.law.probability(draft, drafted)
 
-    def tuples(
-        self, draft: Float[Tensor, "*drafting vocabulary"]
-    ) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
+    def tuples(self, draft: Draft) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
         self.check_draft(draft)
         if self.law.batch(draft):
@@ -89,12 +92,7 @@ class Scheme:
             )
         return self.law.tuples(draft)
 
-    def outcome(
-        self,
-        target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*drafting vocabulary"],
-        drafted: Int[Tensor, "*batch width"],
-    ) -> Outcome:
+    def outcome(self, target: Rows, draft: Draft, drafted: Tuples) -> Outcome:
         """The exact law of the emitted token; refuses drafts that this scheme's law cannot have drawn.
 
         `target` may sum to less than one (see `Outcome`).
@@ -121,11 +119,7 @@ class Scheme:
         return None if self.entry.rate is None else self.entry.rate(target, draft, self.law)
 
     def acceptance(
-        self,
-        target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*drafting vocabulary"],
-        samples: int = 1000,
-        generator: torch.Generator | None = None,
+        self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
     ) -> Acceptance:
         """The acceptance rate with the method that gave it: a formula, enumeration where small, else sampling."""
         self.check_pair(target, draft)
@@ -134,18 +128,19 @@ class Scheme:
         if (rate := self.expected_acceptance(target, draft)) is not None:
             return Acceptance(rate, "formula")
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
-            return by_enumeration(self.entry.rule, self.law, target, draft)
-        return by_sampling(lambda: self.verify(target, draft, self.draw(draft, generator)), samples)
+            p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
+            pairs = zip(p.split(1), q.split(1), strict=True)
+            summed = [over_all_tuples(self.entry.rule, self.law, *pair).acceptance for pair in pairs]
+            return Acceptance(torch.cat(summed).to(target.dtype).reshape(target.shape[:-1]), "enumeration")
+        drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # to bound the memory
+        rates = torch.stack([outcome.acceptance().double() for outcome in drawn])
+        return Acceptance(rates.mean(0), f"average over {samples} tuples", rates.std(0) / samples**0.5)
 
-    def acceptance_rate(
-        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
-    ) -> Float[Tensor, "*batch"]:
+    def acceptance_rate(self, target: Rows, draft: Draft) -> Rates:
         """Probability that the emitted token is a drafted one; `acceptance` also says how it was computed."""
         return self.acceptance(target, draft).rate
 
-    def optimal_acceptance_rate(
-        self, target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"]
-    ) -> Float[Tensor, "*batch"]:
+    def optimal_acceptance_rate(self, target: Rows, draft: Draft) -> Rates:
         """The largest acceptance rate that any rule can reach with this scheme's drafts."""
         self.check_pair(target, draft)
         return optimum(target, draft, self.law)

@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.sampling.from_logits import distribution
-from multidraft.verification.acceptance import over_all_tuples
+from multidraft.verification.outcome import over_all_tuples
 
 VOCABULARY = 34  # more than any study drafts at a node
 PAIRS = [random_pairs(count, VOCABULARY, seed) for seed, count in enumerate((2, 3, 4))]

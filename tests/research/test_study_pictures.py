@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.main import app
-from multidraft.verification.rules.lorenz import schedule, shifted
+from multidraft.verification.rules.schedule import schedule, shifted
 
 EXACT = 1e-12
 PICTURES = ["--new-tokens", 64]

@@ -14,7 +14,7 @@ from multidraft.verification.laws.anchored_loops import draw_anchored, draw_line
 from multidraft.verification.precision import next_target
 from multidraft.verification.registry import SCHEMES
 from multidraft.verification.rules import lorenz_loops
-from multidraft.verification.rules.lorenz import schedule
+from multidraft.verification.rules.schedule import schedule
 
 EXACT = 1e-12
 
@@ -169,7 +169,7 @@ def test_a_rule_needs_a_target_and_a_tuple_of_the_drafts_size():
     law, draft, drafted = md.scheme("iid:lorenz", 2).law, torch.ones(1, 2), torch.zeros(1, 2).long()
     with pytest.raises(md.AdviceError, match="target and draft have shapes"):
         lorenz_loops.lorenz(torch.ones(1, 3), draft, drafted, law)
-    with pytest.raises(md.AdviceError, match="the rows of draft and drafted have shapes"):
+    with pytest.raises(md.AdviceError, match="drafted and the law's width have shapes"):
         lorenz_loops.lorenz(draft, draft, drafted.expand(3, -1), law)
 
 
@@ -191,7 +191,7 @@ def test_anchors_fit_into_the_drafts(drafts, wanted):
     found = law.draw(draft, torch.zeros(3, law.width).double())
     assert found.shape == (3, law.width)
     assert found[1].tolist() == [-1] * law.width  # nothing leaks from the row above
-    assert found[:, :drafts].equal(law.anchor_tokens(draft))
+    assert found[:, :drafts].equal(law.sure_tokens(draft))
     if wanted is not None:
         assert (found[:, :drafts] >= 0).sum(-1).tolist() == [min(wanted, drafts, count) for count in (2, 0, 3)]
 

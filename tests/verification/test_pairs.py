@@ -9,12 +9,10 @@ from torch import Tensor
 
 from multidraft.sampling.gate import soft_lines
 from multidraft.verification import loops
-from multidraft.verification.distributions import draw
 from multidraft.verification.law import Law
-from multidraft.verification.laws import Anchored, Iid
+from multidraft.verification.laws import Anchored, Greedy, Iid
 from multidraft.verification.laws.anchored import draw_anchored
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules.anchored_lorenz import anchored_lorenz
 from multidraft.verification.rules.lorenz import lorenz  # every pair is known once all rules are
 
 DRAFTS, PROBABILITIES = (1, 2, 4), (1.0, 0.6)
@@ -23,6 +21,7 @@ ANCHORED = [
     Anchored(n, a, anchors, top_up)
     for n, a, anchors, top_up in product(DRAFTS, PROBABILITIES, (None, 0, 1, 3, 9), (True, False))
 ]
+GREEDY = [Greedy(n, a) for n, a in product(DRAFTS, PROBABILITIES)]
 EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
 Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
 
@@ -30,11 +29,6 @@ Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, targe
 def parts_of(outcome: Outcome) -> Iterator[Tensor]:
     yield from (outcome.accept, outcome.residual, outcome.residual_mass)
     assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-5)
-
-
-def drawn_softly(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    lines, numbers = (4 * draft.float().log()).numpy(), torch.linspace(0.001, 0.999, 30, dtype=torch.float64).tolist()
-    yield torch.tensor([draw(*way) for way in product(lines, (0.05, 0.7, 4.0), numbers)])
 
 
 def drawn_with_anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -47,20 +41,14 @@ def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Itera
     yield from parts_of(lorenz(target, draft, drafted, law))
 
 
-def anchored(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield from parts_of(anchored_lorenz(target, draft, drafted, law))
-
-
 def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
 WAYS: dict[str, tuple[list, Way]] = {
-    "multidraft.verification.distributions.draw": ([Iid(1)], drawn_softly),
     "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
     "multidraft.sampling.gate.soft_lines": ([Iid(1)], softened),
-    "multidraft.verification.rules.lorenz.lorenz": (IID, scheduled),
-    "multidraft.verification.rules.anchored_lorenz.anchored_lorenz": (ANCHORED, anchored),
+    "multidraft.verification.rules.lorenz.lorenz": (IID + ANCHORED + GREEDY, scheduled),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from multidraft.verification.rules import roots
+from multidraft.verification.rules import schedule as roots
 
 SIZE = 20_000  # more than `roots.MANY`
 ENOUGH = 4  # times the value at which Newton's method ends

@@ -8,10 +8,9 @@ from pairs import all_pairs, stacked_pairs
 from torch import Tensor
 
 import multidraft as md
-from multidraft.verification.acceptance import over_all_tuples
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Iid
-from multidraft.verification.outcome import Outcome
+from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import SCHEMES
 from multidraft.verification.rules.lorenz import lorenz
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multidraft.verification.distributions import normalise, tempered
 from multidraft.verification.law import without
-from multidraft.verification.rules.coupling import couple
+from multidraft.verification.rules.recursive_rejection import couple
 
 SIZES = (32_000, 49_152, 151_936, 262_144)
 ROUNDING = 1.5e-7  # of the quotients, each right to 6e-8

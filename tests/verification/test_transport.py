@@ -12,8 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.verification.laws import LAWS
 from multidraft.verification.laws.anchored import anchor_count, optimal_anchored
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.laws.spechub import optimal_spechub
-from multidraft.verification.laws.top import optimal_top
+from multidraft.verification.laws.sure import optimal_spechub, optimal_top
 from multidraft.verification.laws.without_replacement import (
     fewer_arrivals,
     optimal_without_replacement,

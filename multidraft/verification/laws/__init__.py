@@ -3,10 +3,8 @@
 from multidraft.verification.law import Law
 from multidraft.verification.laws.anchored import Anchored
 from multidraft.verification.laws.distinct import Distinct
-from multidraft.verification.laws.greedy import Greedy
 from multidraft.verification.laws.iid import Iid
-from multidraft.verification.laws.spechub import SpecHub
-from multidraft.verification.laws.top import Top
+from multidraft.verification.laws.sure import Greedy, SpecHub, Top
 from multidraft.verification.laws.without_replacement import WithoutReplacement
 
 LAWS: dict[str, type[Law]] = {

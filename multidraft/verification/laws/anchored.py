@@ -1,23 +1,24 @@
 """A few sure tokens and independent draws among the others, with a top-up for every duplicate (ours)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import check_flag, check_integer
 from multidraft.verification.distributions import most_likely, pick
-from multidraft.verification.law import Law, is_duplicate, one_hot, without
+from multidraft.verification.law import Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.laws.top import is_most_likely
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
 from multidraft.verification.loops import paired, same_shape
 from multidraft.verification.precision import TIE, least
+from multidraft.verification.shapes import Rates, Rows, Tuples
 
 
-def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[Tensor, "*batch"]:
+def anchor_count(draft: Rows, drafts: int) -> Int[Tensor, "*batch"]:
     """How many anchors to take: the next most likely token is one while q(token) * (drafts left) >= draft mass left.
 
     It looks at the draft distribution alone, never at drawn tokens, which keeps every rule lossless.
@@ -28,7 +29,7 @@ def anchor_count(draft: Float[Tensor, "*batch vocabulary"], drafts: int) -> Int[
     return count_of(draft.double(), most_likely(draft, drafts))
 
 
-def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
+def count_of(draft: Rows, top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
     """How many of the most likely tokens are anchors."""
     drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
     extended = torch.nn.functional.pad(draft, (0, 1))
@@ -40,12 +41,8 @@ def count_of(draft: Float[Tensor, "*batch vocabulary"], top: Int[Tensor, "*batch
 
 
 def optimal_anchored(
-    target: Float[Tensor, "*batch vocab"],
-    draft: Float[Tensor, "*batch vocab"],
-    drafts: int | Int[Tensor, "*batch"],
-    anchors: int | Int[Tensor, "*batch"],
-    top_up: bool,
-) -> Float[Tensor, "*batch"]:
+    target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"], anchors: int | Int[Tensor, "*batch"], top_up: bool
+) -> Rates:
     """Largest acceptance rate with the `anchors` most likely tokens of `draft` and `drafts - anchors` random ones.
 
     The random ones come from `q'`, the draft without the anchors, renormalised. An anchor is always there to be
@@ -79,8 +76,20 @@ def optimal_anchored(
     return (torch.where(anchored, p, 0.0).sum(-1) + of_draws).to(target.dtype)
 
 
+def is_most_likely(draft: Rows, count: int | Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch vocabulary"]:
+    """Which tokens are among the `count` most likely ones of `draft`; ties go to the lower token id.
+
+    >>> is_most_likely(torch.tensor([0.2, 0.4, 0.4]), 1)
+    tensor([False,  True, False])
+    """
+    order = draft.argsort(dim=-1, descending=True, stable=True)
+    place = torch.arange(draft.shape[-1], device=draft.device).expand(draft.shape)
+    rank = torch.empty_like(order).scatter_(-1, order, place)
+    return rank < torch.as_tensor(count, device=draft.device)[..., None]
+
+
 @dataclass(frozen=True)
-class Anchored(Law):
+class Anchored(Staged):
     """m anchors (the m most likely tokens of q), n - m i.i.d. draws from q' (q without them), then top-ups.
 
     Of the 3n - 1 positions the first n hold the anchors (so that a tuple tells m), the next n the draws, and for every
@@ -96,12 +105,8 @@ class Anchored(Law):
 
     @staticmethod
     def optimal(
-        target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*batch vocabulary"],
-        drafts: int,
-        anchors: int | Int[Tensor, "*batch"] | None = None,
-        top_up: bool = True,
-    ) -> Float[Tensor, "*batch"]:
+        target: Rows, draft: Rows, drafts: int, anchors: int | Int[Tensor, "*batch"] | None = None, top_up: bool = True
+    ) -> Rates:
         """The optimum with the anchors that the law takes."""
         anchors = anchor_count(draft, drafts) if anchors is None else anchors
         if isinstance(anchors, int) and isinstance(drafts, int):
@@ -115,62 +120,57 @@ class Anchored(Law):
             check_integer(self.anchors, "anchors", 0)
 
     @property
-    def has_anchors(self) -> bool:
-        """Whether there can be any: a single draft is simply drawn, unless `anchors` says otherwise."""
+    def tops_up(self) -> bool:
+        """Whether a draw can be followed by another one."""
+        return self.top_up and self.drafts > 1
+
+    @property
+    def has_sure(self) -> bool:
+        """Whether there can be anchors: a single draft is simply drawn, unless `anchors` says otherwise."""
         return self.drafts > 1 if self.anchors is None else self.anchors > 0
 
     @property
     def draws_one(self) -> bool:
         """Whether a tuple is a single token drawn from q itself: with one draft and without an anchor."""
-        return super().draws_one and not self.has_anchors
+        return super().draws_one and not self.has_sure
 
     @property
     def width(self) -> int:
         """n positions for anchors, n for draws, n - 1 for top-ups."""
         return 3 * self.drafts - 1 if self.top_up else 2 * self.drafts
 
-    def anchor_tokens(self, draft: Float[Tensor, "*batch vocabulary"]) -> Int[Tensor, "*batch drafts"]:
+    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
         """The anchors of each row, padded with -1."""
-        if not self.has_anchors:
+        if not self.has_sure:
             return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
         top = most_likely(draft, self.drafts)
         count = count_of(draft.double(), top)[..., None] if self.anchors is None else self.anchors
         return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
 
-    def without_anchors(
-        self, draft: Float[Tensor, "*batch vocabulary"], anchors: Int[Tensor, "*batch drafts"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
-        """q': the draft distribution without the anchors."""
-        return without(draft, anchors) if self.has_anchors else draft
-
-    def parts(self, drafted: Int[Tensor, "*batch some"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The positions of a tuple, or of its beginning: anchors, draws, top-ups."""
+    def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
+        """n positions for anchors, n for draws, and the others for top-ups."""
         n = self.drafts
         return drafted[..., :n], drafted[..., n : 2 * n], drafted[..., 2 * n :]
 
-    def conditional(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    def conditional(self, draft: Rows, drafted: Int[Tensor, "*batch past"]) -> Rows:
         """An anchor for sure; then q'; then q' without what was drawn, once for every duplicate."""
         anchors, draws, top_ups = self.parts(drafted)
         j = anchors.shape[-1]
         if j < self.drafts:
-            return one_hot(draft, self.anchor_tokens(draft)[..., j : j + 1])
+            return one_hot(draft, self.sure_tokens(draft)[..., j : j + 1])
         if draws.shape[-1] < self.drafts:
             wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return self.without_anchors(draft, anchors) * wanted
+            return self.without_sure(draft, anchors) * wanted
         wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * wanted
 
-    def draw_all(
-        self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
-    ) -> Int[Tensor, "*batch width"]:
+    def draw_all(self, draft: Rows, uniform: Float[Tensor, "*batch width"]) -> Tuples:
         """One search for the anchors, one sum for the draws, and top-ups only where needed."""
         return draw_anchored(draft, uniform, self)
 
-    def children(self, drafted: Int[Tensor, "*batch width"]) -> Int[Tensor, "*batch drafts"]:
+    def children(self, drafted: Tuples) -> Int[Tensor, "*batch drafts"]:
         """The distinct tokens in the order in which they first came."""
-        if self.drafts == 1 and not self.has_anchors:
+        if self.drafts == 1 and not self.has_sure:
             return drafted[..., 1:2]
         distinct = [
             list(dict.fromkeys(token for token in row if token >= 0))
@@ -181,12 +181,10 @@ class Anchored(Law):
 
 
 @paired("multidraft.verification.laws.anchored_loops")
-def draw_anchored(
-    draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"], law: Anchored
-) -> Int[Tensor, "*batch width"]:
+def draw_anchored(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
     """The tuple of the law where something is drafted."""
-    n, anchors = law.drafts, law.anchor_tokens(draft)
-    draws = pick(law.without_anchors(draft, anchors), uniform[..., n : 2 * n])
+    n, anchors = law.drafts, law.sure_tokens(draft)
+    draws = pick(law.without_sure(draft, anchors), uniform[..., n : 2 * n])
     free = (anchors < 0).sum(-1, keepdim=True)
     draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
     drafted = torch.cat([anchors, draws], -1)

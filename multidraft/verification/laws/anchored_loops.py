@@ -17,7 +17,7 @@ def draw_anchored(
     """The tuple of the law where something is drafted, row by row."""
     same_shape("draft and uniform numbers", (*draft.shape[:-1], law.width), uniform.shape)
     drafted = np.full((draft.shape[:-1].numel(), law.width), -1)
-    wanted = 0 if not law.has_anchors else -1 if law.anchors is None else law.anchors
+    wanted = 0 if not law.has_sure else -1 if law.anchors is None else law.anchors
     draw_lines(drafted, lines(draft), lines(uniform), law.drafts, wanted, law.top_up, least(draft.dtype))
     return torch.from_numpy(drafted).view(uniform.shape)
 

@@ -1,22 +1,28 @@
-"""Each draft from a draft distribution of its own: several draft models, or one at several temperatures (SpecInfer)."""
+"""Each draft from a draft distribution of its own: several draft models, or one at several temperatures (SpecInfer).
 
-from dataclasses import dataclass
+The optimum is a search for the best token set. A set is decided by its draft masses `a_j`, so the search runs over
+boxes `low <= a <= high`; the proof is in docs/theory.md, section 8, and the names below are those of that page.
+"""
 
+from dataclasses import dataclass, replace
+
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law
-from multidraft.verification.laws.best_set import best_set
+from multidraft.verification.shapes import Draft, Rates, Rows
+
+ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
+ROUNDING_OF_SUMS = 1e-13
+MOST_BOXES = 100_000
+Target, Drafts = Float[np.ndarray, " vocab"], Float[np.ndarray, "drafts vocab"]
 
 
-def optimal_distinct(
-    target: Float[Tensor, "*batch vocab"],
-    draft: Float[Tensor, "*drafting vocab"],
-    drafts: int | Int[Tensor, "*batch"],
-) -> Float[Tensor, "*batch"]:
+def optimal_distinct(target: Rows, draft: Draft, drafts: int | Int[Tensor, "*batch"]) -> Rates:
     """Largest acceptance rate that any lossless rule reaches with draft `j` drawn from `draft[..., j, :]`.
 
         alpha* = 1 + min over H of  target(H) - prod_j draft_j(H)
@@ -72,6 +78,105 @@ class Distinct(Law):
 
     def conditional(
         self, draft: Float[Tensor, "*batch drafts vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    ) -> Rows:
         """q_j, whatever came before; a node of a tree that was drawn again begins again with the first."""
         return draft[..., drafted.shape[-1] % self.drafts, :]
+
+
+@dataclass(frozen=True)
+class Box:
+    """The sets with masses in [low, high] that hold the tokens decided to be in and, besides, only undecided ones.
+
+    `target_in` and `draft_in` are summed over the tokens that are decided to be in.
+    """
+
+    low: Float[np.ndarray, " drafts"]
+    high: Float[np.ndarray, " drafts"]
+    target_in: float
+    draft_in: Float[np.ndarray, " drafts"]
+    undecided: Int[np.ndarray, " some"]
+
+
+def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
+    """The token set `H` with the smallest `target(H) - prod_j draft_j(H)`, to 1e-11, for any vocabulary size.
+
+    A few passes over the vocabulary in practice: three boxes for two drafts, some hundred for eight. For two drafts
+    tests compare it with the minimum cut of Global Resolution's Appendix D, which has an edge for every pair of
+    tokens. Raises RuntimeError if the search needs more than MOST_BOXES boxes (never seen).
+
+    docs/theory.md, section 8; that the cost is submodular (Global Resolution, Appendix C) is not needed.
+
+    >>> best_set(np.array([0.9, 0.1]), np.array([[0.5, 0.5], [0.5, 0.5]]))
+    array([False,  True])
+    """
+    best, best_cost = np.zeros(len(target), dtype=bool), -float(len(draft) == 0)
+    boxes = [Box(np.zeros(len(draft)), draft.sum(1), 0.0, np.zeros(len(draft)), np.arange(len(target)))]
+    for _ in range(MOST_BOXES):
+        if not boxes:
+            return best
+        box = narrowed(boxes.pop(), target, draft)
+        if box is None:
+            continue
+        center = (box.low + box.high) / 2
+        found = target < slope(center) @ draft
+        if (cost := float(target[found].sum() - draft[:, found].sum(1).prod())) < best_cost:
+            best, best_cost = found, cost
+        if lower_bound(box, target, draft) < best_cost - ACCURACY:
+            boxes += _halves(box, center)
+    raise RuntimeError(f"{MOST_BOXES:,} boxes were not enough for a set within {ACCURACY:g} of the best")
+
+
+def narrowed(box: Box, target: Target, draft: Drafts) -> Box | None:
+    """Decide tokens and shrink the box as long as one helps the other; None if no best set is in it."""
+    while True:
+        p, q = target[box.undecided], draft[:, box.undecided]
+        joins, goes = p < added(box.low, q), p > -added(box.high, -np.minimum(q, box.high[:, None]))
+        if (joins & goes).any():
+            return None
+        into, undecided = box.undecided[joins], box.undecided[~(joins | goes)]
+        draft_in = box.draft_in + draft[:, into].sum(1)
+        low = np.maximum(box.low, draft_in - ROUNDING_OF_SUMS)
+        high = np.minimum(box.high, draft_in + draft[:, undecided].sum(1) + ROUNDING_OF_SUMS)
+        if (low > high).any():
+            return None
+        settled = len(undecided) == len(box.undecided)
+        box = Box(low, high, box.target_in + target[into].sum(), draft_in, undecided)
+        if settled:
+            return box
+
+
+def lower_bound(box: Box, target: Target, draft: Drafts) -> float:
+    """A cost that no set of the box falls below: linear around its center, with the remainder at its largest."""
+    center, half = (box.low + box.high) / 2, (box.high - box.low) / 2
+    g = slope(center)
+    curved = added(center, half[:, None])[0] - g @ half
+    gain = np.maximum(g @ draft[:, box.undecided] - target[box.undecided], 0.0).sum()
+    return float(g @ center - center.prod() - curved - gain - (g @ box.draft_in - box.target_in))
+
+
+def slope(masses: Float[np.ndarray, " drafts"]) -> Float[np.ndarray, " drafts"]:
+    """The product of all masses but one, for each of them.
+
+    >>> slope(np.array([2.0, 3.0, 5.0]))
+    array([15., 10.,  6.])
+    """
+    before = np.concatenate([[1.0], masses.cumprod()[:-1]])
+    after = np.concatenate([[1.0], masses[::-1].cumprod()[:-1]])[::-1]
+    return before * after
+
+
+def added(masses: Float[np.ndarray, " drafts"], more: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
+    """`prod_j (masses_j + more_j) - prod_j masses_j`, one draft at a time, so that small terms do not cancel."""
+    product, difference = 1.0, np.zeros(more.shape[1])
+    for mass, extra in zip(masses, more, strict=True):
+        difference = difference * (mass + extra) + product * extra
+        product *= mass
+    return difference
+
+
+def _halves(box: Box, center: np.ndarray) -> list[Box]:
+    """The box cut across its longest side."""
+    side = int(np.argmax(box.high - box.low))
+    low, high = box.low.copy(), box.high.copy()
+    low[side] = high[side] = center[side]
+    return [replace(box, high=high), replace(box, low=low)]

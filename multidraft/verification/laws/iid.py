@@ -7,16 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.verification.distributions import descending, pick
-from multidraft.verification.law import Law
+from multidraft.verification.law import Staged
 from multidraft.verification.loops import same_shape
+from multidraft.verification.shapes import Rates, Rows, Tuples
 
 
 def optimal_iid(
-    target: Float[Tensor, "*batch vocab"],
-    draft: Float[Tensor, "*batch vocab"],
-    drafts: int | Int[Tensor, "*batch"],
-    draft_probability: float | Float[Tensor, "*batch"] = 1.0,
-) -> Float[Tensor, "*batch"]:
+    target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"], draft_probability: float | Rates = 1.0
+) -> Rates:
     """Largest acceptance rate that any lossless rule reaches with `drafts` i.i.d. draws from `draft`.
 
     With probability `draft_probability` the `n = drafts` tokens are drawn, otherwise none. A token set of draft mass
@@ -51,21 +49,17 @@ def per_row(setting: int | float | Tensor, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Iid(Law):
+class Iid(Staged):
     """P(x_1, .., x_n) = prod_j q(x_j). With one draft this is ordinary speculative sampling."""
 
     name = "iid"
     optimal = staticmethod(optimal_iid)
     repeats = True
 
-    def conditional(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    def conditional(self, draft: Rows, drafted: Int[Tensor, "*batch past"]) -> Rows:
         """q, whatever came before."""
         return draft
 
-    def draw_all(
-        self, draft: Float[Tensor, "*batch vocabulary"], uniform: Float[Tensor, "*batch width"]
-    ) -> Int[Tensor, "*batch width"]:
+    def draw_all(self, draft: Rows, uniform: Float[Tensor, "*batch width"]) -> Tuples:
         """All positions from one cumulative sum."""
         return pick(draft, uniform)

@@ -24,12 +24,13 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.verification.law import Law, without
 from multidraft.verification.loops import same_shape
 from multidraft.verification.precision import least
+from multidraft.verification.shapes import Rates, Rows
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
@@ -38,9 +39,7 @@ MOST_LINEAR = 24  # drafts; up to here P(N < n) is below 1e-12 before e^LARGEST 
 AT_ONCE = 1 << 18  # numbers held per prefix sum: memory stays linear in the vocabulary, and in the cache
 
 
-def optimal_without_replacement(
-    target: Float[Tensor, "*batch vocab"], draft: Float[Tensor, "*batch vocab"], drafts: int | Int[Tensor, "*batch"]
-) -> Float[Tensor, "*batch"]:
+def optimal_without_replacement(target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"]) -> Rates:
     """Largest acceptance rate that any lossless rule reaches with `drafts` draws without replacement from `draft`.
 
     With `Q(H)` the probability that all drafts fall into `H` and `H_k` the `k` tokens of largest `draft / target`
@@ -79,7 +78,7 @@ def best_prefix(p: Tensor, q: Tensor, drafts: int) -> Tensor:
     return (p.cumsum(-1) + some_outside(q, drafts)).amin(-1).clamp(max=1)
 
 
-def some_outside(draft: Float[Tensor, "rows vocab"], drafts: int) -> Float[Tensor, "rows vocab"]:
+def some_outside(draft: Rows, drafts: int) -> Rows:
     """`1 - Q(H)` for every prefix `H` of the tokens in the order given, where `Q(H) = P(all drafts are in H)`.
 
     Each row of `draft` sums to one and has more than `drafts` tokens with mass; float64. `drafts` is at least one.
@@ -145,7 +144,7 @@ def before(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
     return total
 
 
-def fewer_arrivals(rate: Float[Tensor, "*batch vocab"], drafts: int) -> Float[Tensor, "*batch vocab"]:
+def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
     """`P(fewer than drafts tokens of H and none outside H have arrived)` for every prefix `H`, given `q_i t` as `rate`.
 
     Rates are cut at CERTAIN, also outside `H`.
@@ -191,8 +190,6 @@ class WithoutReplacement(Law):
     name = "without_replacement"
     optimal = staticmethod(optimal_without_replacement)
 
-    def conditional(
-        self, draft: Float[Tensor, "*batch vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Float[Tensor, "*batch vocabulary"]:
+    def conditional(self, draft: Rows, drafted: Int[Tensor, "*batch past"]) -> Rows:
         """q renormalised without the tokens drawn so far."""
         return without(draft, drafted)

@@ -27,12 +27,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors.checks import check_integer
-from multidraft.verification.law import Law
-from multidraft.verification.laws.anchored import Anchored
+from multidraft.verification.law import Staged
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL
-from multidraft.verification.rules.anchored_lorenz import anchored_lorenz, in_three_stages
-from multidraft.verification.rules.lorenz import Schedule, by_schedule, lorenz, phases
+from multidraft.verification.rules.lorenz import in_three_stages, lorenz
+from multidraft.verification.rules.schedule import Schedule, phases
+from multidraft.verification.shapes import Rates, Rows, Tuples
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,13 @@ class BinnedLorenz:
     def __post_init__(self) -> None:
         check_integer(self.bins, "bins", 2)
 
-    def __call__(
-        self,
-        target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*batch vocabulary"],
-        drafted: Int[Tensor, "*batch width"],
-        law: Law,
-    ) -> Outcome:
-        """The Lorenz rule, of i.i.d. or of anchored drafts; tokens are sorted where there are no more than bins."""
-        few, schedule_of = target.shape[-1] <= self.bins, partial(binned_schedule, self.bins)
-        if isinstance(law, Anchored):
-            if few:
-                return anchored_lorenz(target, draft, drafted, law)
-            return in_three_stages(target, draft, drafted, law, schedule_of)
-        return lorenz(target, draft, drafted, law) if few else by_schedule(target, draft, drafted, law, schedule_of)
+    def __call__(self, target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
+        """The Lorenz rule; tokens are sorted where there are no more than bins."""
+        if target.shape[-1] <= self.bins:
+            return lorenz(target, draft, drafted, law)
+        return in_three_stages(target, draft, drafted, law, partial(binned_schedule, self.bins))
 
-    def least(self, optimum: Float[Tensor, "*batch"], drafts: int) -> Float[Tensor, "*batch"]:
+    def least(self, optimum: Rates, drafts: int) -> Rates:
         """What it accepts at least of i.i.d. drafts."""
         return optimum * (drafts * self.bins) ** (-1 / self.bins) - 1 / self.bins
 
@@ -68,32 +59,28 @@ class BinnedLorenz:
 class Binned:
     """The schedule of bins, for tokens."""
 
-    target: Float[Tensor, "*batch vocabulary"]
-    draft: Float[Tensor, "*batch vocabulary"]
+    target: Rows
+    draft: Rows
     bin: Int[Tensor, "*batch vocabulary"]
     edge: Float[Tensor, "*batch bins"]  # e_b
     plan: Schedule  # of bins
 
-    def rounded(self) -> Float[Tensor, "*batch vocabulary"]:
+    def rounded(self) -> Rows:
         """p - p'."""
         return (self.target - self.edge.gather(-1, self.bin) * self.draft).clamp_(min=0)
 
-    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    def accept(self, draws: Tuples) -> Float[Tensor, "*batch width"]:
         """Probability of emitting each draw."""
         return self.plan.accept(torch.where(draws >= 0, self.bin.gather(-1, draws.clamp(min=0)), -1))
 
-    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
+    def remainder(self) -> Rows:
         """R = p - r = (p - p') + (p' - r), in positive terms; of a bin, each token has its share."""
         of_bins = self.plan.remainder() / self.plan.draft.clamp(min=SMALLEST_NORMAL)
         return self.rounded().add_(of_bins.gather(-1, self.bin).mul_(self.draft))
 
 
 def binned_schedule(
-    bins: int,
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
+    bins: int, target: Rows, draft: Rows, count: Int[Tensor, "*batch"], draft_probability: float = 1.0
 ) -> Binned:
     """The schedule for `count` i.i.d. drafts; what is never drafted, or has hardly any target, is in the last bin."""
     p, q = target.double(), draft.double()

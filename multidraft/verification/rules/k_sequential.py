@@ -1,22 +1,18 @@
 """K-SEQ: try the i.i.d. drafts in turn, each with the same discounted probability (SpecTr, Algorithm 2)."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.verification.law import Law, at_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import SMALLEST_NORMAL, next_target, ratio
+from multidraft.verification.shapes import Rates, Rows, Tuples
 
 BISECTIONS = 50
 
 
-def best_discount(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafts: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-) -> Float[Tensor, "*batch"]:
+def best_discount(target: Rows, draft: Rows, drafts: Int[Tensor, "*batch"], draft_probability: float = 1.0) -> Rates:
     """rho*, the smallest valid discount: a (1 - (1 - beta)^n) = rho beta with beta(rho) = sum min(t / rho, q).
 
     It lies in [a, a n]. Found by bisection to 1e-12; the upper end of the last bracket is returned, for which the
@@ -35,12 +31,7 @@ def best_discount(
     return high
 
 
-def k_sequential(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def k_sequential(target: Rows, draft: Rows, drafted: Tuples, law: Law) -> Outcome:
     """Accept draft j with b_j = min(1, t(x_j) / (rho* q(x_j))) if none before it was; then sample what remains.
 
         r_i = a min(q_i, t_i / rho) (1 - (1 - beta)^n) / beta,   residual = prod_j (1 - b_j) (t - r) / (1 - sum r)
@@ -60,9 +51,7 @@ def k_sequential(
     return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
 
 
-def acceptance_rate(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def acceptance_rate(target: Rows, draft: Rows, law: Law) -> Rates:
     """The exact acceptance rate a (1 - (1 - beta)^n)."""
     p, q, a = target.double(), draft.double(), law.draft_probability
     count = torch.full(p.shape[:-1], law.drafts, device=p.device)

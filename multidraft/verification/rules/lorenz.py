@@ -1,152 +1,70 @@
 """The Lorenz rule: optimal verification of i.i.d. drafts, exactly, by one sort, prefix sums and one root per token.
 
-Every draft draw gets a random time in [0, 1] and the earliest one is emitted. Token i is a job with q_i of machine time
-and p_i of work on a machine whose speed F'(t) falls, where F(t) is the probability that some draft falls into draft
-mass t. The optimal schedule runs the jobs with the largest remaining work per remaining time and shares the machine
-among ties in proportion to remaining time, so that the running jobs are a prefix of the tokens sorted by p/q; jobs
-whose work would outlast their time are run out before the next one joins. The proof is in docs/theory.md; the names
-below are those of that page.
-
 It is exact for every number of drafts n, in time polynomial in n. Global Resolution solves the same problem by convex
 minimisation, approximately; Partial Resolution (NeurIPS 2025) states O(2^{1.5 n} n^2 + 2^n V + V log V), which for a
 fixed n is O(V log V) too.
+
+Beside the draws there may be sure tokens and top-ups (`Staged`). Then three rules follow each other, each with the
+target that the last one hands on: the draws by their schedule, the top-ups by single-draft coupling, and a sample of
+what remains, accepted if it is a sure token. The draws come from q', the draft without the sure tokens, so that all of
+the target's mass on these remains, and what remains is the same for every tuple: a new target. Without top-ups that is
+optimal: p(sure) + alpha*(p, q', draws). With one draw the schedule is a coupling: this is the rule of the greedy law
+(Towards Optimal MDSD, Theorem 7), of SpecHub, and, where nothing may be drafted, of Randomised Drafting.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from multidraft.verification.distributions import descending
-from multidraft.verification.law import Law, at_each
+from multidraft.verification.law import Staged, at_each
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL, SPARE, next_target
-from multidraft.verification.rules import coupling
-from multidraft.verification.rules.roots import by_count, power, smallest_root
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """All about a node but the drafted tuple; positions count tokens sorted by p/q, largest first."""
-
-    target: Float[Tensor, "*batch vocabulary"]
-    draft: Float[Tensor, "*batch vocabulary"]
-    order: Int[Tensor, "*batch vocabulary"]  # position -> token
-    Q: Float[Tensor, "*batch vocabulary"]  # draft mass up to a position
-    T: Float[Tensor, "*batch vocabulary"]  # when the phase of a position ends
-    drop: Float[Tensor, "*batch vocabulary"]  # how far D falls below its record at a position: positive at a reset
-    survive: Float[Tensor, "*batch vocabulary"]  # s: what survives of a draw after the phase of a position
-    optimum: Float[Tensor, "*batch"]  # alpha*
-    record: Float[Tensor, "*batch"]  # the sum of all drops: what remains of the target on tokens that can be drafted
-
-    @cached_property
-    def stages(self) -> "Stages":
-        """The products of s between any two positions."""
-        return Stages(self.survive)
-
-    def remainder(self) -> Float[Tensor, "*batch vocabulary"]:
-        """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
-
-        share_i = q_i * (product of s over the phases from i to the reset) / (Q_k - T_{k-1}),  sum of shares = 1.
-        Tokens that are never drafted keep all of p.
-        """
-        size, p, q = self.Q.shape[-1], self.target.gather(-1, self.order), self.draft.gather(-1, self.order)
-        place = torch.arange(size, device=p.device)
-        following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
-        k = following.clamp(max=size - 1)
-        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
-        share = q * self.stages.between(place.expand_as(k), k) / width
-        loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
-        loss = loss.add_(p, alpha=SPARE) * (q > DRAWABLE)
-        total = loss.sum(-1).clamp(min=SMALLEST_NORMAL)
-        loss *= (self.record / total)[..., None]  # its sum, however the shares are rounded
-        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > DRAWABLE, loss, p))
-
-    def accept(self, draws: Int[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Probability of emitting each draw: in stage c the first c are active and share what does not survive it."""
-        size = self.order.shape[-1]
-        rank = torch.empty_like(self.order).scatter_(
-            -1, self.order, torch.arange(size, device=draws.device).expand_as(self.order)
-        )
-        place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
-        ends = torch.nn.functional.pad(place[..., 1:], (0, 1), value=size)
-        active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-        through = self.stages.between(place, ends) ** active
-        alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
-        each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
-        accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
-        # A token without any target is never accepted, not even with the rounding of its neighbours.
-        return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
-
-
-class Stages:
-    """Products of s over the phases from one position up to, not including, another."""
-
-    def __init__(self, survive: Float[Tensor, "*batch vocabulary"]):
-        ends = survive <= 0  # counted on their own, so that no infinities meet
-        self.logs = padded(survive.masked_fill(ends, 1.0).log_().cumsum(-1))
-        self.ends = padded(ends.cumsum(-1))
-
-    def between(
-        self, start: Int[Tensor, "*batch some"], end: Int[Tensor, "*batch some"]
-    ) -> Float[Tensor, "*batch some"]:
-        """prod of s over the phases start, .., end - 1."""
-        sure = self.ends.gather(-1, end) == self.ends.gather(-1, start)
-        return (self.logs.gather(-1, end) - self.logs.gather(-1, start)).clamp_(max=0).exp_() * sure
-
-
-def schedule(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-) -> Schedule:
-    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
-    p, q = target.double(), draft.double()
-    total = q.sum(-1, keepdim=True)
-    q = q / total.clamp(min=SMALLEST_NORMAL)
-    drawable = p * (q > DRAWABLE)
-    ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
-    count = torch.where(total[..., 0] > 0, count, 0)
-    return Schedule(
-        p, q, order, *phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
-    )
-
-
-def phases(
-    ratio: Float[Tensor, "*batch positions"],
-    q: Float[Tensor, "*batch positions"],
-    p: Float[Tensor, "*batch positions"],
-    count: Int[Tensor, "*batch"],
-    a: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Q, T, drop, s, alpha* and the record of a `Schedule`, from its tokens in the order of their ratios p/q."""
-    Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
-    D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
-    M = D.cummin(-1).values.clamp_(max=0)
-    drop = shifted(M).sub_(D)
-    m = torch.cat([ratio[..., 1:], torch.zeros_like(ratio[..., :1])], -1)
-    c = (P + M).sub_(m * Q).clamp_(min=0)
-    T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
-    T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
-    survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
-    return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
-
+from multidraft.verification.precision import next_target
+from multidraft.verification.rules.naive import naive
+from multidraft.verification.rules.recursive_rejection import acceptance, couple, remainder
+from multidraft.verification.rules.schedule import schedule
+from multidraft.verification.shapes import Rates, Rows, Tuples
 
 ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: what has `accept` and `remainder`
 Verified = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
 
 
+@paired("multidraft.verification.rules.lorenz_loops")
+def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
+    """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
+
+    Empty positions count as never drawn, so the number of drafts may differ between rows as long as it was fixed
+    before the tokens were drawn. Where nothing may be drafted, F(t) = a (1 - (1 - t)^n).
+    """
+    return in_three_stages(target, draft, drafted, law, schedule)
+
+
+def in_three_stages(target: Rows, draft: Rows, drafted: Tuples, law: Staged, schedule_of: ScheduleOf) -> Outcome:
+    """The draws by schedules of one kind or another, then the top-ups, then the sure tokens."""
+    (sure, draws, top_ups), a = law.parts(drafted), law.draft_probability
+    known = sure if a == 1 else law.sure_tokens(draft)
+    count = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known >= 0).sum(-1)
+    of_draws, new_target = verify_draws(target, law.without_sure(draft, known), draws, count, a, schedule_of)
+    alive = (1 - of_draws.sum(-1)).clamp(min=0)
+    of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)
+    for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
+        conditional = law.conditional(draft, drafted[..., : drafted.shape[-1] - top_ups.shape[-1] + j]).double()
+        b, new_target = couple(new_target, conditional, top_ups[..., j])
+        of_top_ups[..., j] = alive * b
+        alive = alive * (1 - b)
+    last = naive(alive[..., None] * new_target, draft, sure, law)
+    accept = torch.cat([last.accept, of_draws, of_top_ups], -1)
+    return Outcome(accept.to(target.dtype), last.residual.to(target.dtype), drafted)
+
+
 def verify_draws(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    draws: Int[Tensor, "*batch width"],
+    target: Rows,
+    draft: Rows,
+    draws: Tuples,
     count: Int[Tensor, "*batch"],
     draft_probability: float = 1.0,
     schedule_of: ScheduleOf = schedule,
@@ -167,68 +85,35 @@ def verify_draws(
     return accept, new_target
 
 
-def verify_one(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    draws: Int[Tensor, "*batch width"],
-    draft_probability: float,
-) -> Verified:
+def verify_one(target: Rows, draft: Rows, draws: Tuples, draft_probability: float) -> Verified:
     """Verify one draw at most, in any position, by coupling."""
     p, law = target.double(), draft.double() * draft_probability
-    accept = coupling.acceptance(p, law, draws.amax(-1))
-    return accept[..., None] * (draws >= 0), next_target(coupling.remainder(p, law), p)
+    accept = acceptance(p, law, draws.amax(-1))
+    return accept[..., None] * (draws >= 0), next_target(remainder(p, law), p)
 
 
-@paired("multidraft.verification.rules.lorenz_loops")
-def lorenz(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
-    """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
+def spechub(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
+    """SpecHub's pairs hold the top token and one other, which has the law q', so the same rule is optimal for them."""
+    is_last = (drafted != law.sure_tokens(draft)) & (drafted >= 0)
+    order = is_last.to(torch.uint8).argsort(dim=-1, stable=True)  # the top token first
+    outcome = lorenz(target, draft, drafted.gather(-1, order), law)
+    return Outcome(torch.empty_like(outcome.accept).scatter_(-1, order, outcome.accept), outcome.residual, drafted)
 
-    Empty positions count as never drawn, so the number of drafts may differ between rows as long as it was fixed
-    before the tokens were drawn. Where nothing may be drafted, F(t) = a (1 - (1 - t)^n), and with one draft this is
-    the rule of Randomised Drafting.
+
+def acceptance_rate(target: Rows, draft: Rows, law: Staged) -> Rates | None:
+    """The rate alpha + (a - alpha) t(sure), where alpha is that of the draws, and t what they hand on; if a = 1
+
+        alpha*(p, q', draws) + p(sure).
+
+    None with top-ups.
     """
-    return by_schedule(target, draft, drafted, law, schedule)
-
-
-def by_schedule(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-    schedule_of: ScheduleOf,
-) -> Outcome:
-    """The Lorenz rule for i.i.d. drafts with schedules of one kind or another."""
-    accept, new_target = verify_draws(
-        target, draft, drafted, count_of(drafted, law), law.draft_probability, schedule_of
-    )
-    residual = (1 - accept.sum(-1, keepdim=True)).clamp(min=0) * new_target
-    return Outcome(accept.to(target.dtype), residual.to(target.dtype), drafted)
-
-
-def count_of(drafted: Int[Tensor, "*batch width"], law: Law) -> Int[Tensor, "*batch"]:
-    """How many i.i.d. drafts were to be drawn in each row."""
-    if law.draft_probability == 1:
-        return (drafted >= 0).sum(-1)
-    return torch.full_like(drafted[..., 0], law.drafts)
-
-
-def acceptance_rate(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
-    """The acceptance rate, which is the optimum alpha*."""
-    return optimal_iid(target, draft, law.drafts, law.draft_probability)
-
-
-def shifted(values: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-    """0, then all values but the last."""
-    return torch.cat([torch.zeros_like(values[..., :1]), values[..., :-1]], -1)
-
-
-def padded(values: Tensor) -> Tensor:
-    """0, then the values."""
-    return torch.cat([torch.zeros_like(values[..., :1]), values], -1)
+    if law.tops_up:
+        return None
+    sure, a = law.sure_tokens(draft), law.draft_probability
+    drawn_from, count = law.without_sure(draft, sure), law.drafts - (sure >= 0).sum(-1)
+    rate = optimal_iid(target, drawn_from, count, a)
+    if not sure.numel():
+        return rate
+    nothing = torch.full_like(count, -1)[..., None]
+    _, left = verify_draws(target, drawn_from, nothing, count, a)
+    return rate + (a - rate).clamp(min=0) * at_each(left, sure).sum(-1).to(target.dtype)

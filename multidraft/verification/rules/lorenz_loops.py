@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from multidraft.verification.law import Law
-from multidraft.verification.loops import compiled, lines, same_shape, sum_of
+from multidraft.errors import AdviceError
+from multidraft.verification.law import Staged
+from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE
-from multidraft.verification.rules.roots import CONVERGED, STEPS
+from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE, least
+from multidraft.verification.rules.schedule import CONVERGED, STEPS
+from multidraft.verification.shapes import Rows, Tuples
 
 
 class Node(NamedTuple):
@@ -69,33 +69,54 @@ def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node | Single]:
         yield node
 
 
-def lorenz(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
-    """The outcome of the Lorenz rule for i.i.d. drafts, row by row."""
+def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
+    """The outcome of the Lorenz rule, row by row."""
     same_shape("target and draft", target.shape, draft.shape)
-    same_shape("the rows of draft and drafted", draft.shape[:-1], drafted.shape[:-1])
-    tuples = lines(drafted)
-    counts = (tuples >= 0).sum(-1) if law.draft_probability == 1 else np.full(len(tuples), law.drafts)
-    known = nodes(zip(lines(target), lines(draft), counts.tolist(), strict=True), law.draft_probability)
-    found = [verified(node, draws) for node, draws in zip(known, tuples, strict=True)]
-    accept, residual = (torch.from_numpy(np.stack(part)).to(target.dtype) for part in zip(*found, strict=True))
+    same_shape("drafted and the law's width", drafted.shape, (*draft.shape[:-1], law.width))
+    p, q, tuples, a = lines(target), lines(draft), lines(drafted), law.draft_probability
+    if tuples.size and (largest := tuples.max()) >= p.shape[-1]:
+        raise AdviceError(f"drafted has token id {largest}; ids are below {p.shape[-1]}")
+    sure, draws, _ = law.parts(tuples)
+    known = sure if a == 1 else law.sure_tokens(draft).numpy().reshape(len(p), sure.shape[-1])
+    counts = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known >= 0).sum(-1)
+    lowest = least(draft.dtype)
+    drawn_from = (without(row, tokens, lowest) if law.has_sure else row for row, tokens in zip(q, known, strict=True))
+    found = nodes(zip(p, drawn_from, counts.tolist(), strict=True), a)
+    rows = [in_three_stages(*row, law, lowest) for row in zip(found, q, tuples, strict=True)]
+    accept, residual = (torch.from_numpy(np.stack(part)).to(target.dtype) for part in zip(*rows, strict=True))
     return Outcome(accept.view(drafted.shape), residual.view(target.shape), drafted)
 
 
-def verified(node: Node | Single, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What is accepted of each draw, and the residual."""
-    accepted = node.accept(draws)
-    return accepted, max(1 - accepted.sum(), 0.0) * node.after
+def in_three_stages(
+    node: Node | Single, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """What is accepted at every position of a tuple, and the residual: draws, then top-ups, then sure tokens."""
+    sure, draws, top_ups = law.parts(drafted)
+    of_draws, of_top_ups, after = node.accept(draws), np.zeros(len(top_ups)), node.after
+    alive = max(1 - of_draws.sum(), 0.0)
+    for j in range(int((top_ups >= 0).sum())):
+        conditional = without(draft, drafted[: len(drafted) - len(top_ups) + j], lowest)
+        b = acceptance(after, conditional, top_ups[j])
+        of_top_ups[j], alive, after = alive * b, alive * (1 - b), next_target(after, conditional)
+    residual, came = alive * after, sure >= 0
+    of_sure = np.where(came, residual[sure], 0.0)
+    residual[sure[came]] = 0.0
+    return np.concatenate([of_sure, of_draws, of_top_ups]), residual
 
 
 def acceptance(target: np.ndarray, law: np.ndarray, token: int | np.integer) -> float:
     """The probability min(1, t(x) / law(x)) of accepting a token."""
     wanted, drawn = target[token], law[token]
     return float(wanted > 0) if wanted >= drawn else float(wanted / drawn)
+
+
+@compiled
+def without(draft, tokens, lowest):
+    """The distribution in float64, renormalised without some tokens and without all below `lowest`."""
+    kept = draft.astype(np.float64)
+    forget(kept, tokens, lowest)
+    total = sum_of(kept)
+    return kept / total if total > 0 else kept
 
 
 @partial(compiled, any_order=True)

@@ -1,20 +1,14 @@
 """Sample from the target and accept on a match: the rule that needs to know nothing about the drafts."""
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, at_each, is_duplicate
 from multidraft.verification.outcome import Outcome
+from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
 
 
-def naive(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def naive(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """The emitted token is drawn from the target; it counts as accepted where it was drafted.
 
         accept_j = p(x_j) for the first of equal drafts,   residual = p elsewhere
@@ -27,22 +21,16 @@ def naive(
     return Outcome(accept, residual, drafted)
 
 
-def rate_of_iid(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def rate_of_iid(target: Rows, draft: Rows, law: Law) -> Rates:
     """The acceptance rate for i.i.d. drafts: a sum_i p_i (1 - (1 - q_i)^n)."""
     return law.draft_probability * (target * (1 - (1 - draft) ** law.drafts)).sum(-1)
 
 
-def rate_of_top(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def rate_of_top(target: Rows, draft: Rows, law: Law) -> Rates:
     """The acceptance rate for the n most likely tokens of q: a p(these tokens)."""
     return law.draft_probability * at_each(target, most_likely(draft, law.drafts)).sum(-1)
 
 
-def rate_of_distinct(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*batch drafts vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def rate_of_distinct(target: Rows, draft: Draft, law: Law) -> Rates:
     """The acceptance rate for distinct drafts: a sum_i p_i (1 - prod_j (1 - q_j,i))."""
     return law.draft_probability * (target * (1 - (1 - draft).prod(-2))).sum(-1)

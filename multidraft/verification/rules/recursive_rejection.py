@@ -1,4 +1,7 @@
-"""Try the drafts one after another, each against what remains of the target (SpecInfer; Multi-Candidate SD)."""
+"""Single-draft coupling, which is ordinary speculative sampling, and its repetition: try the drafts one after another.
+
+SpecInfer; Multi-Candidate Speculative Decoding. The coupling is a part of other rules too.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,16 +9,47 @@ from torch import Tensor
 
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import next_target
-from multidraft.verification.rules.coupling import couple
+from multidraft.verification.precision import next_target, ratio
+from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
 
 
-def recursive_rejection(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def acceptance(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> Rates:
+    """The probability of accepting `token`, drawn from `law`: min(1, t(x) / law(x)), in float64; 0 if it is empty."""
+    index = token.clamp(min=0)[..., None]
+    accept = ratio(target.gather(-1, index), law.gather(-1, index))[..., 0]
+    return accept.double() * (token >= 0)
+
+
+def remainder(target: Rows, law: Rows) -> Rows:
+    """(t - law)_+, what of the target a draft from `law` cannot cover."""
+    return (target - law).clamp_(min=0)
+
+
+def residual(
+    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
+) -> Float[Tensor, " vocabulary"]:
+    """Probability of emitting each token otherwise than as the one drawn from `law` and accepted with `accept`.
+
+    The target is scaled to `weight`.
+    """
+    scaled = weight * target.double()
+    return next_target(remainder(scaled, law.double()), scaled).mul_(1 - accept)
+
+
+def couple(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> tuple[Rates, Rows]:
+    """The probability of accepting `token`, drawn from `law`, and the next target if it is not.
+
+        b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
+
+    The denominator is (1 - sum t) + sum (t - law)_+, in positive terms. `law` sums to less than one where nothing may
+    be drawn; an empty position (token -1) accepts nothing.
+
+    Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2.
+    """
+    return acceptance(target, law, token).to(target.dtype), next_target(remainder(target, law), target)
+
+
+def recursive_rejection(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """Each draft is coupled with the target of its round, by the law it was drawn from given the earlier drafts.
 
         accept_j = b_j prod_{i<j} (1 - b_i),   residual = t_n prod_j (1 - b_j)
@@ -35,9 +69,7 @@ def recursive_rejection(
     return Outcome(torch.stack(accept, -1).to(dtype), (alive[..., None] * target).to(dtype), drafted)
 
 
-def acceptance_rate(
-    target: Float[Tensor, "*batch vocabulary"], draft: Float[Tensor, "*drafting vocabulary"], law: Law
-) -> Float[Tensor, "*batch"]:
+def acceptance_rate(target: Rows, draft: Draft, law: Law) -> Rates:
     """The acceptance rate for drafts whose law does not depend on each other.
 
         1 - prod_j (1 - sum min(t_j, q_j)),    t_{j+1} = (t_j - q_j)_+ / (1 - sum min(t_j, q_j))

@@ -12,7 +12,7 @@ from multidraft.errors import AdviceError
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.precision import DRAWABLE
-from multidraft.verification.rules.lorenz import Schedule, schedule, shifted
+from multidraft.verification.rules.schedule import Schedule, padded, schedule, shifted
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies import pictures
 
@@ -152,8 +152,3 @@ def draw_schedule(case: Case, names: list[str], axis: Any) -> None:
     axis.legend(
         handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, title="token  $p/q$"
     )
-
-
-def padded(values: Tensor) -> Tensor:
-    """0, then the values: a curve begins at the origin."""
-    return torch.nn.functional.pad(values, (1, 0))

@@ -13,9 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.verification.acceptance import Rule, over_all_tuples
 from multidraft.verification.laws import Iid
-from multidraft.verification.outcome import Outcome
+from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
 from multidraft.verification.rules import k_sequential, lorenz, naive, recursive_rejection
 from multidraft_research.solvers import linear_program, max_flow
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure

@@ -1,0 +1,197 @@
+"""The schedule behind the Lorenz rule: phases, what survives them, and the roots that say when they end.
+
+Every draft draw gets a random time in [0, 1] and the earliest one is emitted. Token i is a job with q_i of machine time
+and p_i of work on a machine whose speed F'(t) falls, where F(t) = a (1 - (1 - t)^n) is the probability that some draft
+falls into draft mass t. The optimal schedule runs the jobs with the largest remaining work per remaining time and
+shares the machine among ties in proportion to remaining time, so that the running jobs are a prefix of the tokens
+sorted by p/q; jobs whose work would outlast their time are run out before the next one joins. The proof is in
+docs/theory.md; the names below are those of that page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.verification.distributions import descending
+from multidraft.verification.law import at_each
+from multidraft.verification.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE
+from multidraft.verification.shapes import Rates, Rows, Tokens, Tuples
+
+STEPS = 40
+CONVERGED = 1e-15
+ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
+
+Positions = Float[Tensor, "*batch positions"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All about a node but the drafted tuple; positions count tokens sorted by p/q, largest first."""
+
+    target: Rows
+    draft: Rows
+    order: Int[Tensor, "*batch vocabulary"]  # position -> token
+    Q: Rows  # draft mass up to a position
+    T: Rows  # when the phase of a position ends
+    drop: Rows  # how far D falls below its record at a position: positive at a reset
+    survive: Rows  # s: what survives of a draw after the phase of a position
+    optimum: Rates  # alpha*
+    record: Rates  # the sum of all drops: what remains of the target on tokens that can be drafted
+
+    @cached_property
+    def stages(self) -> "Stages":
+        """The products of s between any two positions."""
+        return Stages(self.survive)
+
+    def remainder(self) -> Rows:
+        """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
+
+        share_i = q_i * (product of s over the phases from i to the reset) / (Q_k - T_{k-1}),  sum of shares = 1.
+        Tokens that are never drafted keep all of p.
+        """
+        size, p, q = self.Q.shape[-1], self.target.gather(-1, self.order), self.draft.gather(-1, self.order)
+        place = torch.arange(size, device=p.device)
+        following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
+        k = following.clamp(max=size - 1)
+        width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
+        share = q * self.stages.between(place.expand_as(k), k) / width
+        loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
+        loss = loss.add_(p, alpha=SPARE) * (q > DRAWABLE)
+        total = loss.sum(-1).clamp(min=SMALLEST_NORMAL)
+        loss *= (self.record / total)[..., None]  # its sum, however the shares are rounded
+        return torch.empty_like(p).scatter_(-1, self.order, torch.where(q > DRAWABLE, loss, p))
+
+    def accept(self, draws: Tuples) -> Float[Tensor, "*batch width"]:
+        """Probability of emitting each draw: in stage c the first c are active and share what does not survive it."""
+        size = self.order.shape[-1]
+        places = torch.arange(size, device=draws.device).expand_as(self.order)
+        rank = torch.empty_like(self.order).scatter_(-1, self.order, places)
+        place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
+        ends = torch.nn.functional.pad(place[..., 1:], (0, 1), value=size)
+        active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
+        through = self.stages.between(place, ends) ** active
+        alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
+        each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
+        accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
+        # A token without any target is never accepted, not even with the rounding of its neighbours.
+        return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
+
+
+class Stages:
+    """Products of s over the phases from one position up to, not including, another."""
+
+    def __init__(self, survive: Positions):
+        ends = survive <= 0  # counted on their own, so that no infinities meet
+        self.logs = padded(survive.masked_fill(ends, 1.0).log_().cumsum(-1))
+        self.ends = padded(ends.cumsum(-1))
+
+    def between(self, start: Tokens, end: Tokens) -> Float[Tensor, "*batch some"]:
+        """prod of s over the phases start, .., end - 1."""
+        sure = self.ends.gather(-1, end) == self.ends.gather(-1, start)
+        return (self.logs.gather(-1, end) - self.logs.gather(-1, start)).clamp_(max=0).exp_() * sure
+
+
+def schedule(target: Rows, draft: Rows, count: Int[Tensor, "*batch"], draft_probability: float = 1.0) -> Schedule:
+    """The optimal schedule for `count` i.i.d. drafts (none of them with probability 1 - `draft_probability`)."""
+    p, q = target.double(), draft.double()
+    total = q.sum(-1, keepdim=True)
+    q = q / total.clamp(min=SMALLEST_NORMAL)
+    drawable = p * (q > DRAWABLE)
+    ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
+    count = torch.where(total[..., 0] > 0, count, 0)
+    found = phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
+    return Schedule(p, q, order, *found)
+
+
+def phases(
+    ratio: Positions, q: Positions, p: Positions, count: Int[Tensor, "*batch"], a: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Q, T, drop, s, alpha* and the record of a `Schedule`, from its tokens in the order of their ratios p/q."""
+    Q, P = q.cumsum(-1).clamp_(max=1), p.cumsum(-1)
+    D = (1 - by_count(count, lambda n, x: power(x, n), 1 - Q)).mul_(a).sub_(P)
+    M = D.cummin(-1).values.clamp_(max=0)
+    drop = shifted(M).sub_(D)
+    m = torch.nn.functional.pad(ratio[..., 1:], (0, 1))
+    c = (P + M).sub_(m * Q).clamp_(min=0)
+    T = by_count(count, lambda n, c, m: smallest_root(n, c, m, a), c, m)
+    T = torch.minimum(T, Q, out=T).maximum(Q * (drop > 0)).cummax(-1).values
+    survive = (Q - T).div_(Q - shifted(T)).nan_to_num_(1.0)  # an empty phase lets everything through
+    return Q, T, drop, survive, P[..., -1] + M[..., -1], -M[..., -1]
+
+
+def padded(values: Tensor) -> Tensor:
+    """0, then the values."""
+    return torch.nn.functional.pad(values, (1, 0))
+
+
+def shifted(values: Tensor) -> Tensor:
+    """0, then all values but the last."""
+    return padded(values[..., :-1])
+
+
+def by_count(count: Int[Tensor, "*batch"], function: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """`function(n, *rows)` for the rows of each number of drafts n, put together again."""
+    counts = set(count.flatten().tolist())
+    if len(counts) == 1:
+        return function(counts.pop(), *arguments)
+    result = torch.empty_like(arguments[0])
+    for n in counts:
+        rows = count == n
+        result[rows] = function(n, *(argument[rows] for argument in arguments))
+    return result
+
+
+def power(x: Tensor, n: int) -> Tensor:
+    """x^n by repeated squaring, several times faster than a general power."""
+    result = None
+    while n:
+        if n & 1:
+            result = x if result is None else result * x
+        x, n = x * x if n > 1 else x, n >> 1
+    return torch.ones_like(x) if result is None else result
+
+
+def smallest_root(n: int, c: Positions, m: Positions, a: float) -> Positions:
+    """Smallest t in [0, 1] with a (1 - (1 - t)^n) - m t = c, and 0 where every t is a root.
+
+    Linear for one draft, a quadratic in its stable form for two, Newton's method otherwise: 1 - t is the largest root x
+    of g(x) = a x^n - m x + c + m - a. g is convex and that root is at most ((a - c) / a)^(1/n), where m x is replaced
+    by m: every Newton step from there stays above it.
+    """
+    if n == 0:
+        return torch.zeros_like(c)
+    if n == 1:
+        return (c / (a - m)).nan_to_num_(0.0, 0.0, 0.0)
+    if n == 2:
+        b = 2 * a - m
+        return (2 * c / (b + (b * b - 4 * a * c).clamp_(min=0).sqrt_())).nan_to_num_(0.0, 0.0, 0.0)
+    above = (1 - c / a).clamp_(min=0).log_().div_(n).exp_()  # several times faster than a general power
+    return descend(above, n, c + m - a, m, a, STEPS).neg_().add_(1)
+
+
+def descend(
+    x: Float[Tensor, "*rows"], n: int, d: Float[Tensor, "*rows"], m: Float[Tensor, "*rows"], a: float, steps: int
+) -> Float[Tensor, "*rows"]:
+    """Newton's method for a x^n - m x + d from above; once little is left to do in many rows, that goes on alone.
+
+    A small value is enough: where the function is flat, the law hardly depends on the root. What has not converged
+    after `STEPS` has x^n below 1e-16 and cannot be seen in any law. A root that has converged stays while others go
+    on: a step more would divide rounding by a slope that may be rounding too.
+    """
+    small = CONVERGED * max(1, n / 4)  # the rounding of x^n
+    for step in range(steps):
+        high = power(x, n - 1)
+        slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
+        value = high.mul_(a).sub_(m).mul_(x).add_(d)
+        if not x.numel() or float(value.max()) <= small:
+            break
+        if step == ALL_TOGETHER and x.numel() > MANY:
+            going = (value > small).nonzero(as_tuple=True)
+            x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
+            break
+        x = x.sub_((value / slope).masked_fill_(value <= small, 0.0))
+    return x
