@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from multidraft_research.training import corpus
-from test_cli import CONTEXT, ends_with_advice, save_model, synthetic
+from commands import ends_with_advice, run, save_pair
 from transformers import AutoTokenizer, LlamaForCausalLM
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.main import app
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
@@ -23,12 +20,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> Path:
     """A folder with a target and a draft model whose tokenizer has a chat template."""
-    folder = tmp_path_factory.mktemp("chat")
-    tokenizer = corpus.train_tokenizer(synthetic(20_000), 320, CONTEXT)
-    tokenizer.chat_template = TEMPLATE
-    for seed, role in enumerate(("target", "draft")):
-        save_model(folder / role, seed, tokenizer)
-    return folder
+    return save_pair(tmp_path_factory.mktemp("chat"), TEMPLATE)
 
 
 @pytest.fixture
@@ -56,7 +48,7 @@ def chat(pair: Path, *arguments: object, said: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
     names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6]
     names += ["--tree", "4x2x2x1", "--chat"]
-    return CliRunner().invoke(app, ["generate", *map(str, [*names, *arguments])], input=said)
+    return run("generate", *names, *arguments, input=said)
 
 
 def answers(shown: str) -> list[str]:
@@ -122,18 +114,14 @@ def test_control_c_at_the_prompt_begins_another_line(pair, monkeypatch):
 
 def test_a_conversation_can_be_traced(pair, tmp_path):
     assert chat(pair, "--trace", tmp_path / "trace.jsonl", said="the\nold\n").exit_code == 0
-    result = CliRunner().invoke(app, ["replay", str(tmp_path / "trace.jsonl"), "--check"])
+    result = run("replay", tmp_path / "trace.jsonl", "--check")
     assert (result.exit_code, "of 2 rows: every decision follows" in result.stdout) == (0, True)
 
 
 def test_advice(pair, tmp_path):
-    ends_with_advice(CliRunner().invoke(app, ["generate", "--chat"]), "--prompt TEXT")
-    ends_with_advice(CliRunner().invoke(app, ["generate", "--chat", "--prompt", "hello"]), "was never taught to chat")
+    ends_with_advice(run("generate", "--chat"), "--prompt TEXT")
+    ends_with_advice(run("generate", "--chat", "--prompt", "hello"), "was never taught to chat")
     ends_with_advice(chat(pair, "--json"), "a conversation has no --json")
     ends_with_advice(chat(pair, "--compare"), "a conversation has no --compare")
     ends_with_advice(chat(pair, "--prompt", "storm " * 99), "context")
-    tokenizer = AutoTokenizer.from_pretrained(pair / "target")
-    tokenizer.chat_template = None
-    for role in ("target", "draft"):
-        save_model(tmp_path / role, 0, tokenizer)
-    ends_with_advice(chat(tmp_path, "--prompt", "the"), "has no chat template")
+    ends_with_advice(chat(save_pair(tmp_path), "--prompt", "the"), "has no chat template")

@@ -1,15 +1,13 @@
 """What stands beside drafting: intervals over prompts, assisted generation, a hint where a chain would be faster."""
 
-import json
 from pathlib import Path
 
 import torch
+from commands import printed, written
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 from multidraft.cli.compare import ASSISTED, LOOKUP, Runs, hint, interval, rivals, speedup, widened
-from multidraft.cli.main import app
 from multidraft.cli.models import Models
 from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
@@ -60,23 +58,15 @@ def test_a_hint_where_drafting_does_not_pay() -> None:
     assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in said
 
 
-def compared(*arguments: object) -> dict:
-    """What `multidraft generate --compare` reports."""
-    words = ["generate", *arguments, "--max-new-tokens", 4, "--compare", "--json"]
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def test_compare_reports_assisted_generation_and_intervals(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("The old house", "A storm")))
-    report = compared("--prompts", file, "--tree", "2x1")
+    file = written(tmp_path / "prompts.jsonl", "The old house", "A storm")
+    report = printed("generate", "--prompts", file, "--tree", "2x1", "--max-new-tokens", 4, "--compare")
     names = [f"{side}_{what}" for side in ("assisted", "lookup") for what in ("tokens_per_second", "speedup")]
     for name in [*names, "speedup"]:
         low, high = report[f"{name}_interval"]
         assert 0 < low <= report[name] <= high
-    alone = compared("--prompt", "The old house", "--draft", "ngram", "--tree", "1")
+    once = ("--prompt", "The old house", "--max-new-tokens", 4)
+    alone = printed("generate", *once, "--draft", "ngram", "--tree", "1", "--compare")
     assert alone["speedup"] > 0
     assert alone["speedup_interval"] is None
     assert alone["assisted_tokens_per_second"] is None, "transformers cannot draft with this"

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from commands import printed, results, run, written
 
 import multidraft as md
 from multidraft.cli import main as cli
@@ -24,11 +24,6 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
 SETTINGS = ["--max-new-tokens", "6", "--tree", "2x1", "--temperature", "0"]
 
 
-def run(*arguments: object, **settings: object):
-    """The result of `multidraft ...`."""
-    return CliRunner().invoke(cli.app, [str(a) for a in arguments], **settings)
-
-
 def generate(prompts: Path, *arguments: object):
     """The result of `multidraft generate` with the embedded pair."""
     return run("generate", "--prompts", prompts, *SETTINGS, *arguments)
@@ -38,27 +33,13 @@ def generate(prompts: Path, *arguments: object):
 def prompts(tmp_path_factory) -> Path:
     """Three prompts in a file, which begins with a byte order mark."""
     file = tmp_path_factory.mktemp("lost") / "prompts.jsonl"
-    lines = [json.dumps({"id": f"p{i}", "prompt": text}) for i, text in enumerate(["It was", "A dark", "The old"])]
-    file.write_text("\n".join(lines), encoding="utf-8-sig")
-    return file
+    return written(file, "It was", "A dark", "The old", encoding="utf-8-sig")
 
 
 @pytest.fixture(scope="module")
 def whole(prompts) -> list[dict]:
     """What a run that nobody stops has to say of each."""
-    result = generate(prompts, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["records"]
-
-
-def read(line: str) -> dict:
-    """A result without its checksum."""
-    return {name: value for name, value in json.loads(line).items() if name != "check"}
-
-
-def lines_of(file: Path) -> list[dict]:
-    """The results in a file, after its settings."""
-    return [read(line) for line in file.read_text().splitlines()[1:]]
+    return printed("generate", "--prompts", prompts, *SETTINGS)["records"]
 
 
 def stop_at(monkeypatch, call: int, tokens: int) -> None:
@@ -87,7 +68,7 @@ def test_results_come_line_by_line_and_a_second_call_goes_on(prompts, whole, tmp
         result = generate(prompts, "--jsonl", file, "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "multidraft: stopped after 1 of 3 prompts"
-    first, second = lines_of(file)
+    first, second = results(file)
     assert first == whole[0]
     assert second["interrupted"]
     assert second["text"]
@@ -98,7 +79,7 @@ def test_results_come_line_by_line_and_a_second_call_goes_on(prompts, whole, tmp
     again = generate(prompts, "--jsonl", file, "--json")
     assert again.exit_code == 0, again.output
     assert "1 of 3" in again.stderr
-    assert lines_of(file) == whole
+    assert results(file) == whole
     assert [record["id"] for record in json.loads(again.stdout)["records"]] == ["p1", "p2"]
     content = file.read_bytes()
     assert generate(prompts, "--jsonl", file).exit_code == 0
@@ -204,7 +185,7 @@ def test_sigterm_ends_as_control_c_does(prompts, tmp_path):
         output, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
     assert error.splitlines()[-1].startswith(b"multidraft: stopped after")
-    done = [line for line in lines_of(file) if "interrupted" not in line]
+    done = [line for line in results(file) if "interrupted" not in line]
     assert json.loads(output)["settings"]["prompts"] == len(done) >= 1
 
 

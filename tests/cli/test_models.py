@@ -8,21 +8,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from commands import printed, run
 
 from multidraft.cli import models as names
-from multidraft.cli.main import COMMANDS, app, loaded
+from multidraft.cli.main import COMMANDS, loaded
 from multidraft.cli.models import Loader, load
 from multidraft.errors import AdviceError
 from multidraft.zoo import smollm2
 from multidraft.zoo.pair import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
-
-
-def run(*words: object):
-    """The result of `multidraft ...`."""
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.mark.parametrize(("installed", "pair"), [(True, "smollm2"), (False, "embedded")])
@@ -64,14 +59,7 @@ def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file):
     shutil.copytree(FOLDER / "target", model)
     settings = json.loads((model / file).read_text())
     kinds = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
-    settings |= (
-        {"auto_map": kinds, "tokenizer_class": "Own"}
-        if "token" in file
-        else {
-            "auto_map": kinds,
-            "model_type": "own",
-        }
-    )
+    settings |= {"auto_map": kinds} | ({"tokenizer_class": "Own"} if "token" in file else {"model_type": "own"})
     (model / file).write_text(json.dumps(settings))
     (model / "own.py").write_text(HOSTILE)
     call = [sys.executable, "-m", "multidraft", "generate", "--target", model, "--draft", "none", "--prompt", "It"]
@@ -82,9 +70,8 @@ def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file):
 
 
 def test_without_drafts_the_text_is_that_of_plain_decoding():
-    asked = ["generate", "--prompt", "The old house", "--max-new-tokens", 8, "--temperature", 0, "--json"]
-    plain = json.loads(run(*asked, "--draft", "none").stdout)
-    drafted = json.loads(run(*asked, "--tree", "2x1").stdout)
+    asked = ["generate", "--prompt", "The old house", "--max-new-tokens", 8, "--temperature", 0]
+    plain, drafted = printed(*asked, "--draft", "none"), printed(*asked, "--tree", "2x1")
     assert plain["records"][0]["text"] == drafted["records"][0]["text"]
     assert plain["block_efficiency"] == 1
 

