@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from multidraft.errors import AdviceError
     from multidraft.generation.generate import generate
     from multidraft.models.gguf.model import GGUF
+    from multidraft.models.heads.drafters import head
     from multidraft.verification.optimal import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
 
@@ -19,6 +20,7 @@ __all__ = [
     "Tree",
     "audit",
     "generate",
+    "head",
     "optimal_acceptance_rate",
     "register",
     "scheme",
@@ -33,6 +35,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "Tree": "decoding.tree",
     "audit": "auditing",
     "generate": "generation.generate",
+    "head": "models.heads.drafters",
     "optimal_acceptance_rate": "verification.optimal",
     "register": "verification.registry",
     "scheme": "verification.registry",

@@ -21,11 +21,12 @@ PAIRS = (EMBEDDED, SMOLLM2)  # targets that bring a draft of their own, by the s
 USUAL = "MULTIDRAFT_PAIR"  # the environment variable that says which pair is taken where none is named
 COPY = "copy"  # in a mixture: what followed the same tokens before, as far as the text shows that it is right
 OWN = {"ngram": 3, "lookup": 3, "layers": None}  # made of the text or the target; the number where none is written
+HEADS = ("eagle3", "dflash", "medusa")  # drafters that read the target's hidden states, by their folders
 WRITTEN = ", ".join(f"`{name}:2`" if number is None else f"`{name}[:{number}]`" for name, number in OWN.items())
 TARGET = "Folder, hub name, GGUF file, `smollm2` or `embedded`. Default: smollm2 where it is installed, else embedded."
 DRAFT = (
-    f"As a target, or {WRITTEN}; `0.9*a+0.1*b` mixes; `copy+a` copies where that was right; `a,b` lists; "
-    "`none` decodes plainly. Default: the target's own."
+    f"As a target, or {WRITTEN}, or a head: `{':FOLDER`, `'.join(HEADS)}:FOLDER`; `0.9*a+0.1*b` mixes; "
+    "`copy+a` copies where that was right; `a,b` lists; `none` decodes plainly. Default: the target's own."
 )
 ENGINES = TRANSFORMERS, LLAMA_CPP = "transformers", "llama.cpp"
 ENGINE = (
@@ -33,6 +34,7 @@ ENGINE = (
 )
 TRUST = "Run code that a model's folder or its hub page brings along. Never without this."
 NUMBERED = re.compile(rf"({'|'.join(OWN)})(?::(\d+))?")
+HEAD = re.compile(rf"({'|'.join(HEADS)}):.+")
 WEIGHTED = re.compile(r"(?:(\d*\.?\d+)\*)?(.+)")
 MOST = 1000  # tokens or layers; far more than any drafter looks at
 PATIENCE = 4  # seconds for an answer of the hub, whatever it is
@@ -109,7 +111,7 @@ def parse(text: str | None) -> list[list[Member]]:
 def models_in(listed: list[list[Member]]) -> list[str]:
     """The names of models, each once: what is left without what is made of the text or the target."""
     names = dict.fromkeys(name for mixture in listed for name, _ in mixture)
-    return [name for name in names if name != COPY and NUMBERED.fullmatch(name) is None]
+    return [name for name in names if name != COPY and not (NUMBERED.fullmatch(name) or HEAD.fullmatch(name))]
 
 
 def member(name: str, text: str) -> Member:
@@ -117,6 +119,8 @@ def member(name: str, text: str) -> Member:
     match = WEIGHTED.fullmatch(name)
     if match is None or "*" in match[2] or match[2] == NONE or OWN.get(match[2], 0) is None:
         raise AdviceError(f"--draft {text!r} does not parse; write ngram, layers:2, 0.9*NAME+0.1*ngram or NAME,ngram")
+    if match[2] in HEADS:
+        raise AdviceError(f"--draft {text!r}: {match[2]} is a head in a folder; write {match[2]}:FOLDER")
     number = NUMBERED.fullmatch(match[2])
     if number and number[2] and not 1 <= int(number[2][:9]) <= MOST:
         raise AdviceError(f"--draft {text!r}: {match[2]} is out of range; use at least 1 and at most {MOST}")
@@ -269,6 +273,10 @@ def own(name: str, target: "Model") -> "Model":
     from multidraft.models.early_exit import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
+    if HEAD.fullmatch(name):
+        from multidraft.models.heads.drafters import head
+
+        return head(name, target)
     match = NUMBERED.fullmatch("lookup" if name == COPY else name)
     assert match is not None  # `load` asks for no other
     number = int(match[2] or OWN[match[1]] or 0)

@@ -91,8 +91,9 @@ def generate(
 
     The first returns the new tokens of every row, and an `Info` on how it went. `inputs` are token ids: a tensor
     (batch, length), a tokenizer's output, or a list of lists. `draft` may be None: then the target decodes alone. It
-    may be a list of models for a scheme of the law `distinct`. The second returns what `model.generate` returns.
-    Stop strings are `stop=` and `stop_tokenizer=` there, because transformers does not pass its `tokenizer` on.
+    may be a draft head's name (`eagle3:FOLDER`; `head` loads one), or a list of models for a scheme of the law
+    `distinct`. The second returns what `model.generate` returns. Stop strings are `stop=` and `stop_tokenizer=` there,
+    because transformers does not pass its `tokenizer` on.
 
     **Sampling.** Settings have the names of transformers' `GenerationConfig`: `temperature=1.0` (0 is greedy), `top_k`,
     `min_p`, `repetition_penalty`, `max_new_tokens=128`, `eos_token_id` (the target's own; an empty list for none), and
@@ -114,7 +115,7 @@ def generate(
     is raised when the other rows are done, and holds their tokens.
     """
     check_model(target_model, "target")
-    draft = as_drafter(draft_model if inputs is None else draft_or_prompts)
+    draft = as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     check_pieces(target_model, draft)
     limits = limits_of(tree, scheme) if draft is not None else None
     file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS

@@ -22,6 +22,7 @@ from multidraft.models import huggingface
 from multidraft.models.base import LanguageModel, heard_by
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
+from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model, home
 from multidraft.models.vocabularies import check_sizes
 from multidraft.verification.registry import scheme as scheme_named
@@ -107,12 +108,13 @@ def check_model(model: Any, name: str) -> None:
         raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
 
 
-def as_drafter(draft: Any) -> Model | None:
-    """The drafter that was passed, several of them as one; raises AdviceError on what is none."""
+def as_drafter(draft: Any, target: Model) -> Model | None:
+    """The drafter that was passed, or named as a head, several of them as one; raises AdviceError on what is none."""
     listed = list(draft) if isinstance(draft, list | tuple) else [draft]
+    listed = [head(one, target) if isinstance(one, str) and NAMED.fullmatch(one) else one for one in listed]
     for model in listed if draft is not None else ():
         check_model(model, "draft")
-    return Several(listed) if isinstance(draft, list | tuple) else draft
+    return Several(listed) if isinstance(draft, list | tuple) else listed[0]
 
 
 def check_pieces(target: Model, draft: Model | None) -> None:

@@ -52,7 +52,7 @@ def differences(target, ear: Ear) -> list[float]:
     ]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     """Rows of different lengths, of which some leave; the drafter's last kept token is the root's parent."""
@@ -65,7 +65,7 @@ def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     assert max(differences(target, reader)) > 0.01
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_a_tree_s_states_follow_its_path_and_rows_that_go_on():
     target = tiny_model("llama")
     reader = CausalLM(target, tells=(1,))

@@ -1,0 +1,152 @@
+"""Heads as drafters: at every node of a tree they say what they say of its path alone, step after step."""
+
+import pytest
+import torch
+from heads import CASES, head_of, said_plainly, states_of
+from tiny import tiny_model
+
+import multidraft as md
+
+TEXTS = [[3, 1, 4, 1, 5, 9], [2], [8, 2, 6]]  # each ends with the root
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def told(head, texts, before):
+    """Let rows hear what the target says of texts from a token on."""
+    target = tiny_model("llama")
+    states = [states_of(target, text, head.hears) if text else torch.zeros(0, len(head.hears), 32) for text in texts]
+    head.hear([own[first:] for own, first in zip(states, before, strict=True)])
+
+
+def prompted(name, texts):
+    """A head that has read texts but for their roots."""
+    head = head_of(name).fresh(64)
+    roots = [text[:-1] for text in texts]
+    told(head, roots, [0] * len(texts))
+    head.forward(roots, [list(range(-1, len(text) - 1)) for text in roots], "none")
+    head.keep([list(range(len(text))) for text in roots])
+    return head
+
+
+def read_tree(head, roots, trees):
+    """The logits of the roots, and of nodes level by level, each with its path."""
+    said = {
+        (row, ()): line
+        for row, line in enumerate(head.forward([[root] for root in roots], [[-1]] * len(roots), "last")[:, 0])
+    }
+    places = [{(): 0} for _ in roots]
+    depth = 1
+    while any(level := [[path for path in tree if len(path) == depth] for tree in trees]):
+        logits = head.forward(
+            [[path[-1] for path in own] for own in level],
+            [[places[row][path[:-1]] for path in own] for row, own in enumerate(level)],
+        )
+        for row, own in enumerate(level):
+            for index, path in enumerate(own):
+                places[row][path] = len(places[row])
+                said[row, path] = logits[row, index]
+        depth += 1
+    return said, places
+
+
+TREES = [[(4,), (9,), (9, 1), (9, 2), (9, 1, 3)], [(5,), (5, 5)], [(1,), (2,), (1, 7)]]
+
+
+def check(name, head, texts, trees):
+    said, places = read_tree(head, [text[-1] for text in texts], trees)
+    for (row, path), logits in said.items():
+        if len(texts[row]) > 1:  # of a text of one token nothing is known
+            torch.testing.assert_close(logits, said_plainly(name, texts[row], list(path)), **CLOSE)
+    return places
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_every_node_says_what_its_path_says(name):
+    """Three steps: what was read below the root is read again, beside what the target says of it."""
+    texts = [list(text) for text in TEXTS]
+    head = prompted(name, texts)
+    for step, (paths, last) in enumerate([([(9, 1), (5, 5), ()], [6, 7, 8]), ([(4,), (), (1, 7)], [1, 2, 3])]):
+        places = check(name, head, texts, TREES)
+        before = [len(text) - 1 for text in texts]
+        told(head, [[*text, *path] for text, path in zip(texts, paths, strict=True)], before)
+        head.keep([[places[row][path[:depth]] for depth in range(len(path) + 1)] for row, path in enumerate(paths)])
+        texts = [[*text, *path, new] for text, path, new in zip(texts, paths, last, strict=True)]
+        if step == 0:
+            order = [2, 0, 1]
+            head.select(order)
+            texts = [texts[row] for row in order]
+    check(name, head, texts, TREES)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
+def test_rows_join_and_parts_go_on(name):
+    one, other = prompted(name, [TEXTS[0]]), prompted(name, [TEXTS[2]])
+    read_tree(one, [9], [TREES[0]])
+    told(one, [[*TEXTS[0], 9, 1]], [5])
+    one.keep([[0, 2, 3]])  # two of them are to be read again
+    one.join(other)
+    texts = [[*TEXTS[0], 9, 1, 6], TEXTS[2]]
+    for length in (2, 4, 6, 7, 8):
+        part = one.part(0, length, 64)
+        told(part, [texts[0][:-1]], [length - 1])
+        rest = texts[0][length:-1]
+        part.forward([rest], [list(range(-1, len(rest) - 1))], "none")
+        part.keep([list(range(len(rest)))])
+        check(name, part, texts[:1], TREES[:1])
+    check(name, one, texts, [TREES[0], TREES[2]])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
+def test_a_step_that_failed_leaves_the_head_as_it_was(name):
+    texts = [list(text) for text in TEXTS]
+    head = prompted(name, texts)
+    places = read_tree(head, [text[-1] for text in texts], TREES)[1]
+    head.keep([[], [], []])
+    check(name, head, texts, TREES)
+    assert places[0][9, 1, 3] == 5
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("tree", ["1x1x1x1x1", "3x2x1"])
+def test_greedy_output_is_that_of_plain_decoding(name, tree):
+    """Rows of different lengths, of which one is a single token."""
+    target, prompts = tiny_model("llama"), [[5, 3, 1], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
+    settings = {"temperature": 0, "max_new_tokens": 12}
+    plain, _ = md.generate(target, None, prompts, **settings)
+    tokens, _ = md.generate(target, head_of(name), prompts, tree=tree, **settings)
+    assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
+
+
+def test_heads_mix_and_stand_side_by_side():
+    """With what was copied, with each other, and by turns; every law is told as it is drawn from."""
+    from multidraft.models.ensemble import Copying, Mixture
+    from multidraft.models.ngram import Lookup, NGram
+
+    target, prompts = tiny_model("llama"), [[5, 3, 1, 5, 3], [9, 9, 8]]
+    plain, _ = md.generate(target, None, prompts, temperature=0, max_new_tokens=10)
+    pairs = [Copying([Lookup(61), head_of("eagle3")]), Mixture([head_of("dflash"), head_of("medusa"), NGram(61)])]
+    for drafter in pairs:
+        tokens, _ = md.generate(target, drafter, prompts, tree="2x2", temperature=0, max_new_tokens=10)
+        assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
+    several = [head_of("eagle3"), head_of("dflash")]
+    tokens, _ = md.generate(
+        target, several, prompts, scheme="distinct:recursive_rejection", tree="2x2", temperature=0, max_new_tokens=10
+    )
+    assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
+
+
+@torch.no_grad()
+def test_reading_out_of_order_is_refused():
+    head = head_of("eagle3").fresh(64)
+    with pytest.raises(md.AdviceError, match="before token 1"):
+        head.forward([[1, 2]], [[-1, 0]])
+    head = prompted("eagle3", TEXTS[:1])
+    with pytest.raises(md.AdviceError, match="as a chain"):
+        head.forward([[1, 2]], [[-1, -1]])
+    head = prompted("eagle3", TEXTS[:1])
+    head.forward([[9]], [[-1]])
+    with pytest.raises(md.AdviceError, match="level by level"):
+        head.forward([[1, 2]], [[0, 1]])
