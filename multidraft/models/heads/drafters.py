@@ -40,7 +40,8 @@ class Row:
 
     def copy(self) -> "Row":
         """Another row that goes on by itself."""
-        return replace(self, **{name: [*value] for name, value in vars(self).items() if isinstance(value, list)})
+        held: dict[str, Any] = {name: [*value] for name, value in vars(self).items() if isinstance(value, list)}
+        return replace(self, **held)
 
     @property
     def used(self) -> int:
