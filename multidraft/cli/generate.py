@@ -119,7 +119,7 @@ def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Draft
         with hold(folder, output.wait):
             return spread(shards, folder, crew_of(run.workers, run.ray), output.as_json)
     output.check([asked.prompts, named.target, named.draft, drafting.plan])
-    with hold(output.jsonl, output.wait):
+    with hold(output.jsonl, output.wait), hold(output.trace, output.wait):
         here(shards, asked.talks, output, named.target is None)
 
 

@@ -15,6 +15,7 @@ from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io import files
+from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
     from multidraft.autotune.identity import Subject
@@ -47,6 +48,7 @@ def tune(
     quick: Annotated[bool, Option("--quick", help="Fewer steps for every line of the table.")] = False,
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
+    wait: o.Wait = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
@@ -64,10 +66,11 @@ def tune(
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair.tokenizer, context(pair))
     own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [one.tokens for one in chosen])
-    profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
-    if out is not None:
-        files.write(out, profile.as_json().encode())
-        terminal.note(f"wrote {out}")
+    with hold(out, wait):
+        profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
+        if out is not None:
+            files.write(out, profile.as_json().encode())
+            terminal.note(f"wrote {out}")
     if plot is not None:
         draw(profile, lines, plot)
     if as_json:

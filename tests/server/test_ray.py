@@ -28,7 +28,7 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
-OF_ONE_REPLICA = ("test_metrics_count_what_was_done",)
+OF_ONE_REPLICA = ("test_metrics_count_what_was_done", "test_numbers_have_vllms_names_and_labels")
 SIZE = test_api.SIZE
 START = 600  # seconds that a new process of Ray's, which imports torch, may take on a busy machine
 

@@ -13,6 +13,7 @@ from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.shard import Shard
 
 HOW = "make one with `multidraft capture --out DIR`"
+AGAIN = "run the command that makes it again, and it goes on"
 MANIFEST = "manifest.jsonl"
 FORMAT = 1
 
@@ -52,7 +53,7 @@ class Capture:
         if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
             raise AdviceError(
                 f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; "
-                "run the command that makes it again, and it goes on"
+                f"{AGAIN}"
             )
         return cls(folder, settings, entries)
 
@@ -77,9 +78,9 @@ class Capture:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise AdviceError(f"cannot read the shard {path} ({error.strerror}); capture again") from None
+            raise AdviceError(f"cannot read the shard {path} ({error.strerror}); {AGAIN}") from None
         if sha256(content).hexdigest() != expected:
-            raise AdviceError(f"the shard {path} has another checksum than its manifest says; capture again")
+            raise AdviceError(f"the shard {path} has another checksum than its manifest says; {AGAIN}")
         try:
             return shard.read(content, self.vocabulary)
         except ValueError as error:
@@ -100,6 +101,15 @@ class Capture:
     def fingerprint(self) -> str:
         """Tells one capture from another."""
         return sha256("".join(entry.sha256 for entry in self.entries).encode()).hexdigest()[:16]
+
+
+def is_whole(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the shard of a line is there, as it was when the line was written."""
+    try:
+        made = entry(record, folder)
+        return sha256((folder / made.file).read_bytes()).hexdigest() == made.sha256
+    except (OSError, AdviceError):
+        return False
 
 
 def check_settings(settings: Any, path: Path) -> None:

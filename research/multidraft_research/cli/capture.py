@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
 from multidraft.cli.models import EMBEDDED, load_pretrained
@@ -73,6 +74,7 @@ def capture(
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
     workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
     ray: Annotated[str | None, Option(help=RAY)] = None,
+    wait: o.Wait = False,
     show: Annotated[Path | None, Option(help="Say what is in a capture, and check it, instead.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
@@ -87,7 +89,7 @@ def capture(
     crew = crew_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
-        made = captured(Source(target, draft, prompts, limit), manner, out, crew)
+        made = captured(Source(target, draft, prompts, limit), manner, out, crew, wait)
     else:
         assert show is not None  # as of the check above
         made = Capture.open(show)
@@ -96,11 +98,13 @@ def capture(
     report(made, as_json)
 
 
-def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None) -> "Capture":
+def captured(
+    source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None, wait: bool = False
+) -> "Capture":
     """The capture in a folder, made or gone on with, in this process unless there is a crew."""
     from multidraft.cli.crews import alone, run
     from multidraft.io.journal import Journal
-    from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
+    from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
 
     files.make_folder(folder, "--out")
@@ -110,9 +114,10 @@ def captured(source: Source, manner: "Manner", folder: Path, crew: "Crew | None"
     vocabulary = pair.target.config.get_text_config().vocab_size
     asked: dict[str, object] = {"capture": FORMAT} | source.names | {"vocabulary": vocabulary}
     asked |= {"prompts": len(passages), "prompts_digest": digest(chosen)} | asdict(manner) | versions()
-    journal = Journal(folder / MANIFEST, asked)
+    journal = Journal(folder / MANIFEST, asked, wait)
     pairs = zip(journal.records, passages, strict=False)
-    journal.keep(sum(1 for _ in takewhile(lambda pair: pair[0].get("id") == pair[1].id, pairs)))
+    right = (record.get("id") == passage.id and is_whole(folder, record) for record, passage in pairs)
+    journal.keep(sum(takewhile(bool, right)))
     if len(journal.records) < len(passages):
         files.clear(folder)
         terminal.note(f"up to {check_room(pair, len(passages), manner, vocabulary, folder) / 1e6:,.0f} MB")

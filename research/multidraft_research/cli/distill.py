@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED, settle, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, json_lines
+from multidraft.io.lock import hold
 from multidraft.machine.identity import commit, hardware, versions
 
 if TYPE_CHECKING:
@@ -27,17 +29,27 @@ def distill(
     batch: Annotated[int, Option(min=1, max=65_536, help="Prompts a step.")] = 4,
     learning_rate: Annotated[float, Option(min=0, max=1)] = 1e-4,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+    wait: o.Wait = False,
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Teach a draft model the target's distributions on a capture, and say what it gains. Run it again to resume."""
-    from multidraft.models.compat import save_tokenizer
     from multidraft_research.captures.folder import Capture
-    from multidraft_research.training.distilling import Lesson, distil
+    from multidraft_research.training.distilling import Lesson
 
     silence()
     lesson, source = Lesson(steps, batch, learning_rate, seed=seed), Capture.open(capture)
     lesson.parts(len(source.entries))
     files.make_folder(out, "--out")
+    with hold(out, wait):
+        teach(draft, source, lesson, out, as_json)
+    terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
+
+
+def teach(draft: str | None, source: "Capture", lesson: "Lesson", out: Path, as_json: bool) -> None:
+    """Teach, or go on, and write the draft and the report."""
+    from multidraft.models.compat import save_tokenizer
+    from multidraft_research.training.distilling import distil
+
     check_same(out / "lesson.json", asdict(lesson) | {"capture": source.fingerprint, "draft": draft or EMBEDDED})
     model, tokenizer = load(draft, source.vocabulary)
     dtype = model.dtype
@@ -48,7 +60,6 @@ def distill(
     report(taught, source, lesson, out, as_json)
     taught.to(dtype=dtype).save_pretrained(out / "draft")  # type: ignore[call-arg]  # hidden self
     save_tokenizer(tokenizer, out / "draft")
-    terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
 
 
 def check_same(note: Path, ours: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
 from multidraft.errors import AdviceError
@@ -47,6 +48,7 @@ class Asked:
     quick: bool = False
     drafts: Sequence[str] = ()  # where there are several, the source has the first of them
     schemes: Sequence[str] = ()  # beside those that a study compares
+    wait: bool = False  # for another run that writes to the same place
 
     def check(self) -> None:
         """Raise on two sources, and where nothing can be written."""
@@ -81,13 +83,14 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
         ray: Annotated[str | None, Option(help=RAY)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
+        wait: o.Wait = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
     ) -> None:
         drafts = list(dict.fromkeys(draft or []))
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
         tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
         crew, schemes = crew_of(workers, ray), list(dict.fromkeys(scheme or []))
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew, capture, quick, drafts, schemes)
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew, capture, quick, drafts, schemes, wait)
         asked.check()
         do(asked, as_json)
 
@@ -176,7 +179,7 @@ def on_capture(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journa
     facts: dict[str, Any] = {"study": name, "capture": capture.fingerprint, "positions": capture.positions}
     facts |= {part: capture.settings.get(part) for part in ("target", "draft", "top_k")}
     facts |= {"seed": asked.seed} | further(name, asked) | versions("scipy", "ortools")
-    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    journal = Journal(asked.out / f"{name}.jsonl", facts, asked.wait)
     work = OverCapture(measure, capture.folder.absolute(), asked.seed, schemes_for(name, asked))
     return work, len(capture.entries), journal
 
@@ -205,7 +208,7 @@ def captured_for(asked: Asked) -> "Capture":
     if asked.capture is not None:
         return Capture.open(asked.capture)
     manner = Manner(asked.new_tokens, seed=asked.seed)
-    return captured(asked.source, manner, asked.out / "capture", asked.crew)
+    return captured(asked.source, manner, asked.out / "capture", asked.crew, asked.wait)
 
 
 def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":
@@ -220,7 +223,7 @@ def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal
     facts: dict[str, Any] = {"study": name} | asked.source.names
     facts |= {"prompts": len(chosen), "prompts_digest": digest(chosen)}
     facts |= {"new_tokens": asked.new_tokens, "seed": asked.seed} | further(name, asked) | versions() | hardware()
-    journal = Journal(asked.out / f"{name}.jsonl", facts)
+    journal = Journal(asked.out / f"{name}.jsonl", facts, asked.wait)
     passages = [Passage(prompt.id, prompt.task, prompt.tokens) for prompt in chosen]
     schemes = schemes_for(name, asked)
     work = OverModels(measure, asked.source.load, passages, asked.new_tokens, asked.seed, schemes)

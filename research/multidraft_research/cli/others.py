@@ -31,7 +31,7 @@ def solve_time(name: str, asked: Asked) -> "Results":
     tokens, limit = SOLVED[asked.quick]
     sources = solve_time_command.sources(captured_for(asked), asked.seed)
     tokens = min(tokens, *(len(recording) for recording in sources.values()))
-    journal = Journal(asked.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, asked.seed))
+    journal = Journal(asked.out / f"{name}.jsonl", solve_time_command.settings(sources, limit, asked.seed), asked.wait)
     if not solve_time_command.measured(journal, sources, PAPER_SIZES, tokens, limit, asked.seed, None):
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on")
     found = list(records(solve_time_command.results(journal)))
@@ -45,7 +45,7 @@ def walks(name: str, asked: Asked) -> "Results":
 
     vocabulary, cases = WALKED[asked.quick]
     settings = {"study": name, "vocabulary": vocabulary, "cases": cases, "seed": asked.seed} | versions("scipy")
-    journal = Journal(asked.out / f"{name}.jsonl", settings)
+    journal = Journal(asked.out / f"{name}.jsonl", settings, asked.wait)
     finish(name, OverTables(vocabulary, asked.seed), cases, journal, asked)
     return written(name, ABOUT[name], STUDY, journal.records, journal.settings, asked.out)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -41,6 +42,7 @@ def solve_time(
     method: Annotated[list[str] | None, Option(help="Only these methods; may be repeated.")] = None,
     plot: Annotated[Path | None, Option(help="Draw the table into this file (.svg, .png).")] = None,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+    wait: o.Wait = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Compare all solvers of the optimal transport problem of i.i.d. drafts: time for a token, success, exactness."""
@@ -52,8 +54,8 @@ def solve_time(
     if plot is not None:
         pictures.check(plot)
     files.make_folder(out, "--out")
-    known = pairs(out, capture, seed)
-    journal = Journal(out / "results.jsonl", settings(known, limit_seconds, seed))
+    known = pairs(out, capture, seed, wait)
+    journal = Journal(out / "results.jsonl", settings(known, limit_seconds, seed), wait)
     interrupted = not measured(journal, known, sizes, tokens, limit_seconds, seed, method)
     report(results(journal), journal.path, plot, as_json, interrupted)
     if interrupted:
@@ -77,13 +79,13 @@ def check_methods(chosen: list[str] | None, limit: float) -> None:
         raise AdviceError(f"no method {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
 
 
-def pairs(out: Path, capture: Path | None, seed: int) -> "dict[str, Recording]":
+def pairs(out: Path, capture: Path | None, seed: int, wait: bool = False) -> "dict[str, Recording]":
     """The recorded pair, which a run keeps in its folder, and the synthetic one."""
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
 
     if capture is None:
-        known = captured(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture")
+        known = captured(Source(None, None), Manner(RECORDED_TOKENS, seed=seed), out / "capture", wait=wait)
     else:
         known = Capture.open(capture)
     return sources(known, seed)

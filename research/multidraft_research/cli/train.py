@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.io.lock import hold
 from multidraft.machine.identity import hardware, versions
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def train(
     ] = None,
     target_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 64x2.")] = None,
     draft_size: Annotated[str | None, Option(help="WIDTHxLAYERS, such as 32x1.")] = None,
+    wait: o.Wait = False,
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train a target and a draft on a text; without options, as the embedded pair was. Run it again to resume.
@@ -66,7 +69,8 @@ def train(
     if recipe.window > recipe.context:
         raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
     files.make_folder(out, "--out")
-    report = run(corpus, out, recipe, taught)
+    with hold(out, wait):
+        report = run(corpus, out, recipe, taught)
     if as_json:
         return terminal.print_json(report)
     print_report(report)
