@@ -45,6 +45,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     assert parser.links == ["#top-k", "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()]
     assert "x &amp; y" in made
     assert "a &lt; b" in made
+    assert made.index("10 drafts accept more than 2") < made.index("<details")  # what was found comes first
     assert 'class="shown"' in made  # ten drafts accept more than two, by the same in every prompt
     assert ">50.00 ± 0.00<" in made
     assert ">+40.00 ± 0.00<" in made  # the paired difference, in the same units
@@ -60,6 +61,6 @@ def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None
     assert result.exit_code == 0, result.output
     assert "10 drafts accept more than 2" in result.stdout
     made = (tmp_path / "run" / "report.html").read_text()
-    assert re.findall(r'<h2 id="([a-z-]+)"', made) == ["randomised", "top-k"]
+    assert re.findall(r'<details id="([a-z-]+)"', made) == ["randomised", "top-k"]
     assert made.count("data:image/svg+xml") == 2
     assert "<td>prompts</td><td>3</td></tr><tr><td>positions</td><td>6</td>" in made

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from multidraft_research.studies.running.results import Results
+from multidraft_research.studies.running.results import FINDINGS, Results
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1c2126; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
-h1, h2 { line-height: 1.2 }
-h2 { margin-top: 3rem; border-top: 1px solid #ccd3da; padding-top: 1.2rem }
+h1 { line-height: 1.2 }
+details { border-top: 1px solid #ccd3da; padding: .6rem 0 }
+summary { font-size: 1.3rem; font-weight: 600; cursor: pointer }
 figure { margin: 1rem 0 }
 img { max-width: 100% }
 .wide { overflow-x: auto }
@@ -38,12 +39,13 @@ VERDICTS = ("shown", "contradicted", "undecided", "equal")
 
 
 def page(title: str, facts: dict[str, Any], studies: dict[str, tuple[Results, bytes]]) -> str:
-    """The page; each study comes with its picture in SVG."""
+    """The page: what was found, and then each study, folded, with its picture in SVG."""
     contents = "".join(
         f'<li><a href="#{name}">{name}</a>: {escape(r.settings["about"])}</li>' for name, (r, _) in studies.items()
     )
-    body = [f"<h1>{escape(title)}</h1>", table("Settings", ["", ""], [[name, str(v)] for name, v in facts.items()])]
-    body += [f"<ul>{contents}</ul>", f"<p>{READING}</p>"]
+    findings = [[name, *row] for name, (results, _) in studies.items() for row in results.findings]
+    body = [f"<h1>{escape(title)}</h1>", table("Findings", ["study", *FINDINGS], findings), f"<p>{READING}</p>"]
+    body += [table("Settings", ["", ""], [[name, str(v)] for name, v in facts.items()]), f"<ul>{contents}</ul>"]
     for name, (results, picture) in studies.items():
         body += section(name, results, picture)
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
@@ -52,12 +54,14 @@ def page(title: str, facts: dict[str, Any], studies: dict[str, tuple[Results, by
 
 def section(name: str, results: Results, picture: bytes) -> Iterator[str]:
     """One study."""
-    yield f'<h2 id="{name}">{name}</h2><p>{escape(results.settings["about"])} ({escape(results.study.paper)})</p>'
+    yield f'<details id="{name}"><summary>{name}</summary>'
+    yield f"<p>{escape(results.settings['about'])} ({escape(results.study.paper)})</p>"
     image = b64encode(shorter(picture)).decode()
     yield f'<figure><img alt="{name}" src="data:image/svg+xml;base64,{image}"></figure>'
     for title, head, rows in results.shown():
         kind = "printed" if title.startswith("Printed") else "ours"
         yield f'<div class="wide {kind}">{table(title, head, rows)}</div>'
+    yield "</details>"
 
 
 def shorter(picture: bytes) -> bytes:
