@@ -55,9 +55,14 @@ class Serving(Drafting, Named):
         OpenMP keeps helpers for every thread that has computed. Where those are more than processors, the engine's own
         hardly wait for their work without sleeping, which costs most of it.
         """
+        import gc
+
         from multidraft.server.app import build
 
-        return build(self.service())
+        app = build(self.service())
+        gc.collect()
+        gc.freeze()  # or looking through all that was loaded would stop every thread whenever a body has many parts
+        return app
 
     def service(self) -> "Service":
         """The service that the app is over."""

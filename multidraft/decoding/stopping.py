@@ -48,7 +48,9 @@ def stop_strings(strings: str | Sequence[str] | None, tokenizer: PreTrainedToken
     if not strings:
         return []
     if tokenizer is None:
-        raise AdviceError("stop strings need the tokenizer; pass it as stop_tokenizer (model.generate keeps `tokenizer` to itself)")
+        raise AdviceError(
+            "stop strings need the tokenizer; pass it as stop_tokenizer (model.generate keeps `tokenizer` to itself)"
+        )
     return [StopStringCriteria(tokenizer, strings if isinstance(strings, str) else list(strings))]
 
 

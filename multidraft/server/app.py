@@ -6,20 +6,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from importlib.metadata import version
+from json import JSONEncoder
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
 from multidraft.errors import AdviceError
-from multidraft.server import faults
 from multidraft.server.answering import Answering
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
-from multidraft.server.formats import Chat, Completion, Format
-from multidraft.server.middleware import ApiKey, BodyLimit
-from multidraft.server.replies import reply
+from multidraft.server.doors import HANDLERS, ApiKey, BodyLimit
+from multidraft.server.formats import Chat, Completion, Format, reply
 from multidraft.server.service import Service
 
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -47,12 +46,12 @@ def build(service: Service) -> FastAPI:
         lifespan=life,
         docs_url=None,  # these pages would fetch their scripts from elsewhere
         redoc_url=None,
+        exception_handlers=HANDLERS,
     )
     app.state.service = service
     app.add_middleware(BodyLimit, most=service.limits.body, seconds=service.limits.receive)
     if service.api_key is not None:
         app.add_middleware(ApiKey, key=service.api_key)
-    faults.add_to(app)
     add_models(app, service)
     add_answers(app, service)
     add_tokens(app, service)
@@ -139,10 +138,10 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         return {"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)}
 
     async def tokenize(_: Request, body: TokenizeBody) -> Response:
-        return await service.aside(lambda: JSONResponse(tokens_of(body)))
+        return await service.aside(lambda: encoded(tokens_of(body)))
 
     async def detokenize(_: Request, body: DetokenizeBody) -> Response:
-        return await service.aside(lambda: JSONResponse(text_of(body)))
+        return await service.aside(lambda: encoded(text_of(body)))
 
     posted(app, service, "/tokenize", TokenizeBody, tokenize)
     posted(app, service, "/detokenize", DetokenizeBody, detokenize)
@@ -153,6 +152,11 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         known = {name: getattr(tokenizer, name, None) for name in names} | {"chat_template": service.template}
         return {"tokenizer_class": type(tokenizer).__name__, "max_model_len": service.context} | known
+
+
+def encoded(value: dict[str, Any]) -> Response:
+    """A response in JSON, made by Python: C's way of a million tokens would keep all other threads waiting."""
+    return Response("".join(JSONEncoder(ensure_ascii=False).iterencode(value)), media_type="application/json")
 
 
 def add_state(app: FastAPI, service: Service) -> None:

@@ -17,11 +17,9 @@ from multidraft.decoding.warming import warm_up
 from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up
 from multidraft.models.huggingface import Model, place_of
-from multidraft.server.faults import ClosedError, FullError
-from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped, Told, hear_all
+from multidraft.server.doors import ClosedError, FullError
 from multidraft.server.limits import Limits
-from multidraft.server.prefix_cache import Kept, PrefixCache
-from multidraft.server.reading import Reading
+from multidraft.server.rows import Ended, Event, Failed, Job, Kept, PrefixCache, Read, Reading, Stepped, Told, hear_all
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough

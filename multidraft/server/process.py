@@ -17,9 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError
-from multidraft.server.faults import LoadingError, refusal
+from multidraft.server.doors import LoadingError, RequestId, refusal
 from multidraft.server.limits import Limits
-from multidraft.server.middleware import RequestId
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -15,13 +15,12 @@ from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, lengths, vocabulary_of
 from multidraft.generation.text import written
 from multidraft.sampling.generation_config import ends_of
-from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled
+from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled, check, sampling_of
+from multidraft.server.doors import ClosedError
 from multidraft.server.engine import Engine
-from multidraft.server.faults import ClosedError
-from multidraft.server.job import Event, Failed, Job, Told, hear_all
 from multidraft.server.limits import Limits
 from multidraft.server.metrics import Metrics
-from multidraft.server.settings import check, sampling_of
+from multidraft.server.rows import Event, Failed, Job, Told, hear_all
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from multidraft.cli import serving
 from multidraft.cli.models import Models
 from multidraft.cli.serving import Serving
 from multidraft.models.table import TableModel, random_table
-from multidraft.server.job import Ended, Job
 from multidraft.server.process import apart
+from multidraft.server.rows import Ended, Job
 
 SIZE = 6
 

@@ -21,12 +21,10 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server import engine as engines
+from multidraft.server.doors import ClosedError, FullError
 from multidraft.server.engine import Engine
-from multidraft.server.faults import ClosedError, FullError
-from multidraft.server.job import Ended, Event, Failed, Job, Read, Stepped
 from multidraft.server.limits import Limits
-from multidraft.server.prefix_cache import PrefixCache
-from multidraft.server.reading import Reading
+from multidraft.server.rows import Ended, Event, Failed, Job, PrefixCache, Read, Reading, Stepped
 
 SIZE, PATIENCE = 5, 60
 

@@ -8,8 +8,8 @@ import pytest
 from serving import events, letters, served, service
 
 from multidraft.models.table import TableModel, random_table
+from multidraft.server.bodies import REFUSED
 from multidraft.server.service import Service
-from multidraft.server.settings import REFUSED
 
 LETTERS, SIZE = "abcdÃ©", 6  # the last two are the bytes of one character
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}

@@ -5,11 +5,10 @@ from test_engine import PATIENCE, SIZE, Heard, alone, config_for, tables, tiny
 
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
-from multidraft.server import prefix_cache, reading
+from multidraft.server import rows as parts
 from multidraft.server.engine import Engine
-from multidraft.server.job import Ended
 from multidraft.server.limits import Limits
-from multidraft.server.prefix_cache import Kept, PrefixCache
+from multidraft.server.rows import Ended, Kept, PrefixCache
 
 PROMPT = [0, 3, 1, 4, 2, 2, 0, 1, 3, 3, 4, 1]
 
@@ -19,11 +18,11 @@ def read(monkeypatch) -> list[int]:
     """The sizes of all pieces of prompts that the target and the draft model read."""
     sizes: list[int] = []
 
-    def counting(model, piece, *settings, read=reading.read):
+    def counting(model, piece, *settings, read=parts.read):
         sizes.append(len(piece))
         return read(model, piece, *settings)
 
-    monkeypatch.setattr(reading, "read", counting)
+    monkeypatch.setattr(parts, "read", counting)
     return sizes
 
 
@@ -82,7 +81,7 @@ def test_nothing_is_reused_beyond_a_token_that_differs(run, read, models, place)
 
 def test_the_comparison_catches_what_is_reused_beyond_it(run, monkeypatch):
     """The models remember another token, on which what they say depends."""
-    monkeypatch.setattr(prefix_cache, "common", lambda *lists, common=prefix_cache.common: common(*lists) + 1)
+    monkeypatch.setattr(parts, "common", lambda *lists, common=parts.common: common(*lists) + 1)
     other = differing(len(PROMPT) - 3)
     run(tables, Heard(PROMPT, 4, 1), other)
     assert other.tokens != alone(tables, other)

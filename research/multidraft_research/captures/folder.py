@@ -52,8 +52,7 @@ class Capture:
         entries = [entry(record, path) for record in journal.sound(path, lines)]
         if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
             raise AdviceError(
-                f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; "
-                f"{AGAIN}"
+                f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; {AGAIN}"
             )
         return cls(folder, settings, entries)
 

@@ -1,21 +1,155 @@
-"""A prompt that is being read, piece by piece, so that rows which decode do not wait for all of it.
+"""One row: what its owner asks and hears, and how its prompt is read, piece by piece, beside rows that decode.
 
-The target comes first: what it says of the last token is the first answer, for which nobody waits for the draft model.
+The target reads first: what it says of the last token is the first answer, for which nobody waits for the draft model.
+What rows that have left have read is kept while there is room: a prompt that begins alike need not read it again.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from multidraft.decoding.logprobs import listed
 from multidraft.decoding.prefill import CHUNK, at_roots
-from multidraft.decoding.record import Logprob
+from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.stopping import Stopping
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
 from multidraft.sampling.gate import RowFault, problem_of, softmax
-from multidraft.server.job import Job
-from multidraft.server.prefix_cache import Kept, PrefixCache
+from multidraft.sampling.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Read:
+    """The prompt has been read: log-probabilities of all its tokens but the first, if they were asked for."""
+
+    logprobs: list[Logprob]
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One step's tokens, the tree that was drafted (the root alone where nothing was), and the accepted path in it.
+
+    Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
+    """
+
+    new: Emitted
+    tokens: list[int]
+    parents: list[int]
+    path: list[int]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last event of a row that went well: "stop" at an end of text, "length" at its limit."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The last event of one that did not."""
+
+    error: BaseException
+
+
+Event = Read | Stepped | Ended | Failed
+
+
+@dataclass(eq=False)
+class Job:
+    """A prompt to continue, with settings and random numbers of its own; its owner hears what becomes of it."""
+
+    prompt: list[int]
+    new_tokens: int
+    hear: Callable[[Event], object] = lambda event: None
+    sampling: Sampling = field(default_factory=Sampling)
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    ends: set[int] = field(default_factory=set)
+    logprobs: int | None = None  # of emitted tokens, and of so many of the most likely ones
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    cancelled: bool = False
+    tokens: list[int] = field(default_factory=list)  # so far
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens that it may come to."""
+        return len(self.prompt) + self.new_tokens
+
+    def cut(self, new: Emitted) -> tuple[Emitted, str | None]:
+        """A step's tokens up to the row's end, and the reason if that is reached."""
+        new, goes_on = Stopping([self.new_tokens], self.ends).cut(0, self.tokens, new)
+        self.tokens += new.tokens
+        if goes_on:
+            return new, None
+        return new, "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
+
+
+Told = list[tuple[Job, Event]]
+
+
+def hear_all(told: Told) -> None:
+    """Let the owners of some rows hear, in turn; one who cannot is as good as gone."""
+    for job, event in told:
+        try:
+            job.hear(event)
+        except Exception:
+            job.cancelled = True
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Both models with one row: the target has read these tokens, the draft model the first of them, if any."""
+
+    tokens: list[int]
+    target: LanguageModel
+    draft: LanguageModel | None
+    drafted: int  # how many the draft model has read
+
+
+class PrefixCache:
+    """Kept rows, the most recently used last; the least recently used leaves first."""
+
+    def __init__(self) -> None:
+        self.rows: list[Kept] = []
+
+    @property
+    def tokens(self) -> int:
+        """Slots that are taken."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    def put(self, new: Kept) -> None:
+        """One more; those that it begins with are of no more use."""
+        self.rows = [row for row in self.rows if common(row.tokens, new.tokens) < len(row.tokens)] + [new]
+
+    def shrink(self, most: int) -> None:
+        """Keep no more than so many tokens."""
+        while self.rows and self.tokens > most:
+            self.rows.pop(0)
+
+    def find(self, prompt: list[int]) -> tuple[Kept, int] | None:
+        """The row that begins with most of what a prompt begins with, and how many tokens that are."""
+        lengths = [common(row.tokens, prompt) for row in self.rows]
+        length = max(lengths, default=0)
+        if not length:
+            return None
+        row = self.rows.pop(lengths.index(length))
+        self.rows.append(row)
+        return row, length
+
+
+def common(tokens: list[int], others: list[int]) -> int:
+    """The number of tokens that two lists both begin with.
+
+    >>> common([3, 1, 4, 1], [3, 1, 5])
+    2
+    """
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((place for place, (token, other) in pairs if token != other), min(len(tokens), len(others)))
+
 
 NOTHING: tuple[Kept | None, int] = None, 0
 
