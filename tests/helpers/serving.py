@@ -17,13 +17,15 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.huggingface import Model
+from multidraft.models.table import TableModel, random_table
 from multidraft.server.app import build
 from multidraft.server.engine import Engine
 from multidraft.server.limits import Limits
 from multidraft.server.process import Server, bound
 from multidraft.server.service import Service
 
-PATIENCE = 60
+PATIENCE, SIZE = 60, 6  # seconds, and letters of a toy
+GOOD = {"model": "toy", "prompt": "ab", "max_tokens": 3}
 
 
 def letters(of: int | str) -> PreTrainedTokenizerFast:
@@ -51,6 +53,12 @@ def service(
     return Service(Engine(target, draft, config, bounds), tokenizer, list(names), bounds, api_key)
 
 
+def toy(tokens: int | str = SIZE, **settings: Any) -> Service:
+    """A service over a pair of tables of known conditionals, whose tokens are letters, or stand for these bytes."""
+    models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+    return service(*models, letters(tokens), **{"prefill": 4} | settings)
+
+
 @contextmanager
 def serving(load: Callable[[], FastAPI], **limits: int) -> Iterator[tuple[httpx2.Client, Server]]:
     """A server, which may still be loading, and a client; it runs until the block ends."""
@@ -60,8 +68,7 @@ def serving(load: Callable[[], FastAPI], **limits: int) -> Iterator[tuple[httpx2
     thread.start()
     with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
         try:
-            while thread.is_alive() and not server.started:
-                time.sleep(0.01)
+            until(lambda: server.started or not thread.is_alive())
             yield client, server
         finally:
             server.should_exit = True
@@ -72,9 +79,33 @@ def serving(load: Callable[[], FastAPI], **limits: int) -> Iterator[tuple[httpx2
 def served(made: Service) -> Iterator[httpx2.Client]:
     """A client of a server that runs until the block ends."""
     with serving(lambda: build(made), **vars(made.limits)) as (client, server):
-        while server.app is None:
-            time.sleep(0.01)
+        until(lambda: server.app is not None)
         yield client
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what must come."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def complete(client: httpx2.Client, **body: Any) -> dict[str, Any]:
+    """The answer to a request."""
+    response = client.post("/v1/completions", json={"model": "toy", "prompt": "ab"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def check_refused(response: httpx2.Response, status: int = 400) -> None:
+    """The form of OpenAI's errors, which names no file and no traceback."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) <= 600
 
 
 def events(client: httpx2.Client, address: str, body: dict[str, Any]) -> list[Any]:

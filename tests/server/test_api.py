@@ -1,26 +1,28 @@
-"""The API over HTTP: what clients send and read, in both forms, whole and streamed."""
+"""The API over HTTP: what clients send and read, in both forms, whole and streamed; and what each field changes."""
 
+import itertools
 from collections.abc import Iterator
 
 import httpx2
 import pytest
 import torch
-from serving import events, letters, served, service
+from serving import SIZE, complete, events, served, service
+from serving import toy as toy_service
 
 import multidraft as md
-from multidraft.models.table import TableModel, random_table
+from multidraft.models.table import random_table
+from multidraft.server.bodies import REFUSED
 from multidraft.zoo import load_pair
 
-SIZE = 6
 TARGET = random_table(SIZE, 2, 1)
 MESSAGES = [{"role": "user", "content": "The old house"}]
+CHAT = {"model": "toy", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}
 
 
 @pytest.fixture(scope="module")
 def toy() -> Iterator[httpx2.Client]:
     """A table model of known conditionals, whose tokens are letters."""
-    models = TableModel(TARGET, SIZE), TableModel(random_table(SIZE, 2, 2), SIZE)
-    with served(service(*models, letters(SIZE), prefill=4)) as client:
+    with served(toy_service()) as client:
         yield client
 
 
@@ -29,12 +31,6 @@ def pair() -> Iterator[httpx2.Client]:
     """The embedded pair."""
     with served(service(*load_pair(), tree="2x1x1")) as client:
         yield client
-
-
-def complete(client: httpx2.Client, **body) -> dict:
-    response = client.post("/v1/completions", json={"model": "toy"} | body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def text(answer: dict, index: int = 0) -> str:
@@ -105,15 +101,23 @@ def test_prompts_of_all_kinds_and_several_answers(toy):
     assert len({choice["text"] for choice in answers[2]}) > 1
 
 
-def test_stop_strings_end_the_text_before_them_wherever_steps_end(toy):
-    free = text(complete(toy, prompt="ab", max_tokens=40, seed=9))
-    for stop in (free[11:13], free[20:24], [free[30:33], free[17:20]]):
-        first = min(free.find(one) for one in ([stop] if isinstance(stop, str) else stop))
-        body = dict(model="toy", prompt="ab", max_tokens=40, seed=9, stop=stop)
-        answer = complete(toy, **body)
-        assert text(answer) == free[:first]
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        assert "".join(text(chunk) for chunk in events(toy, "/v1/completions", body)) == free[:first]
+@pytest.mark.parametrize("tokens", ["abcdef", "abcdÃ©"])
+def test_stop_strings_end_the_text_before_them_wherever_steps_end(tokens):
+    """In the second case a character comes in two tokens, between which a step may end."""
+    with served(toy_service(tokens)) as client:
+        free = text(complete(client, max_tokens=60, seed=2))
+        place = free.index(tokens.encode("latin-1").decode()[4], 8)
+        for stop in free[place], free[place : place + 3], free[place - 2 : place + 1], ["nowhere", free[20:24]]:
+            first = (
+                min(place for one in stop if (place := free.find(one)) >= 0)
+                if isinstance(stop, list)
+                else free.index(stop)
+            )
+            body = dict(max_tokens=60, seed=2, stop=stop)
+            answer = complete(client, **body)
+            assert text(answer) == free[:first]
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert "".join(part["text"] for part in streamed(client, **body)[0]) == free[:first]
 
 
 def test_log_probabilities_are_those_of_the_law_that_was_sampled(toy):
@@ -141,8 +145,9 @@ def test_chats_have_them_in_their_own_form(toy):
 
 def test_echoed_prompts_are_scored(toy):
     """As loglikelihood tasks do; a greedy token's own number is the very number of the best."""
-    answer = complete(toy, prompt=[[0, 1, 2, 3, 1], [4, 4]], echo=True, logprobs=1, max_tokens=1, temperature=0)
-    for choice, prompt in zip(answer["choices"], ([0, 1, 2, 3, 1], [4, 4]), strict=True):
+    prompts = [[0, 1, 2, 3, 1], [4, 4], [2]]
+    answer = complete(toy, prompt=prompts, echo=True, logprobs=1, max_tokens=1, temperature=0)
+    for choice, prompt in zip(answer["choices"], prompts, strict=True):
         lists = choice["logprobs"]
         assert lists["token_logprobs"][0] is lists["top_logprobs"][0] is None
         for place in range(1, len(prompt)):
@@ -152,8 +157,7 @@ def test_echoed_prompts_are_scored(toy):
             assert greedy == (int(law.argmax()) == prompt[place])
         assert lists["token_logprobs"][-1] == max(lists["top_logprobs"][-1].values())
         assert len(lists["tokens"]) == len(prompt) + 1
-    alone = complete(toy, prompt="abcd", echo=True, max_tokens=0)
-    assert text(alone) == "abcd"
+    assert text(complete(toy, prompt="abcd", echo=True, max_tokens=0)) == "abcd"
 
 
 def test_penalties_and_biases_shape_the_law(toy):
@@ -191,6 +195,103 @@ def test_models_health_and_names_of_requests(toy):
     assert toy.get("/health", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     assert toy.get("/health").headers["x-request-id"] != toy.get("/health").headers["x-request-id"]
     assert toy.get("/").headers["content-type"].startswith("text/html")
+
+
+def streamed(client: httpx2.Client, **body) -> dict[int, list[dict]]:
+    """The choices of a stream's events, by their index."""
+    chunks = events(client, "/v1/completions", {"model": "toy", "prompt": "ab"} | body)
+    choices = sorted((choice for chunk in chunks for choice in chunk["choices"]), key=lambda choice: choice["index"])
+    return {index: list(own) for index, own in itertools.groupby(choices, lambda choice: choice["index"])}
+
+
+def test_answers_of_one_stream_are_told_apart(toy):
+    body = dict(n=3, max_tokens=9, seed=1)
+    whole = {choice["index"]: choice for choice in complete(toy, **body)["choices"]}
+    parts = streamed(toy, **body)
+    assert {index: "".join(part["text"] for part in own) for index, own in parts.items()} == {
+        index: choice["text"] for index, choice in whole.items()
+    }
+    assert [own[-1]["finish_reason"] for own in parts.values()] == ["length"] * 3
+
+
+def test_log_probabilities_are_streamed_as_they_are_told_whole(toy):
+    """Those of the echoed prompt, too; places in the text go on from event to event."""
+    body = dict(prompt="abcd", echo=True, logprobs=2, max_tokens=7, seed=3)
+    (whole,) = complete(toy, **body)["choices"]
+    (parts,) = streamed(toy, **body).values()
+    assert "".join(part["text"] for part in parts) == whole["text"]
+    for name, values in whole["logprobs"].items():
+        assert [value for part in parts for value in part["logprobs"][name]] == values
+    assert len(parts) > 2
+
+
+def test_tools_are_shown_to_the_model_unless_none_may_be_called():
+    made, tools = toy_service(), [{"type": "function", "function": {"name": "dab"}}]
+    made.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}ab"
+    with served(made) as client:
+        for choice, count in ("auto", 5), (None, 5), ("none", 2):
+            answer = client.post("/v1/chat/completions", json=CHAT | {"tools": tools, "tool_choice": choice}).json()
+            assert answer["usage"]["prompt_tokens"] == count
+
+
+FORMS = {"response_format": {"type": "json_schema"}, "tool_choice": "required", "best_of": 2}
+
+
+@pytest.mark.parametrize(("name", "value"), [*FORMS.items(), *((name, ["x"]) for name in REFUSED)])
+def test_what_is_refused_is_named(toy, name, value):
+    response = toy.post("/v1/chat/completions", json=CHAT | {name: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(name)
+
+
+NUMBERS = """
+    vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:prompt_tokens_total
+    vllm:generation_tokens_total vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total
+    vllm:time_to_first_token_seconds_bucket vllm:inter_token_latency_seconds_bucket
+    vllm:e2e_request_latency_seconds_bucket vllm:request_success_total vllm:spec_decode_num_drafts_total
+    vllm:spec_decode_num_draft_tokens_total vllm:spec_decode_num_accepted_tokens_total
+    vllm:spec_decode_num_accepted_tokens_per_pos_total multidraft:acceptance_rate multidraft:optimal_acceptance_rate
+    multidraft:nodes_per_step
+""".split()
+
+
+def test_numbers_have_vllms_names_and_labels(toy):
+    complete(toy, max_tokens=20)
+    found = toy.get("/metrics").text.splitlines()
+    for name in NUMBERS:
+        lines = [line for line in found if line.startswith(name + "{")]
+        assert lines, name
+        assert all('model_name="toy"' in line and 'engine="0"' in line for line in lines)
+        assert ("position=" in lines[0]) == name.endswith("per_pos_total")
+        assert ("finished_reason=" in lines[0]) == name.endswith("success_total")
+
+
+def test_an_answer_ends_at_an_end_of_text_unless_that_is_ignored_or_too_early():
+    """Any token may be one; before `min_tokens` no stop string is looked for, either."""
+    made = toy_service()
+    made.ends = {3}
+    with served(made) as client:
+        whole = complete(client, max_tokens=60, seed=5, ignore_eos=True)
+        for letter, body in ("d", {}), ("c", {"ignore_eos": True, "stop_token_ids": [2]}):
+            ended = complete(client, max_tokens=60, seed=5, **body)
+            assert text(ended) == text(whole)[: text(whole).index(letter) + 1]
+            assert [one["choices"][0]["finish_reason"] for one in (whole, ended)] == ["length", "stop"]
+        for settings in {}, {"stop_token_ids": [2]}, {"stop": ["a"]}:
+            answers = complete(client, max_tokens=60, min_tokens=30, n=8, seed=1, **settings)
+            assert answers["usage"]["completion_tokens"] >= 8 * 30
+            assert "stop" in {choice["finish_reason"] for choice in answers["choices"]}
+
+
+def test_nobody_gets_more_than_fits():
+    """With a number of tokens that fits nowhere it is refused; without one the answer ends where there is no room."""
+    with served(toy_service(context=12)) as small:
+        assert small.get("/v1/models").json()["data"][0]["max_model_len"] == 12
+        assert complete(small)["usage"]["completion_tokens"] == 10
+        for number, status in (10, 200), (11, 400), (100_000, 400):
+            body = {"model": "toy", "prompt": "ab", "max_tokens": number}
+            assert small.post("/v1/completions", json=body).status_code == status
+        for prompt in "ab" * 6, "ab" * 10_000:
+            assert small.post("/v1/completions", json={"model": "toy", "prompt": prompt}).status_code == 400
 
 
 def test_metrics_count_what_was_done(toy):

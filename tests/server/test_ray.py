@@ -15,11 +15,11 @@ import psutil
 import pytest
 import test_api
 import yaml
-from serving import PATIENCE, letters, service
+from serving import PATIENCE
+from serving import toy as toy_service
 
 from multidraft.cli.serving import Serving
 from multidraft.errors import AdviceError
-from multidraft.models.table import TableModel, random_table
 from multidraft.server.limits import Limits
 from multidraft.server.process import bound
 from multidraft.server.service import Service
@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
 OF_ONE_REPLICA = ("test_metrics_count_what_was_done", "test_numbers_have_vllms_names_and_labels")
-SIZE = test_api.SIZE
 START = 600  # seconds that a new process of Ray's, which imports torch, may take on a busy machine
 
 for name, test in vars(test_api).items():  # the same tests, against the client below
@@ -42,8 +41,7 @@ class Toy(Serving):
     """The pair of tables of the API's tests."""
 
     def service(self) -> Service:
-        models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
-        return service(*models, letters(SIZE), prefill=4, rows=self.limits.rows, queue=self.limits.queue)
+        return toy_service(rows=self.limits.rows, queue=self.limits.queue)
 
 
 @pytest.fixture(scope="module")
