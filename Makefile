@@ -29,7 +29,7 @@ test: setup
 
 # The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
 # of their own, because Numba's does not tell them from others.
-LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/verification/test_loops.py tests/verification/test_pairs.py
+LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/verification/test_loops.py
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba

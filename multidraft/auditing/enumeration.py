@@ -15,9 +15,8 @@ from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.endings import all_endings
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
-from multidraft.decoding.step import commit, score
+from multidraft.decoding.step import score
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.verify import Decision
 from multidraft.decoding.walks import Ending
 from multidraft.models.base import LanguageModel
 from multidraft.sampling.settings import Sampling
@@ -116,28 +115,6 @@ def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branc
             share *= forest.probability[tree] * chance
             branches.append(Branch(forest.origin[tree], share, emitted, tree, ending))
     return forest, branches
-
-
-def law_of_steps(state: State, config: DecodeConfig, steps: int) -> Law:
-    """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
-    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    for _ in range(steps):
-        forest, branches = all_branches(state, config)
-        emitted = [(emitted[b.origin][0] + b.emitted, emitted[b.origin][1] * b.probability) for b in branches]
-        state = follow(forest, branches)
-    law: Law = {}
-    for tokens, probability in emitted:
-        add(law, tokens, probability)
-    return law
-
-
-def follow(forest: Forest, branches: list[Branch]) -> State:
-    """The state after each of the branches, one a row, so that the next step can be enumerated too."""
-    rows = [branch.tree for branch in branches]
-    state, scored = select(forest.state, rows), forest.scored
-    logits = None if scored.logits is None else scored.logits[rows]
-    decision = Decision([branch.ending for branch in branches], [branch.emitted[-1] for branch in branches], [], [])
-    return commit(state, Scored(state.rows, [scored.trees[row] for row in rows], logits), decision)
 
 
 def all_trees(state: State, config: DecodeConfig) -> Forest:

@@ -1,7 +1,7 @@
 """Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
 
 They need Numba. Without it, and on other devices, tensor operations do the same: a function names the module of its
-compiled twin by `paired`, and knows nothing more of it (`tests/verification/test_pairs.py` compares all pairs).
+compiled twin by `paired`, and knows nothing more of it (`tests/verification/test_loops.py` compares all pairs).
 """
 
 import inspect

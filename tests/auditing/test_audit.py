@@ -9,17 +9,16 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from multidraft_research.audits.corners import Corners
+from multidraft_research.audits.mutants import MUTANTS, audit_mutant
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from torch import Tensor
 from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.auditing.bets import Alarm, Bets, Range
-from multidraft.auditing.corners import Corners
-from multidraft.auditing.features import Features, surprises
-from multidraft.auditing.mutants import MUTANTS, audit_mutant
 from multidraft.auditing.pairs import drafting, large_pair
-from multidraft.auditing.statistical import sample
+from multidraft.auditing.statistical import Features, sample, surprises
 from multidraft.cli.main import app
 from multidraft.verification.laws import LAWS, Iid
 from multidraft.verification.registry import entries
@@ -370,7 +369,8 @@ def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> N
     """`--all` on one scheme and two mutants, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
     mutants, command = (
-        importlib.import_module(name) for name in ("multidraft.auditing.mutants", "multidraft_research.cli.audit")
+        importlib.import_module(name)
+        for name in ("multidraft_research.audits.mutants", "multidraft_research.cli.audit")
     )
     innocent = mutants.Mutant("top", EXAMPLES["matching"])
     monkeypatch.setattr(command, "schemes", lambda: ["iid:naive"])
@@ -403,7 +403,7 @@ def test_command_tries_corners() -> None:
 def test_command_tells_errors_in_corners(monkeypatch) -> None:
     """A law that is off by 1e-11 is not excused by rounding."""
     tried = Corners(pairs=25, tuples=100, law=10.0)
-    monkeypatch.setattr(importlib.import_module("multidraft.auditing.corners"), "try_corners", lambda *_: tried)
+    monkeypatch.setattr(importlib.import_module("multidraft_research.audits.corners"), "try_corners", lambda *_: tried)
     result = run("iid:lorenz", "--corners", "25")
     assert result.exit_code == 1
     assert " 10 " in result.output

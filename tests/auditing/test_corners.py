@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+from multidraft_research.audits.corners import Corners, exact_schemes, examine, try_corners
+from multidraft_research.audits.mutants import MUTANTS, audit_mutant
 
 import multidraft as md
-from multidraft.auditing.adversarial import KINDS, TINY, adversarial
-from multidraft.auditing.corners import Corners, exact_schemes, examine, try_corners
-from multidraft.auditing.mutants import MUTANTS, audit_mutant
-from multidraft.auditing.pairs import drafting, small_pairs
+from multidraft.auditing.pairs import KINDS, TINY, adversarial, drafting, small_pairs
 from multidraft.auditing.subject import subject
 from multidraft.verification import loops
 from multidraft.verification.laws import Iid

@@ -7,8 +7,10 @@ from functools import cache
 
 import pytest
 import torch
+from multidraft_research.audits.mutants import MUTANTS
 from mutants import rule_of
 from scipy.stats import chi2
+from steps import law_of_steps
 from torch import Tensor
 
 import multidraft as md
@@ -18,11 +20,9 @@ from multidraft.auditing.enumeration import (
     first_state,
     first_tokens,
     largest_difference,
-    law_of_steps,
     step_law,
     target_law,
 )
-from multidraft.auditing.mutants import MUTANTS
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree

@@ -4,16 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from steps import law_of_steps
 
 import multidraft as md
-from multidraft.auditing.enumeration import (
-    first_state,
-    first_tokens,
-    largest_difference,
-    law_of_steps,
-    step_law,
-    target_law,
-)
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding.policy import DynamicTree, StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord

@@ -6,12 +6,12 @@ from inspect import unwrap
 
 import pytest
 import torch
+from multidraft_research.audits.mutants import impatient
 from scipy.stats import chi2
 from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import Law, add, first_tokens, largest_difference, target_law
-from multidraft.auditing.mutants import impatient
 from multidraft.decoding.endings import Script
 from multidraft.decoding.sglang import Batch, Coins, law_at, trees_of
 from multidraft.decoding.tree import Tree

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from multidraft_research.audits.mutants import MUTANTS
 from torch import Tensor
 
-from multidraft.auditing.mutants import MUTANTS
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 

@@ -8,19 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chi2
+from steps import law_of_steps
 from tiny import tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import (
-    Law,
-    first_state,
-    first_tokens,
-    largest_difference,
-    law_of_steps,
-    step_law,
-    target_law,
-)
+from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding import verify
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig

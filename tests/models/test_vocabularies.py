@@ -5,17 +5,12 @@ from functools import cache
 import pytest
 import torch
 from multidraft_research.captures.capturing import Manner, capture
+from steps import law_of_steps
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import (
-    first_state,
-    first_tokens,
-    largest_difference,
-    law_of_steps,
-    target_law,
-)
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import run
 from multidraft_research.captures.capturing import Manner
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft_research.captures.work import Capturing, Passage
@@ -14,10 +15,8 @@ from multidraft_research.training import distilling
 from multidraft_research.training.distilling import Lesson, distil, gains, loss_of
 from tiny import VOCABULARY, tiny_model
 from transformers import PreTrainedModel
-from typer.testing import CliRunner
 
 from multidraft.cli.crews import alone, run
-from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
 from multidraft.models.loading import load_model
@@ -113,7 +112,7 @@ def test_bad_lessons_get_advice(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_command_writes_a_draft_that_can_be_used(tmp_path) -> None:
     def multidraft(*arguments: object):
-        result = CliRunner().invoke(app, [str(a) for a in arguments])
+        result = run(*arguments)
         assert result.exit_code == 0, result.output
         return result
 

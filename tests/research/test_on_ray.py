@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from captures import keep
+from commands import ends_with_advice, run
 from deadly import Deadly
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.on_captures.by_task import measure
 from multidraft_research.studies.running.work import OverCapture
-from typer.testing import CliRunner
 
 from multidraft.cli.crews import alone, run
-from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
 
@@ -81,27 +80,20 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path, limit) -> None:
 
 
 def study(*arguments: object):
-    return CliRunner().invoke(app, ["study", "top-k", "--out", *map(str, arguments)])
+    return run("study", "top-k", "--out", *arguments)
 
 
 def capture(*arguments: object):
-    return CliRunner().invoke(app, ["capture", "--out", *map(str, arguments)])
+    return run("capture", "--out", *arguments)
 
 
 def test_without_ray_the_line_to_type_is_said(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    refused(capture(tmp_path, "--ray", "local"), 'pip install "multidraft[ray]"')
+    ends_with_advice(capture(tmp_path, "--ray", "local"), 'pip install "multidraft[ray]"')
 
 
 @pytest.mark.parametrize(("address", "advice"), [("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")])
 def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, address, advice) -> None:
     monkeypatch.setattr("multidraft.cli.crews.optional", lambda *_: None)
-    refused(capture(tmp_path, "--ray", address), advice)
+    ends_with_advice(capture(tmp_path, "--ray", address), advice)
     assert list(Path(tmp_path).iterdir()) == []
-
-
-def refused(result, advice: str) -> None:
-    """Exit code 2 and one line."""
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.splitlines()) == 1
-    assert advice in result.stderr

@@ -5,15 +5,13 @@ import re
 from html.parser import HTMLParser
 
 from captures import keep
+from commands import run
 from multidraft_research.cli import everything
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import top_k
 from multidraft_research.studies.running.report import page
 from multidraft_research.studies.running.results import Results
-from typer.testing import CliRunner
-
-from multidraft.cli.main import app
 
 CELLS = [[top_k.RATE, top_k.ALL, float(n), n / 20, 1.0] for n in (2, 10)]
 RECORDS = [{"id": str(i), "cells": CELLS} for i in range(3)]
@@ -57,7 +55,7 @@ def test_all_studies_of_a_capture_are_one_command(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(everything, "LISTED", few)
     monkeypatch.setattr(everything, "OTHERS", {})
     folder = keep(tmp_path / "capture", *(random_pairs(2, 20, seed) for seed in range(3)))
-    result = CliRunner().invoke(app, ["study", "all", "--capture", str(folder), "--out", str(tmp_path / "run")])
+    result = run("study", "all", "--capture", str(folder), "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
     assert "10 drafts accept more than 2" in result.stdout
     made = (tmp_path / "run" / "report.html").read_text()

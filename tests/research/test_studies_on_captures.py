@@ -1,11 +1,6 @@
 """Studies over captures: what they report is what the schemes say, and a run that was stopped goes on."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -13,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from captures import keep
+from commands import ends_with_advice, run
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import (
@@ -28,10 +24,8 @@ from multidraft_research.studies.printed.tables import printed
 from multidraft_research.studies.running.cells import Cell, difference, ratio, sums
 from multidraft_research.studies.running.results import Results
 from multidraft_research.studies.running.study import Captured
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.main import app
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.outcome import over_all_tuples
 
@@ -72,9 +66,9 @@ def test_schemes_of_a_user_are_compared_too(tmp_path) -> None:
     found = entries(rates.compared(replace(part(), schemes=more), 0.7, 2, "x"))
     assert found["acceptance", more[0], "x"] < found["acceptance", "iid optimum", "x"]
     assert found["acceptance", more[1], "x"] == pytest.approx(found["acceptance", "top optimum", "x"], abs=1e-9)
-    refused = CliRunner().invoke(app, ["study", "top-k", "--scheme", "top:naive", "--out", str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "compares no schemes" in refused.output
+    answer = run("study", "top-k", "--scheme", "top:naive", "--out", str(tmp_path))
+    assert answer.exit_code == 2
+    assert "compares no schemes" in answer.output
 
 
 def test_every_prompt_counts_for_its_task_and_for_all() -> None:
@@ -166,7 +160,7 @@ def test_the_error_of_a_ratio_is_its_spread() -> None:
 
 
 def study(*arguments: object):
-    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+    return run("study", *arguments)
 
 
 SHORT = ("randomised", "top-k")
@@ -191,73 +185,16 @@ def test_each_study_is_one_command(tmp_path, name) -> None:
     assert len(data["findings"]) == len(LISTED[name].study().findings) - len(large)
 
 
-def test_a_stopped_run_goes_on_to_the_same_journal(tmp_path, monkeypatch) -> None:
-    folder = keep(tmp_path / "capture", *PAIRS)
-    assert study("top-k", "--capture", folder, "--out", tmp_path / "whole").exit_code == 0
-    measure, calls = LISTED["top-k"].study().on_capture, []
-
-    def stopped(captured: Captured) -> Iterator[Cell]:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        yield from measure(captured)
-
-    monkeypatch.setattr("multidraft_research.studies.running.work.OverCapture.__call__", dying(stopped))
-    result = study("top-k", "--capture", folder, "--out", tmp_path / "torn")
-    assert (result.exit_code, "goes on" in result.stderr) == (130, True)
-    monkeypatch.undo()
-    with (tmp_path / "torn" / "top-k.jsonl").open("a") as journal:
-        journal.write('{"id": "p1", "cel')
-    assert study("top-k", "--capture", folder, "--out", tmp_path / "torn").exit_code == 0
-    whole, torn = ((tmp_path / name / "top-k.jsonl").read_bytes() for name in ("whole", "torn"))
-    assert torn == whole
-
-
-def dying(measure):
-    """The jobs of a study with another measurement."""
-    from dataclasses import replace
-
-    from multidraft_research.studies.running.work import OverCapture
-
-    plainly = OverCapture.__call__
-    return lambda self, job: plainly(replace(self, measure=measure), job)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_kill_9_in_the_middle_of_a_study(tmp_path, workers) -> None:
-    folder = keep(tmp_path / "capture", *(random_pairs(3, 400, seed) for seed in range(6)))
-    command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "study", "candidates"]
-    command += ["--capture", str(folder), "--workers", str(workers), "--out"]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
-    journal = tmp_path / "torn" / "candidates.jsonl"
-    with subprocess.Popen([*command, str(tmp_path / "torn")], stderr=-1, stdout=-1, start_new_session=True) as process:
-        while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 2):
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert journal.read_bytes().count(b"\n") < 7
-    subprocess.run([*command, str(tmp_path / "torn")], check=True, capture_output=True)
-    for name in ("candidates.jsonl", "candidates.json"):
-        assert (tmp_path / "torn" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
 def test_another_capture_is_refused(tmp_path) -> None:
     first, second = keep(tmp_path / "first", PAIRS[0]), keep(tmp_path / "second", PAIRS[1])
     assert study("top-k", "--capture", first, "--out", tmp_path / "run").exit_code == 0
-    refused(study("top-k", "--capture", second, "--out", tmp_path / "run"), "is of a run with capture")
+    ends_with_advice(study("top-k", "--capture", second, "--out", tmp_path / "run"), "is of a run with capture")
 
 
 def test_more_drafts_than_tokens_are_refused(tmp_path) -> None:
     folder = keep(tmp_path / "capture", random_pairs(2, 20, 0))
-    refused(study("candidates", "--capture", folder, "--out", tmp_path / "run"), "makes up to 32 drafts")
-    refused(study("candidates", "--capture", folder, "--target", "x"), "two sources")
-
-
-def refused(result, advice: str) -> None:
-    """Exit code 2 and one line."""
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.splitlines()) == 1
-    assert advice in result.stderr
+    ends_with_advice(study("candidates", "--capture", folder, "--out", tmp_path / "run"), "makes up to 32 drafts")
+    ends_with_advice(study("candidates", "--capture", folder, "--target", "x"), "two sources")
 
 
 def test_what_the_papers_print_is_whole() -> None:

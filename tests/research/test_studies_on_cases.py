@@ -5,22 +5,19 @@ from pathlib import Path
 
 import pytest
 from captures import keep
+from commands import run
 from multidraft_research.captures.folder import Capture
 from multidraft_research.cli import everything, others
 from multidraft_research.studies import solve_time
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.curves import telling_case
 from multidraft_research.studies.listed import LISTED
-from multidraft_research.studies.on_cases import curves, toys, walks
+from multidraft_research.studies.on_cases import curves, walks
 from multidraft_research.studies.on_cases import solve_time as solved
 from multidraft_research.studies.running.cells import ratio, sums
 from multidraft_research.studies.solve_time import Result
 from multidraft_research.studies.solve_time_table import lines
-from multidraft_research.studies.toy_pairs import bernoulli_optimum
 from multidraft_research.studies.walks import measure
-from typer.testing import CliRunner
-
-from multidraft.cli.main import app
 
 RESULTS = [
     Result("recorded", 10, 4, 0, "linear_program", "solved", 0.002, 0.5, "", 0.5, 0.0, "x"),
@@ -55,13 +52,6 @@ def test_solve_times_are_means_over_what_was_solved() -> None:
         if time is not None:
             assert time.value == pytest.approx(line.milliseconds)
             assert share.value == pytest.approx(line.share)
-
-
-def test_toys_are_the_closed_forms() -> None:
-    [title, *_] = toys.STUDY.panels
-    found = estimates([toys.record()])
-    assert found[title, "optimal, Ber(0.75)", 3.0].value == pytest.approx(bernoulli_optimum(0.75, 0.25, 3))
-    assert found[title, "optimal, Ber(0.75)", 3.0].standard_error is None
 
 
 def test_the_curves_are_those_of_the_first_telling_prompt(tmp_path) -> None:
@@ -101,8 +91,8 @@ def few(monkeypatch) -> None:
 
 def test_they_are_part_of_the_report_and_are_not_measured_again(tmp_path, few, monkeypatch) -> None:
     folder, out = keep(tmp_path / "capture", *(random_pairs(8, 30, seed) for seed in range(2))), tmp_path / "run"
-    call = ["study", "all", "--capture", str(folder), "--out", str(out), "--json"]
-    result = CliRunner().invoke(app, call)
+    asked = ["study", "all", "--capture", str(folder), "--out", str(out), "--json"]
+    result = run(*asked)
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)) == ["top-k", "solve-time", "walks", "toys", "curves"]
     for name in others.OTHERS:
@@ -111,7 +101,7 @@ def test_they_are_part_of_the_report_and_are_not_measured_again(tmp_path, few, m
     journals = {name: (out / f"{name}.jsonl").read_bytes() for name in ("solve-time", "walks")}
     monkeypatch.setattr("multidraft_research.studies.solve_time.one", None)
     monkeypatch.setattr("multidraft_research.studies.on_cases.walks.one_case", None)
-    assert CliRunner().invoke(app, call).stdout == result.stdout
+    assert run(*asked).stdout == result.stdout
     assert {name: (out / f"{name}.jsonl").read_bytes() for name in journals} == journals
 
 
@@ -120,7 +110,7 @@ def test_a_capture_without_a_telling_position_has_no_curves(tmp_path, monkeypatc
     monkeypatch.setattr(everything, "OTHERS", {"curves": others.curves})
     folder = keep(tmp_path / "capture", random_pairs(1, 12, 3))
     monkeypatch.setattr("multidraft_research.studies.on_cases.curves.first_telling", lambda capture: None)
-    result = CliRunner().invoke(app, ["study", "all", "--capture", str(folder), "--out", str(tmp_path / "run")])
+    result = run("study", "all", "--capture", str(folder), "--out", str(tmp_path / "run"))
     assert result.exit_code == 0, result.output
     assert "no picture of curves" in result.stderr
     assert not Path(tmp_path / "run" / "curves.svg").exists()

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from commands import run
 from multidraft_research.captures.work import Passage
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_models import (
@@ -18,10 +19,8 @@ from multidraft_research.studies.on_models import (
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding
 from tiny import tiny_model
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.main import app
 from multidraft.decoding.tree import Tree
 from multidraft.zoo import Pair
 
@@ -143,16 +142,16 @@ def test_a_pass_reads_the_prompt_first() -> None:
 @pytest.mark.parametrize("name", [name for name, listed in LISTED.items() if listed.on_models])
 def test_each_study_is_one_command(tmp_path, name) -> None:
     """Two prompts of the embedded pair, and again without any work."""
-    call = ["study", name, "--out", str(tmp_path), "--limit", "2", "--new-tokens", "3", "--json"]
-    first = CliRunner().invoke(app, call)
+    asked = ["study", name, "--out", str(tmp_path), "--limit", "2", "--new-tokens", "3", "--json"]
+    first = run(*asked)
     assert first.exit_code == 0, first.output
     data = json.loads(first.stdout)
     assert len(data["findings"]) == len(LISTED[name].study().findings)
     assert all((tmp_path / f"{name}.{ending}").stat().st_size > 5_000 for ending in ("png", "svg"))
-    assert json.loads(CliRunner().invoke(app, call).stdout) == data
+    assert json.loads(run(*asked).stdout) == data
 
 
 def test_models_are_needed() -> None:
-    result = CliRunner().invoke(app, ["study", "trees", "--capture", "x"])
+    result = run("study", "trees", "--capture", "x")
     assert result.exit_code == 2
     assert "decodes with models" in result.stderr

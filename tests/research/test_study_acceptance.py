@@ -4,11 +4,10 @@ import json
 
 import pytest
 from captures import keep
+from commands import run
 from multidraft_research.studies.acceptance import cases, measure, random_pairs
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.main import app
 
 
 def test_lines_agree_with_the_schemes() -> None:
@@ -30,16 +29,16 @@ def test_lines_agree_with_the_schemes() -> None:
 def test_command_prints_json(tmp_path) -> None:
     folder = keep(tmp_path, random_pairs(4, 30, seed=0))
     arguments = ["acceptance", "--capture", str(folder), "--temperature", "1", "--drafts", "2"]
-    result = CliRunner().invoke(app, [*arguments, "--json"])
+    result = run(*arguments, "--json")
     assert result.exit_code == 0
     names = {line["scheme"] for line in json.loads(result.stdout)["results"]}
     assert {"anchored:lorenz", "without_replacement:recursive_rejection"} <= names
-    table = CliRunner().invoke(app, arguments)
+    table = run(*arguments)
     assert table.exit_code == 0
     assert "anchored:lorenz" in table.stdout
 
 
 def test_missing_capture_gets_advice() -> None:
-    result = CliRunner().invoke(app, ["acceptance", "--capture", "nowhere"])
+    result = run("acceptance", "--capture", "nowhere")
     assert result.exit_code == 2
     assert "multidraft capture" in result.stderr

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ends_with_advice, run
 from multidraft_research.captures.recording import Recording
 from multidraft_research.studies.curves import HIGH, LOW, Case, telling_case
-from multidraft_research.studies.toy_pairs import bernoulli_optimum, uniform_optimum
 from multidraft_research.studies.toys import figures
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.cli.main import app
 from multidraft.verification.rules.schedule import schedule, shifted
 
 EXACT = 1e-12
@@ -28,7 +26,7 @@ def recording(seed: int, spread: float = 1.5) -> Recording:
 
 
 def study(*arguments: object):
-    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+    return run("study", *arguments)
 
 
 @pytest.fixture(params=[(1, 12), (2, 5), (4, 12), (4, 30)], ids=str)
@@ -87,14 +85,6 @@ def test_without_a_telling_position_there_is_advice():
         telling_case(Recording(same, same), 4, 30)
 
 
-def test_toy_curves_are_the_closed_forms():
-    four, five, six = figures().values()
-    for n in range(1, 11):
-        assert four["optimal, Ber(0.75)"][n - 1] == pytest.approx(bernoulli_optimum(0.75, 0.25, n), abs=EXACT)
-        assert five["U(30)"][n - 1] == pytest.approx(uniform_optimum(4.0, n), abs=EXACT)
-        assert six["recursive_rejection, Ber(0.75)"][n - 1] <= six["optimal, Ber(0.75)"][n - 1] + EXACT
-
-
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_toys_writes_its_picture(tmp_path, ending):
     file = tmp_path / f"toys.{ending}"
@@ -118,13 +108,6 @@ def test_curves_writes_its_picture_of_the_embedded_pair(tmp_path):
 def test_what_stands_in_the_way_of_a_picture_is_said_at_once(name, tmp_path, monkeypatch):
     for path, advice in ((tmp_path / "x.doc", "end its name in .svg"), (Path(__file__) / "x.svg", "another path")):
         if name == "toys" or advice.startswith("end"):
-            refused(study(name, "--out", path), advice)
+            ends_with_advice(study(name, "--out", path), advice)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    refused(study(name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
-
-
-def refused(result, advice: str) -> None:
-    """Exit code 2 and one line."""
-    assert result.exit_code == 2, result.output
-    assert len(result.stderr.splitlines()) == 1
-    assert advice in result.stderr
+    ends_with_advice(study(name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')

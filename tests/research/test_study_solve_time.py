@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from captures import keep
+from commands import run
 from multidraft_research.captures.recording import Recording
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.solvers.linear_program import OutOfTime, linear_program
@@ -17,11 +18,7 @@ from multidraft_research.studies.solve_time_table import best, lines
 from multidraft_research.studies.solvers import closed_facts, methods, resolution
 from pairs import random_pair
 from torch import Tensor
-from typer.testing import CliRunner
 
-from multidraft.cli.main import app
-from multidraft.errors import AdviceError
-from multidraft.io.journal import Journal
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome
@@ -46,7 +43,7 @@ def few_synthetic_pairs(monkeypatch) -> None:
 def study(recording: Path, *arguments: object):
     out = recording.parent / "run"
     asked = ["study", "solve-time", "--capture", recording, "--out", out, "--tokens", 2, *arguments]
-    return CliRunner().invoke(app, [str(a) for a in asked])
+    return run(*asked)
 
 
 def by_method(result) -> dict[tuple[str, int, int, str], dict]:
@@ -184,26 +181,6 @@ def test_a_run_with_other_settings_is_refused(recording) -> None:
     result = study(recording, "--size", "3,2", "--method", "naive", "--limit-seconds", 5)
     assert result.exit_code == 2
     assert "limit_seconds 10.0 instead of 5.0" in result.stderr
-
-
-def test_journal(tmp_path) -> None:
-    file = tmp_path / "a" / "b.jsonl"
-    journal = Journal(file, {"seed": 0, "sizes": (1, 2)})
-    journal.append({"x": 1})
-    with file.open("a") as torn:
-        torn.write('{"x": 2')
-    journal = Journal(file, {"seed": 0, "sizes": (1, 2)})
-    assert journal.records == [{"x": 1}]
-    journal.append({"x": 3})
-    assert Journal(file, {"seed": 0, "sizes": (1, 2)}).records == [{"x": 1}, {"x": 3}]
-    with pytest.raises(AdviceError, match="seed 0 instead of 1"):
-        Journal(file, {"seed": 1, "sizes": (1, 2)})
-    file.write_text("no journal\n")
-    with pytest.raises(AdviceError, match="no journal"):
-        Journal(file, {})
-    file.write_text('{"seed"')  # killed while it wrote the very first line
-    assert Journal(file, {"seed": 2}).records == []
-    assert Journal(file, {"seed": 2}).records == []
 
 
 def test_enumeration_catches_a_biased_rule() -> None:

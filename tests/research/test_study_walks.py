@@ -3,20 +3,18 @@
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
+from commands import run
 from multidraft_research.studies.tree_bound import realised_trees, sequences, tree_bound
 from multidraft_research.studies.walks import TREES, WALKERS, accepted, jobs, measure, one_case, random_pair
-from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state
-from multidraft.cli.main import app
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import UNSEEN, Ending, deferred
+from multidraft.decoding.walks import UNSEEN, Ending
 from multidraft.models.table import TableModel
 
 EXACT = 1e-9  # of the linear program
@@ -93,14 +91,6 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     assert accepted(forest, config, eager) > bound + 1e-3
 
 
-def test_a_smaller_coin_never_loses_on_a_chain():
-    config = DecodeConfig(md.scheme("iid:lorenz"), StaticTree(Tree.parse("1x1x1")))
-    forest, *_ = forest_of(config, 3, seed=4)
-    coins = [accepted(forest, config, partial(deferred, smallest=s)) for s in (0.0, 0.05, 0.3, 1.0)]
-    assert (np.diff(coins) <= EXACT).all()
-    assert coins[0] > coins[-1] + 1e-3
-
-
 def test_what_can_be_emitted_with_a_tree():
     tree = frozenset({(0,), (0, 1)})
     assert sequences(tree, 2) == [(1,), (0, 0), (0, 1, 0), (0, 1, 1)]
@@ -121,7 +111,7 @@ def test_too_much_is_refused_with_advice(monkeypatch):
 
 
 def study(*arguments: object):
-    return CliRunner().invoke(app, ["study", "walks", *map(str, arguments)])
+    return run("study", "walks", *arguments)
 
 
 def test_the_command_prints_a_table_or_json():

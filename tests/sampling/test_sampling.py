@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from steps import follow, law_of_steps
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.generation import PrefixConstrainedLogitsProcessor, SynthIDTextWatermarkLogitsProcessor
@@ -18,9 +19,7 @@ from multidraft.auditing.enumeration import (
     all_branches,
     first_state,
     first_tokens,
-    follow,
     largest_difference,
-    law_of_steps,
     step_law,
     target_law,
 )

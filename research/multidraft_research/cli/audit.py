@@ -13,7 +13,7 @@ from multidraft.machine.identity import hardware
 
 if TYPE_CHECKING:
     from multidraft.auditing import Report
-    from multidraft.auditing.corners import Corners
+    from multidraft_research.audits.corners import Corners
 
 LEGEND = (
     "TV: largest total variation from the target. rate, best: mean acceptance rate over the small pairs, and the "
@@ -107,7 +107,7 @@ def audit_one(name: str, settings: dict[str, Any], as_json: bool) -> bool:
 
 def audit_all(drafts: int, settings: dict[str, Any], as_json: bool) -> bool:
     """Every scheme, again with randomised drafting, and every mutant; whether all verdicts are the expected ones."""
-    from multidraft.auditing.mutants import MUTANTS
+    from multidraft_research.audits.mutants import MUTANTS
 
     calls = [(group, name) for group in (SCHEMES, RANDOMISED) for name in schemes()]
     calls += [(MUTANT, name) for name in MUTANTS]
@@ -141,8 +141,8 @@ def size(name: str) -> int | None:
 def run(group: str, name: str, drafts: int, settings: dict[str, Any]) -> dict[str, Any]:
     """The audit of one line."""
     import multidraft as md
-    from multidraft.auditing.mutants import MUTANTS, audit_mutant
     from multidraft.verification.registry import scheme
+    from multidraft_research.audits.mutants import MUTANTS, audit_mutant
 
     expected: list[str] = []
     settings = settings | dict(vocabulary=settings["vocabulary"] or (SIZE_OF_ALL if group == MUTANT else size(name)))
@@ -229,8 +229,8 @@ def try_corners(name: str | None, pairs: int, seed: int, as_json: bool) -> bool:
     """One scheme or all; whether no error exceeds what rounding allows."""
     from tqdm import tqdm
 
-    from multidraft.auditing.corners import exact_schemes
-    from multidraft.auditing.corners import try_corners as tried_in
+    from multidraft_research.audits.corners import exact_schemes
+    from multidraft_research.audits.corners import try_corners as tried_in
 
     names = exact_schemes() if name is None else [exactly(name, exact_schemes())]
     found = {each: tried_in(each, pairs, seed) for each in tqdm(names, desc="corners", unit="scheme", leave=False)}

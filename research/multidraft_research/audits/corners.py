@@ -6,8 +6,7 @@ from itertools import cycle, islice, product
 import torch
 from torch import Tensor
 
-from multidraft.auditing.adversarial import KINDS, adversarial
-from multidraft.auditing.pairs import drafting
+from multidraft.auditing.pairs import KINDS, adversarial, drafting
 from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.precision import FULL
 from multidraft.verification.registry import entries, scheme
