@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from captures import keep
-from commands import run
+from commands import run as command
 from deadly import Deadly
 from multidraft_research.captures import work
 from multidraft_research.captures.capturing import Manner, capture, largest
@@ -155,11 +155,11 @@ def test_the_size_is_known_before(tmp_path, monkeypatch) -> None:
 
 def test_what_was_captured_is_shown(tmp_path) -> None:
     folder = keep(tmp_path, random_pairs(2, 10, 0), random_pairs(3, 10, 1), top_k=4)
-    result = run("capture", "--show", str(folder), "--json")
+    result = command("capture", "--show", str(folder), "--json")
     shown = json.loads(result.stdout)
     assert (shown["positions"], shown["vocabulary"], len(shown["shards"])) == (5, 10, 2)
     assert shown["draft_loss"] == pytest.approx(sum(s["draft_loss"] * s["positions"] for s in shown["shards"]) / 5)
-    assert "positions" in run("capture", "--show", str(folder)).stdout
+    assert "positions" in command("capture", "--show", str(folder)).stdout
 
 
 @pytest.mark.parametrize("crew", [alone, Processes(2)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import run
+from commands import run as command
 from multidraft_research.captures.capturing import Manner
 from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
 from multidraft_research.captures.work import Capturing, Passage
@@ -112,7 +112,7 @@ def test_bad_lessons_get_advice(tmp_path) -> None:
 @pytest.mark.slow
 def test_the_command_writes_a_draft_that_can_be_used(tmp_path) -> None:
     def multidraft(*arguments: object):
-        result = run(*arguments)
+        result = command(*arguments)
         assert result.exit_code == 0, result.output
         return result
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from captures import keep
-from commands import ends_with_advice, run
+from commands import ends_with_advice
+from commands import run as command
 from deadly import Deadly
 from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.on_captures.by_task import measure
@@ -80,11 +81,11 @@ def test_a_cluster_at_an_address_gives_the_same_files(tmp_path, limit) -> None:
 
 
 def study(*arguments: object):
-    return run("study", "top-k", "--out", *arguments)
+    return command("study", "top-k", "--out", *arguments)
 
 
 def capture(*arguments: object):
-    return run("capture", "--out", *arguments)
+    return command("capture", "--out", *arguments)
 
 
 def test_without_ray_the_line_to_type_is_said(tmp_path, monkeypatch) -> None:
