@@ -13,6 +13,7 @@ from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import FULL
 from multidraft.verification.registry import SCHEMES
+from multidraft.verification.shapes import Rates, Rows, Tuples
 from multidraft_research.solvers.global_resolution import ITERATIONS, Resolution
 from multidraft_research.solvers.global_resolution import global_resolution as resolve
 from multidraft_research.solvers.solved import next_target_of, row_by_row
@@ -31,7 +32,7 @@ class ApproximateOutcome(Outcome):
     target is at most this. `solved`: False where the method failed and the fallback, which is exact, answered.
     """
 
-    def __init__(self, outcome: Outcome, deviation: Float[Tensor, "*batch"], solved: Bool[Tensor, "*batch"]):
+    def __init__(self, outcome: Outcome, deviation: Rates, solved: Bool[Tensor, "*batch"]):
         super().__init__(outcome.accept, outcome.residual, outcome.drafted)
         self.deviation, self.solved = deviation, solved
 
@@ -81,13 +82,7 @@ class GlobalResolution:
         """The total variation that the law of the emitted token may have: half of its 1-norm (Lemma 6.6)."""
         return 7.5 * self.tolerance
 
-    def __call__(
-        self,
-        target: Float[Tensor, "*batch vocabulary"],
-        draft: Float[Tensor, "*batch vocabulary"],
-        drafted: Int[Tensor, "*batch width"],
-        law: Law,
-    ) -> ApproximateOutcome:
+    def __call__(self, target: Rows, draft: Rows, drafted: Tuples, law: Law) -> ApproximateOutcome:
         """Row by row; every different pair of distributions in the batch is solved once (Global Resolution, eq. 18)."""
 
         def solve(p: Tensor, q: Tensor, count: int) -> Node:

@@ -1,14 +1,13 @@
 """The optimal rule of any drafting law for small vocabularies, by a maximum flow or a linear program."""
 
 import numpy as np
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS
 from multidraft.verification.optimal import optimum
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.registry import register
+from multidraft.verification.shapes import Draft, Rows, Tuples
 from multidraft_research.solvers import linear_program as programs
 from multidraft_research.solvers import max_flow as flows
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
@@ -20,12 +19,7 @@ from multidraft_research.solvers.solved import by_solving
 SOURCE = "Global Resolution"
 
 
-def max_flow(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def max_flow(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """Optimal for every law to `(sets + tokens) 2^-52`, and exact: a flow never exceeds its capacities.
 
     >>> import torch
@@ -37,12 +31,7 @@ def max_flow(
     return by_solving(lambda p, network, q, n: flows.max_flow(p, network), target, draft, drafted, law)
 
 
-def reduced_max_flow(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*batch vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def reduced_max_flow(target: Rows, draft: Rows, drafted: Tuples, law: Law) -> Outcome:
     """Optimal for i.i.d. drafts, by flows on the two smaller networks of Global Resolution's Section 5.3."""
     a = law.draft_probability
 
@@ -52,12 +41,7 @@ def reduced_max_flow(
     return by_solving(solve, target, draft, drafted, law)
 
 
-def linear_program(
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def linear_program(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """Optimal for every law, to HiGHS's tolerance; exact all the same, for the solution is trimmed to be feasible.
 
     >>> import torch

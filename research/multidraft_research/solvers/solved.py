@@ -14,6 +14,7 @@ from multidraft.verification.law import Law, is_duplicate
 from multidraft.verification.laws.iid import Iid
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import missing, next_target
+from multidraft.verification.shapes import Draft, Rows, Tuples
 from multidraft_research.solvers.moved import Moved
 from multidraft_research.solvers.network import Network, iid_network, merged
 
@@ -56,24 +57,12 @@ class Plan:
         return mass[edges][np.searchsorted(network.token[edges], tokens)] / total
 
 
-def by_solving(
-    solver: Solver,
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> Outcome:
+def by_solving(solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:
     """The rule that follows from a solver of the relaxed problem."""
     return planned(solver, target, draft, drafted, law)[0]
 
 
-def planned(
-    solver: Solver,
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
-) -> tuple[Outcome, list[Plan | None]]:
+def planned(solver: Solver, target: Rows, draft: Draft, drafted: Tuples, law: Law) -> tuple[Outcome, list[Plan | None]]:
     """The rule that follows from a solver of the relaxed problem, with the plan of every row."""
 
     def solve(p: Tensor, q: Tensor, count: int) -> Plan:
@@ -84,11 +73,7 @@ def planned(
 
 
 def row_by_row(
-    solve: Callable[[Tensor, Tensor, int], AnySolved],
-    target: Float[Tensor, "*batch vocabulary"],
-    draft: Float[Tensor, "*drafting vocabulary"],
-    drafted: Int[Tensor, "*batch width"],
-    law: Law,
+    solve: Callable[[Tensor, Tensor, int], AnySolved], target: Rows, draft: Draft, drafted: Tuples, law: Law
 ) -> tuple[Outcome, list[AnySolved | None]]:
     """Solve every different pair of distributions in the batch once, and read each row's outcome off its solution.
 
@@ -121,7 +106,7 @@ def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tenso
     return draft[filled.nonzero()[:, 0] % law.drafts]
 
 
-def network_of(law: Law, draft: Float[Tensor, "*drafting vocab"], drafts: int | None = None) -> Network:
+def network_of(law: Law, draft: Draft, drafts: int | None = None) -> Network:
     """The sets that a drafting law can draw from one (small) draft distribution.
 
     `drafts` is the number of i.i.d. draws, or of the draft distributions of `distinct`, where it is not the law's.

@@ -138,9 +138,7 @@ def enumerated(
     return received, received + (1 - received.sum()) * node.next_target
 
 
-def sets(
-    network: Network,
-) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float[np.ndarray, " sets"]]]:
+def sets(network: Network) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float[np.ndarray, " sets"]]]:
     """The drafted sets of each size with their probabilities."""
     for size in np.unique(network.size):
         first, last = np.searchsorted(network.size, [size, size + 1])
