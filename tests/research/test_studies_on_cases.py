@@ -96,7 +96,7 @@ def test_they_are_part_of_the_report_and_are_not_measured_again(tmp_path, few, m
     assert result.exit_code == 0, result.output
     assert list(json.loads(result.stdout)) == ["top-k", "solve-time", "walks", "toys", "curves"]
     for name in others.OTHERS:
-        assert f'<h2 id="{name}"' in (out / "report.html").read_text()
+        assert f'<details id="{name}"' in (out / "report.html").read_text()
         assert json.loads((out / f"{name}.json").read_text())["name"] == name
     journals = {name: (out / f"{name}.jsonl").read_bytes() for name in ("solve-time", "walks")}
     monkeypatch.setattr("multidraft_research.studies.solve_time.one", None)
