@@ -6,6 +6,7 @@ the keys and values of those states stay when the next block begins.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -50,7 +51,9 @@ class DFlash(nn.Module, Drafting):
         """Put keys and values of the target's fused states into the cache."""
         rotary = self.rotary(states, positions)
         for number, layer in enumerate(self.layers):
-            cache.update(*layer.self_attn.keys_values(states, rotary), number)
+            attention: Any = layer.self_attn
+            keys, values = attention.keys_values(states, rotary)
+            cache.update(keys, values, number)
 
     def block(self, first: Int[Tensor, " rows"]) -> Int[Tensor, "rows block"]:
         """The tokens of a block in each row: the known one, then masks."""
@@ -63,7 +66,7 @@ class DFlash(nn.Module, Drafting):
         masks: Mask | Mapping[str, Mask], cache: KeysValues,
     ) -> Float[Tensor, "rows new hidden"]:  # fmt: skip
         """The states of a block, whose own keys and values go to the cache behind those of the target's states."""
-        states = self.embed_tokens(tokens) * self.settings.embedding_scale
+        states = self.embed_tokens(tokens).to(self.fc.weight.dtype) * self.settings.embedding_scale
         rotary = self.rotary(states, positions)
         for number, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             states = layer(states, rotary, mask_of(masks, kind), cache, number)

@@ -103,8 +103,8 @@ class Eagle3(nn.Module, Drafting):
 
         Keys and values go to the cache. Positions may begin anywhere: only their differences count.
         """
-        rotary = self.rotary(states, positions)
-        states = self.layers[0](self.embed_tokens(tokens), states, rotary, mask_of(masks, self.kinds[0]), cache, 0)
+        rotary, embedded = self.rotary(states, positions), self.embed_tokens(tokens).to(self.fc.weight.dtype)
+        states = self.layers[0](embedded, states, rotary, mask_of(masks, self.kinds[0]), cache, 0)
         for number, (layer, kind) in enumerate(zip(self.layers[1:], self.kinds[1:], strict=True), 1):
             states = layer(states, rotary, mask_of(masks, kind), cache, number)
         return self.norm(states) if self.settings.norm_output else states

@@ -155,9 +155,17 @@ class Layer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-def norm(config: PretrainedConfig, width: int) -> nn.RMSNorm:
+class Norm(nn.RMSNorm):
+    """A norm in the dtype of its weights: where heads are trained, states are narrower than they."""
+
+    def forward(self, states: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+        """Each state by itself."""
+        return super().forward(states.to(self.weight.dtype))
+
+
+def norm(config: PretrainedConfig, width: int) -> Norm:
     """The norm of a configuration."""
-    return nn.RMSNorm(width, eps=config.rms_norm_eps)
+    return Norm(width, eps=config.rms_norm_eps)
 
 
 def kinds(config: PretrainedConfig) -> list[str]:

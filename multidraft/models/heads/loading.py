@@ -14,6 +14,7 @@ from multidraft.models.heads.dflash import DFlash
 from multidraft.models.heads.eagle3 import Eagle3
 from multidraft.models.heads.formats import DFLASH, EAGLE3, MEDUSA, Settings, Weights
 from multidraft.models.heads.medusa import Medusa
+from multidraft.models.huggingface import home
 
 Head = Eagle3 | DFlash | Medusa
 MODULES: dict[str, Any] = {EAGLE3: Eagle3, DFLASH: DFlash, MEDUSA: Medusa}
@@ -53,7 +54,7 @@ def fill(head: Head, weights: Weights, target: PreTrainedModel, name: str) -> No
                 f"{key} of the head {name!r} is {tuple(theirs.shape)} and should be {tuple(ours.shape)}; its files "
                 "belong to another head or target"
             )
-    dtype, device = target.dtype, target.get_input_embeddings().weight.device
+    dtype, device = target.dtype, home(target)
     fitted = {key: value.to(device, dtype if value.is_floating_point() else None) for key, value in found.items()}
     head.load_state_dict(fitted, assign=True)
     head.settle(device)
@@ -75,8 +76,9 @@ def borrowed(head: Head, weights: Weights, target: PreTrainedModel) -> Weights:
 
 
 def save_head(
-    head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True
-) -> None:
+    head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
+    dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
     """Write a head as `speculators` does (Medusa: as it was first published), so that other engines read it.
 
     `target` is the name that engines find it by, `tokens` what they draft by default. The embedding is left out, as it
@@ -86,6 +88,7 @@ def save_head(
     ids = head.ids
     weights = {name: value for name, value in head.state_dict().items() if "embed_tokens" not in name}
     weights = {name: value for name, value in weights.items() if whole or name != "lm_head.weight"}
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
     if settings.kind == MEDUSA:
         weights |= {} if ids is None else {"token_map": ids}
         weights.pop("d2t", None)

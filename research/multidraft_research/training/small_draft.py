@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
-from multidraft_research.training.texts import Text
+from multidraft_research.training.texts import NEAR, Text, in_batches
 
-NEAR = 8  # texts of about one length that are read together
-SORTED = 64  # texts that are sorted by length; more would put texts of one length into one batch
 CHECKPOINT = 25  # steps from one to the next
 TAIL = 0.5  # weight of what the target gives to tokens that were not kept, which the draft may give to any
 
@@ -127,21 +125,6 @@ def loss_of(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, mix: flo
     return (1 - mix) * entropy - mix * accepted.clamp(min=1e-3).log()
 
 
-def batches(texts: Sequence[Text], lesson: Lesson) -> Iterator[list[Text]]:
-    """Texts of some `batch` tokens without an end; neighbours are of about one length."""
-    random, batch = np.random.default_rng(lesson.seed), list[Text]()
-    while True:
-        order = random.permutation(len(texts))
-        parts = np.array_split(order, max(len(order) // SORTED, 1))
-        near = [sorted(part, key=lambda index: len(texts[index].tokens)) for part in parts]
-        groups = [part[first : first + NEAR] for part in near for first in range(0, len(part), NEAR)]
-        for number in random.permutation(len(groups)):
-            batch += [texts[index] for index in groups[number]]
-            if sum(len(text.tokens) for text in batch) >= lesson.batch:
-                yield batch
-                batch = []
-
-
 def optimizers(model: nn.Module, lesson: Lesson) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of layers, AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
@@ -161,9 +144,9 @@ def train(
     optimizer = optimizers(model, lesson)
     base = [group["lr"] for one in optimizer for group in one.param_groups]
     first = load_checkpoint(checkpoint, model, optimizer)
-    source = batches(texts, lesson)
+    source = in_batches([len(text.tokens) for text in texts], lesson.batch, lesson.seed)
     for step in range(lesson.steps):
-        batch = next(source)
+        batch = [texts[index] for index in next(source)]
         if step < first:
             continue
         for rate, group in zip(base, (group for one in optimizer for group in one.param_groups), strict=True):

@@ -12,6 +12,8 @@ from jaxtyping import Float, Integer
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW
 
+NEAR = 8  # texts of about one length that are read together
+SORTED = 64  # texts that are sorted by length; more would put texts of one length into one batch
 TOP = 64  # tokens that are kept of each distribution; the others' probability is told as a whole
 
 
@@ -75,3 +77,18 @@ def frequent(texts: Sequence[Text], size: int, vocabulary: int) -> list[int]:
     for text in texts:
         np.add.at(mass, text.ids.astype(np.int64), np.exp(text.logs.astype(np.float64)))
     return sorted(np.argsort(-mass, kind="stable")[:size].tolist())
+
+
+def in_batches(sizes: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
+    """Texts of some `batch` tokens without an end, by their numbers; neighbours are of about one length."""
+    random, found = np.random.default_rng(seed), list[int]()
+    while True:
+        order = random.permutation(len(sizes))
+        parts = np.array_split(order, max(len(order) // SORTED, 1))
+        near = [sorted(part.tolist(), key=lambda index: sizes[index]) for part in parts]
+        groups = [part[first : first + NEAR] for part in near for first in range(0, len(part), NEAR)]
+        for number in random.permutation(len(groups)):
+            found += groups[number]
+            if sum(sizes[index] for index in found) >= batch:
+                yield found
+                found = []

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW
@@ -52,7 +52,7 @@ def records(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def said_of(record: dict[str, Any], number: int, tokenizer: PreTrainedTokenizerBase) -> Said:
+def said_of(record: dict[str, Any], number: int, tokenizer: Any) -> Said:
     """One record in tokens, in the tokenizer's chat template; a user's turn of the target's own (`self/...`) is taught.
 
     `first` is the token before the first one that is taught, `answer` where the answer begins.
@@ -71,12 +71,12 @@ def said_of(record: dict[str, Any], number: int, tokenizer: PreTrainedTokenizerB
     return Said(tokens[:LONGEST], first, answer, about)
 
 
-def bare(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def bare(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text without a template."""
     return list(tokenizer(text)["input_ids"])
 
 
-def prompted(tokenizer: PreTrainedTokenizerBase, user: str) -> list[int]:
+def prompted(tokenizer: Any, user: str) -> list[int]:
     """The tokens before an answer."""
     if not tokenizer.chat_template:
         return bare(tokenizer, user)
@@ -95,23 +95,33 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next(same, min(len(one), len(other)))
 
 
-@torch.inference_mode()
 def see(model: PreTrainedModel, said: Sequence[Said], layers: Sequence[int]) -> Iterator[tuple[int, Seen]]:
     """Read texts, those of about one length together; each comes with its index.
 
     Layer k is what `output_hidden_states` calls k: 0 is the embedding, k what layer k-1 gives.
     """
-    read, order = compat.body(model)[1], sorted(range(len(said)), key=lambda index: len(said[index].tokens))
+    order = sorted(range(len(said)), key=lambda index: len(said[index].tokens))
     for first in range(0, len(order), TOGETHER):
         group = order[first : first + TOGETHER]
         longest = len(said[group[-1]].tokens)
         rows = [said[index].tokens + [0] * (longest - len(said[index].tokens)) for index in group]
-        output = read(torch.tensor(rows, device=home(model)), use_cache=False, output_hidden_states=True)
-        states = torch.stack([*(output.hidden_states[layer] for layer in layers), output.last_hidden_state], 2)
-        for index, own in zip(group, states, strict=True):  # what follows a text is seen by none of it
+        for index, own in zip(
+            group, read(model, rows, layers), strict=True
+        ):  # what follows a text is seen by none of it
             yield index, seen(model, said[index], own[: len(said[index].tokens)])
 
 
+@torch.no_grad()
+def read(
+    model: PreTrainedModel, rows: list[list[int]], layers: Sequence[int]
+) -> Float[Tensor, "rows length all width"]:
+    """The states of these layers at every token, then the last ones."""
+    body: Any = compat.body(model)[1]
+    output = body(torch.tensor(rows, device=home(model)), use_cache=False, output_hidden_states=True)
+    return torch.stack([*(output.hidden_states[layer] for layer in layers), output.last_hidden_state], 2)
+
+
+@torch.no_grad()
 def seen(model: PreTrainedModel, said: Said, states: Float[Tensor, "length layers width"]) -> Seen:
     """One text with what its model expects at each place that is taught."""
     places = np.arange(said.first + 1, len(said.tokens))
@@ -159,8 +169,8 @@ def load(path: Path) -> Iterator[Seen]:
     tokens, states = (found[name].split([size for size, _ in sizes]) for name in ("tokens", "states"))
     places, ids, logs = (found[name].split([size for _, size in sizes]) for name in ("places", "ids", "logs"))
     for index, said in enumerate(about):
-        arrays = (part[index].numpy() for part in (tokens, places, ids, logs))
-        yield Seen(Text(*arrays, said), states[index])
+        laws = ids[index].numpy(), logs[index].numpy()
+        yield Seen(Text(tokens[index].numpy(), places[index].numpy(), *laws, said), states[index])
 
 
 def load_all(folder: Path, name: str) -> list[Seen]:

@@ -1,0 +1,94 @@
+"""`multidraft train-head`: an EAGLE-3, DFlash or Medusa head for a target, taught on text that the target wrote."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from multidraft.cli import terminal
+from multidraft.cli.models import Loader, check_pretrained_names, load_models, silence
+from multidraft.cli.names import SMOLLM2
+from multidraft.errors import AdviceError
+from multidraft.io import files
+
+if TYPE_CHECKING:
+    from multidraft_research.training.heads.course import Target
+
+KNOWN = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # the names by which others find a target
+
+
+class Kind(StrEnum):
+    """Heads that can be trained."""
+
+    eagle3 = "eagle3"
+    dflash = "dflash"
+    medusa = "medusa"
+
+
+def train_head(
+    kind: Annotated[Kind, Option(help="Which head.")],
+    target: Annotated[str, Option(help="A folder, a hub name, or smollm2.")],
+    out: Annotated[Path, Option(help="Folder for checkpoint, log and head.")],
+    text: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, readable=True, help="JSON lines (gz) of user and assistant, or of text."),
+    ] = None,
+    own: Annotated[bool, Option("--self", help="Let the target write the text first, to OUT/text.jsonl.")] = False,
+    states: Annotated[
+        Path | None, Option(help="Folder of captured states, which heads share. Default: in OUT.")
+    ] = None,
+    tokens: Annotated[int, Option(min=1, help="Tokens to write or to read at most; they bound the disk.")] = 300_000,
+    vocabulary: Annotated[int, Option(min=1, help="Tokens that the head has, the most frequent ones.")] = 8192,
+    depth: Annotated[int, Option(min=1, max=16, help="Tokens ahead that are taught.")] = 4,
+    layers: Annotated[int, Option(min=1, help="Decoder layers, of EAGLE-3 and DFlash.")] = 1,
+    steps: Annotated[int, Option(min=1)] = 400,
+    batch: Annotated[int, Option(min=1, help="Tokens a step.")] = 1500,
+    learning_rate: Annotated[float, Option(min=0, help="Of matrices, by Muon.")] = 0.02,
+    mix: Annotated[float, Option(min=0, max=1, help="Share of the acceptance rate in the loss.")] = 0.0,
+    every: Annotated[int, Option(min=1, help="Steps from one look at the held-out text to the next.")] = 50,
+    seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+) -> None:
+    """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
+    from multidraft_research.cli.distill import check_same
+    from multidraft_research.training.heads import course
+    from multidraft_research.training.heads.lesson import Lesson, Plan
+
+    silence()
+    if (text is None) == (not own):
+        raise AdviceError("pass --text FILE with what the target wrote, or --self to let it write; one of the two")
+    files.make_folder(out, "--out")
+    lesson = Lesson(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
+    noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
+    check_same(out / "lesson.json", noted)
+    check_pretrained_names(Loader(), target)
+    model: Any
+    model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
+    of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
+    mask = next((one for one in (tokenizer.mask_token_id, tokenizer.unk_token_id) if one is not None), 0)
+    plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
+    try:
+        records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
+        taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
+        for _ in course.teach(of, taught, plan, lesson, out, every, lambda line: typer.echo(str(line), err=True)):
+            pass
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
+    except OSError as error:
+        raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
+    terminal.note(f"{out / 'head'} is ready: multidraft generate --target {target} --draft {kind.value}:{out / 'head'}")
+
+
+def written(target: "Target", tokenizer: Any, path: Path, tokens: int) -> Path:
+    """The target's own text, of so many tokens."""
+    from tqdm import tqdm
+
+    from multidraft_research.training.heads import own_text
+
+    with tqdm(desc="tokens written", unit=" tokens", total=tokens) as bar:
+        for count in own_text.write(target.model, tokenizer, path, tokens):
+            bar.n = count
+            bar.refresh()
+    return path

@@ -1,0 +1,225 @@
+"""How a head is taught: it begins as a part of its target, and learns the target's distribution at every depth."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from multidraft.models import compat
+from multidraft.models.heads.formats import DFLASH, EAGLE3, MEDUSA, Settings, usual_layers
+from multidraft.models.heads.loading import MODULES, Head
+from multidraft_research.training.heads.drafted import Batch, Look, drafted
+from multidraft_research.training.heads.states import Seen
+from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
+from multidraft_research.training.small_draft import NEAR, Vocabulary, Wanted, loss_of, overlap
+from multidraft_research.training.texts import in_batches
+
+CHECKPOINT = 25  # steps from one to the next
+CALM = 0.3  # of the target's last norm, which a head begins with: sharp guesses without knowledge cost much
+MEASURED = 0.25  # share of the held-out places that deeper tokens are measured at
+HEATS = {"T=1": 1.0, "T=0.7": 0.7}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a head is taught; the learning rates fall to nothing over the last `decay` of the steps."""
+
+    steps: int = 400
+    batch: int = 1500  # tokens a step
+    learning_rate: float = 0.02
+    other_learning_rate: float = 0.002
+    warmup: int = 10
+    decay: float = 0.5
+    depth: int = 4
+    share: float = 0.4  # of the places, at which deeper tokens are taught
+    deeper: float = 0.8  # weight of a depth beside that of the one before
+    mix: float = 0.0  # of minus the logarithm of the acceptance rate in the loss
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """Share of the learning rates at a step.
+
+        >>> [round(Lesson(steps=100, warmup=10, decay=0.5).rate(step), 2) for step in (4, 40, 75)]
+        [0.5, 1.0, 0.5]
+        """
+        return min((step + 1) / self.warmup, 1.0, (self.steps - step) / (self.decay * self.steps))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a head is to be: of which kind, how many tokens it has, and its layers, heads or block."""
+
+    kind: str
+    drafted: int
+    layers: int = 1
+    heads: int = 4  # Medusa
+    block: int = 5  # DFlash, the known token among them
+    mask_token: int = 0  # DFlash
+
+    def settings(self, target: PretrainedConfig) -> Settings:
+        """Its settings for this target: EAGLE-3.1, with norms that large states of single tokens do not upset."""
+        if self.kind == MEDUSA:
+            layer = AutoConfig.for_model("llama", hidden_size=target.hidden_size, vocab_size=target.vocab_size)
+            last = (target.num_hidden_layers,)
+            return Settings(MEDUSA, layer, last, self.drafted, target.hidden_size, heads=self.heads)
+        read = usual_layers(target.num_hidden_layers)
+        layer = decoder(target, self.layers, "llama" if self.kind == EAGLE3 else "qwen3")
+        given: dict[str, Any] = {"fc_norm": True, "norm_output": True}
+        if self.kind == DFLASH:
+            given = {"block": self.block, "mask_token": self.mask_token}
+        return Settings(self.kind, layer, read, self.drafted, target.hidden_size, **given)
+
+
+def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedConfig:
+    """A decoder layer's configuration like that of the target."""
+    names = ["hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "vocab_size", "hidden_act"]
+    names += ["max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters"]
+    of = target.to_dict()
+    given = {name: of[name] for name in names if of.get(name) is not None}
+    given["num_key_value_heads"] = target.num_attention_heads  # what a token is reaches its state through values alone
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return AutoConfig.for_model(family, **given, **ends, num_hidden_layers=layers, tie_word_embeddings=False)
+
+
+def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
+    """A head in float32 whose outputs begin as the target's rows; but for Medusa they stay so, as do embeddings."""
+    torch.manual_seed(seed)
+    output: Any = target.get_output_embeddings()
+    of = output.weight.detach()
+    head: Any = MODULES[plan.kind](plan.settings(target.config.get_text_config(decoder=True))).to(of.device)
+    rows = of[torch.tensor(vocabulary.target_ids)]
+    if head.d2t is not None:
+        head.d2t.copy_(torch.tensor(vocabulary.target_ids) - torch.arange(vocabulary.size))
+    if plan.kind == MEDUSA:
+        for each in head:
+            each[-1].weight.data = rows.float().clone()
+            nn.init.zeros_(each[0].linear.weight)
+        return head
+    body: Any = compat.body(target)[1]
+    embedding: Any = target.get_input_embeddings()
+    head.embed_tokens.weight = nn.Parameter(embedding.weight.detach(), requires_grad=False)
+    head.lm_head.weight = nn.Parameter(rows.clone(), requires_grad=False)
+    head.norm.weight.data = CALM * body.norm.weight.detach().float()
+    return head
+
+
+def taught_of(head: Head) -> nn.ParameterList:
+    """What is taught of a head, and nothing that is the target's."""
+    return nn.ParameterList([each for each in head.parameters() if each.requires_grad])
+
+
+def optimizers(head: Head, lesson: Lesson) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices within, AdamW for outputs and all that is no matrix."""
+    size = head.settings.drafted
+    matrices = [each for each in head.parameters() if each.requires_grad and each.ndim == 2 and each.shape[0] != size]
+    others = [each for each in head.parameters() if each.requires_grad and (each.ndim != 2 or each.shape[0] == size)]
+    return [
+        torch.optim.Muon(matrices, lr=lesson.learning_rate, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=lesson.other_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def train(
+    head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson: Lesson, checkpoint: Path
+) -> Iterator[tuple[int, int, float]]:
+    """Teach a head, or go on from the checkpoint; after every step its number, the tokens seen so far, and the loss.
+
+    Ctrl-C ends it after the step that it comes in, with a checkpoint; a second one at once.
+    """
+    optimizer, taught = optimizers(head, lesson), taught_of(head)
+    base = [group["lr"] for one in optimizer for group in one.param_groups]
+    first, tokens = load_checkpoint(checkpoint, taught, optimizer), 0
+    source = in_batches([len(one.text.tokens) for one in texts], lesson.batch, lesson.seed)
+    with Patience() as patience:
+        for step in range(lesson.steps):
+            batch = [texts[index] for index in next(source)]
+            tokens += sum(len(one.text.tokens) for one in batch)
+            if step < first:
+                continue
+            for rate, group in zip(base, (group for one in optimizer for group in one.param_groups), strict=True):
+                group["lr"] = rate * lesson.rate(step)
+            loss = accumulate(head, batch, vocabulary, lesson, step)
+            for one in optimizer:
+                one.step()
+                one.zero_grad(set_to_none=True)
+            if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps or patience.is_over:
+                save_checkpoint(checkpoint, taught, optimizer, step + 1)
+            patience.check()
+            yield step + 1, tokens, loss
+
+
+class Patience:
+    """Ctrl-C waits for the end of a step."""
+
+    def __enter__(self) -> "Patience":
+        self.is_over = False
+        self.before = signal.signal(signal.SIGINT, self.note)
+        return self
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The first one waits."""
+        if self.is_over:
+            raise KeyboardInterrupt
+        self.is_over = True
+
+    def check(self) -> None:
+        """Raise where one has come."""
+        if self.is_over:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self.before)
+
+
+def accumulate(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, lesson: Lesson, step: int) -> float:
+    """Gradients of a batch, some texts at a time, which bounds the memory of the logits."""
+    places, total = sum(len(one.text.places) for one in texts), 0.0
+    look = Look(lesson.depth, lesson.share, torch.Generator().manual_seed(lesson.seed * 1_000_003 + step))
+    device = next(head.parameters()).device
+    for first in range(0, len(texts), NEAR):
+        batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
+        loss = torch.zeros((), device=device)
+        with torch.autocast(device.type, torch.bfloat16):
+            for depth, logits, laws in drafted(head, batch, look):
+                own = loss_of(logits.float(), at(batch.wanted, laws), lesson.mix)
+                share = lesson.share if depth > 1 or head.settings.kind == DFLASH else 1.0
+                loss = loss + lesson.deeper ** (depth - 1) * own.sum() / share
+        (loss / places).backward()
+        total += loss.item() / places
+    return total
+
+
+def at(wanted: Wanted, laws: Tensor) -> Wanted:
+    """Some of the laws."""
+    return Wanted(wanted.ids[laws], wanted.known[laws], wanted.probability[laws])
+
+
+@torch.inference_mode()
+def acceptance(head: Head, texts: Sequence[Seen], vocabulary: Vocabulary, depth: int) -> dict[str, list[float]]:
+    """By depth, means over the tokens of answers that were written at the temperature that is named.
+
+    The sum of min(p, q); at T = 0 how often the most likely token is right, or among the head's three.
+    """
+    sums: dict[str, list[list[Tensor]]] = {
+        name: [[] for _ in range(depth)] for name in (*HEATS, "T=0", "T=0, of three")
+    }
+    look = Look(depth, MEASURED, torch.Generator().manual_seed(5))
+    device = next(head.parameters()).device
+    for first in range(0, len(texts), NEAR):
+        batch = Batch.of(texts[first : first + NEAR], vocabulary, device)
+        with torch.autocast(device.type, torch.bfloat16):
+            for level, logits, laws in drafted(head, batch, look):
+                wanted, heat = at(batch.wanted, laws), batch.heats[laws].where(batch.answers[laws], -1)
+                for name, value in HEATS.items():
+                    sums[name][level - 1].append(overlap(logits.float(), wanted, value)[(heat - value).abs() < 1e-3])
+                right = logits.topk(3).indices == wanted.ids[:, :1].where(wanted.known[:, :1], -1)
+                sums["T=0"][level - 1].append(right[:, 0][heat == 0].float())
+                sums["T=0, of three"][level - 1].append(right.any(1)[heat == 0].float())
+    rates = {name: [torch.cat(each) for each in by_depth if each] for name, by_depth in sums.items()}
+    return {name: [round(float(each.mean()), 4) for each in found if len(each)] for name, found in rates.items()}

@@ -1,0 +1,199 @@
+"""Heads taught on what a target expected: states that are the target's own, depths that line up, a loss that falls."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from multidraft_research.cli import train_head
+from multidraft_research.training.heads import course, lesson, own_text, states
+from multidraft_research.training.heads.drafted import Batch, Look, drafted
+from multidraft_research.training.heads.lesson import Lesson, Plan
+from multidraft_research.training.heads.states import Seen
+from multidraft_research.training.small_draft import Vocabulary
+from multidraft_research.training.teaching import Said
+from tiny import tiny_model
+
+from multidraft import AdviceError
+from multidraft.models.heads.layers import Grown
+from multidraft.models.heads.loading import load_head
+
+SIZE, LAYERS = 61, (0, 1, 2)
+VOCABULARY = Vocabulary(sorted({*range(0, 40), 50}), SIZE)
+
+
+def said(count: int, longest: int = 14) -> list[Said]:
+    """Texts that are easy to guess: each token is the one before it and three."""
+    random = np.random.default_rng(3)
+    sizes = random.integers(8, longest, count)
+    firsts = random.integers(SIZE, size=count)
+    rows = [(first + 3 * np.arange(size)) % SIZE for first, size in zip(firsts, sizes, strict=True)]
+    about = {"temperature": 1.0, "answer": 3}
+    return [Said(row.tolist(), 1, 3, about | {"id": str(number)}) for number, row in enumerate(rows)]
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Seen]:
+    """The texts, with a random target's states and, so that there is something to learn, the texts' own laws."""
+    found = dict(states.see(tiny_model("llama"), said(30), LAYERS))
+    for one in found.values():
+        one.text.ids = np.stack([one.text.tokens[one.text.places], one.text.tokens[one.text.places] * 0], 1)
+        one.text.logs = np.log(np.tile([[0.95, 0.04]], (len(one.text.places), 1)))
+    return [found[number] for number in range(len(found))]
+
+
+def test_states_and_laws_are_the_targets_whatever_was_read_beside_them(tmp_path):
+    target, given = tiny_model("llama"), said(5)
+    [(path, tokens)] = states.capture(target, given, LAYERS, tmp_path, "taught")
+    assert tokens == sum(len(one.tokens) for one in given)
+    changed = path.stat().st_mtime_ns
+    list(states.capture(target, given, LAYERS, tmp_path, "taught"))
+    assert path.stat().st_mtime_ns == changed
+    for one, own in zip(states.load_all(tmp_path, "taught"), given, strict=True):
+        with torch.inference_mode():
+            output = target(torch.tensor([own.tokens]), output_hidden_states=True)
+        expected = torch.stack(output.hidden_states, 2)[0].bfloat16()  # both layers, and the last one normed
+        assert torch.allclose(one.states[:, :2].float(), expected[:, :2].float(), atol=1e-2)
+        assert torch.allclose(one.states[:, -1].float(), expected[:, -1].float(), atol=1e-2)
+        logs = output.logits[0].log_softmax(-1)
+        for place, ids, kept in zip(one.text.places, one.text.ids, one.text.logs, strict=True):
+            assert np.allclose(logs[place - 1][torch.from_numpy(ids).long()], kept, atol=1e-2)
+    with pytest.raises(AdviceError, match="give more text"):
+        states.load_all(tmp_path, "held")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+@torch.inference_mode()
+def test_what_is_taught_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
+    target, texts = tiny_model("llama"), seen[:3]
+    head = lesson.begun(Plan(kind, VOCABULARY.size, layers=2, heads=3, block=4, mask_token=7), target, VOCABULARY, 0)
+    batch, checked = Batch.of(texts, VOCABULARY), 0
+    for depth, logits, laws in drafted(head, batch, Look(3, 0.7, torch.Generator().manual_seed(1))):
+        for row, place in zip(logits, laws.tolist(), strict=True):
+            text, at = next((r, p) for r, p in torch.argwhere(batch.laws == place).tolist())
+            known = at - depth  # the token that the target has drawn, and not read
+            assert torch.allclose(row, alone(head, texts[text], known, depth), atol=1e-3), (depth, at)
+            checked += 1
+    assert checked > 30
+
+
+def alone(head, one: Seen, known: int, depth: int) -> torch.Tensor:
+    """The logits that a head drafts from at a depth below a known token, by a reader that reads nothing else."""
+    tokens, features = torch.from_numpy(one.text.tokens).long(), one.states[:known].float()
+    if head.settings.kind == "medusa":
+        return head.logits(features[-1, -1], depth - 1)
+    cache, fused = Grown(), head.fuse(features[None, :, :-1].flatten(2))
+    if head.settings.kind == "dflash":
+        head.remember(fused, torch.arange(known)[None], cache)
+        block, places = head.block(tokens[known : known + 1]), torch.arange(known, known + 4)[None]
+        return head.logits(head(block, places, torch.ones(1, 1, 4, known + 4, dtype=torch.bool), cache))[0, depth]
+    mask = torch.ones(known, known, dtype=torch.bool).tril()[None, None]
+    state = head(tokens[None, 1 : known + 1], fused, torch.arange(known)[None], mask, cache)[:, -1:]
+    for step in range(1, depth):
+        mask = torch.ones(1, 1, 1, known + step, dtype=torch.bool)
+        state = head(
+            tokens[None, known + step : known + step + 1], state, torch.tensor([[known + step - 1]]), mask, cache
+        )
+    return head.logits(state)[0, 0]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+def test_a_head_learns_and_a_run_that_was_stopped_goes_on_to_the_same_weights(kind, seen, tmp_path):
+    target = tiny_model("llama")
+    plan = Plan(kind, VOCABULARY.size, heads=2, block=3, mask_token=7)
+    taught = Lesson(steps=40, batch=60, learning_rate=0.05, other_learning_rate=0.02, warmup=2, depth=2, share=0.5)
+
+    def run(steps: int, name: str, stop: bool = False):
+        head, path = lesson.begun(plan, target, VOCABULARY, 0), tmp_path / name
+        for step, _, _ in lesson.train(head, seen, VOCABULARY, taught, path):
+            if stop and step == steps:
+                signal.raise_signal(signal.SIGINT)
+            elif step == steps:
+                break
+        return head
+
+    before = lesson.acceptance(lesson.begun(plan, target, VOCABULARY, 0), seen, VOCABULARY, 2)["T=1"]
+    whole = run(40, "whole.pt")
+    after = lesson.acceptance(whole, seen, VOCABULARY, 2)["T=1"]
+    assert all(late > early + 0.07 for early, late in zip(before, after, strict=True))
+    with pytest.raises(KeyboardInterrupt):
+        run(7, "stopped.pt", stop=True)  # the step that it comes in is not lost
+    assert torch.load(tmp_path / "stopped.pt", weights_only=True)["step"] == 8
+    again = run(40, "stopped.pt")
+    assert all(one.equal(other) for one, other in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_path, monkeypatch):
+    target, given = tiny_model("llama"), said(26)
+    monkeypatch.setattr(states, "said_of", lambda record, number, tokenizer: given[number])
+    taught = course.capture(target, None, [{}] * len(given), tmp_path / "states", 100)
+    assert len(taught.held) == 4
+    assert sum(len(one.text.tokens) for one in taught.taught) <= 100
+    told: list[dict] = []
+    plan, hard = Plan("eagle3", 30), Lesson(steps=3, batch=40, depth=2)
+    [head] = course.teach(course.Target(target, "some/target"), taught, plan, hard, tmp_path, 3, told.append)
+    theirs = load_head(tmp_path / "head", target)
+    mine = dict(head.named_parameters()) | {"d2t": head.d2t}
+    assert all(mine[name].equal(value) for name, value in theirs.state_dict().items())
+    [line] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert (line["step"], len(line["T=1"])) == (3, 2)
+    with pytest.raises(AdviceError, match="give 12 or more"):
+        course.capture(target, None, [{}] * 11, tmp_path / "few", 100)
+
+
+class Letters:
+    """A tokenizer with a token for each letter, and a template."""
+
+    chat_template, eos_token, eos_token_id, bos_token_id = "x", "!", 0, None
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [0 if letter == "!" else ord(letter) % 60 + 1 for letter in text]}
+
+    def apply_chat_template(self, turns, **_: object) -> str:
+        return f"U{turns[0]['content']}!A"
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join("abcdefghij"[token % 10] for token in tokens)
+
+
+def test_records_become_tokens_of_which_the_targets_own_are_taught(tmp_path):
+    tokens = Letters()
+    one = states.said_of(
+        {"id": "self/1", "user": "hi", "assistant": "yo", "ended": True, "temperature": 0.7}, 0, tokens
+    )
+    assert (len(one.tokens), one.first, one.answer, one.about["temperature"]) == (8, 0, 5, 0.7)
+    other = states.said_of({"user": "hi", "assistant": "yo", "ended": False}, 4, tokens)
+    assert (len(other.tokens), other.first, other.answer, other.about["id"]) == (7, 4, 5, "4")
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps({"user": "hi"}) + "\n")
+    with pytest.raises(AdviceError, match=r"line 1 of .* has no user and assistant"):
+        states.records(path)
+
+
+def test_a_target_writes_its_own_text_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_text, "ROWS", 2)
+    monkeypatch.setattr(own_text, "ANSWER", 4)
+    monkeypatch.setattr(own_text, "TURN", 3)
+    target, path = tiny_model("llama"), tmp_path / "text.jsonl"
+    first = next(own_text.write(target, Letters(), path, 100))
+    counts = list(own_text.write(target, Letters(), path, 30))
+    assert counts[0] > first
+    assert counts[-1] >= 30
+    found = states.records(path)
+    assert [one["id"] for one in found] == [f"self/{n}" for n in range(len(found))]
+    assert {one["temperature"] for one in found} <= {0.0, 0.7, 1.0}
+    assert {len(one["user"]) for one in found} <= {0, 1, 2, 3}
+
+
+def test_the_command_trains_on_text_of_the_targets_own_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(own_text, "ROWS", 12)
+    monkeypatch.setattr(own_text, "ANSWER", 8)
+    given = {"kind": train_head.Kind.medusa, "target": "embedded", "out": tmp_path, "tokens": 90, "vocabulary": 50}
+    train_head.train_head(**given, own=True, steps=2, batch=50, every=2, depth=2)
+    assert "is ready: multidraft generate --target embedded --draft medusa:" in capsys.readouterr().err
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["medusa_num_heads"] == 2
+    with pytest.raises(AdviceError, match="is of another lesson"):
+        train_head.train_head(**given, own=True, steps=3, batch=50, every=2, depth=2)
+    with pytest.raises(AdviceError, match="one of the two"):
+        train_head.train_head(**given)
