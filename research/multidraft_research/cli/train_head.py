@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import Loader, check_pretrained_names, load_models, silence
-from multidraft.cli.names import SMOLLM2
+from multidraft.cli.models import SMOLLM2, Loader, check_pretrained_names, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
     from multidraft_research.training.heads.course import Target
@@ -50,6 +51,7 @@ def train_head(
     mix: Annotated[float, Option(min=0, max=1, help="Share of the acceptance rate in the loss.")] = 0.0,
     every: Annotated[int, Option(min=1, help="Steps from one look at the held-out text to the next.")] = 50,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
+    wait: o.Wait = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states, in `speculators`' format. Run it again to resume."""
     from multidraft_research.cli.distill import check_same
@@ -62,22 +64,23 @@ def train_head(
     files.make_folder(out, "--out")
     lesson = Lesson(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
     noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
-    check_same(out / "lesson.json", noted)
-    check_pretrained_names(Loader(), target)
-    model: Any
-    model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
-    of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
-    mask = next((one for one in (tokenizer.mask_token_id, tokenizer.unk_token_id) if one is not None), 0)
-    plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
-    try:
-        records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
-        taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
-        for _ in course.teach(of, taught, plan, lesson, out, every, lambda line: typer.echo(str(line), err=True)):
-            pass
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
-    except OSError as error:
-        raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
+    with hold(out, wait):
+        check_same(out / "lesson.json", noted)
+        check_pretrained_names(Loader(), target)
+        model: Any
+        model, _, tokenizer = load_models(target, [], Loader("transformers" if target == SMOLLM2 else None))
+        of = course.Target(model.requires_grad_(False), KNOWN.get(target, target))
+        mask = next((one for one in (tokenizer.mask_token_id, tokenizer.unk_token_id) if one is not None), 0)
+        plan = Plan(kind.value, vocabulary, layers, heads=depth, block=depth + 1, mask_token=mask)
+        try:
+            records = course.states.records(text or written(of, tokenizer, out / "text.jsonl", tokens))
+            taught = course.capture(model, tokenizer, records, states or out / "states", tokens)
+            for _ in course.teach(of, taught, plan, lesson, out, every, lambda line: typer.echo(str(line), err=True)):
+                pass
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("stopped; run the same command again to go on from the last checkpoint") from None
+        except OSError as error:
+            raise AdviceError(f"cannot write to {out} ({error.strerror}); choose another --out") from None
     terminal.note(f"{out / 'head'} is ready: multidraft generate --target {target} --draft {kind.value}:{out / 'head'}")
 
 
