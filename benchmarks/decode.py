@@ -29,7 +29,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.identity import Subject
+from multidraft.autotune.store import Subject
 from multidraft.autotune.tuning import measured
 from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError

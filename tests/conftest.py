@@ -48,7 +48,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     from plans import made_up  # not before the hook that checks hints
 
     from multidraft.autotune import store
-    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import Subject
     from multidraft.generation.defaults import SCHEME
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair

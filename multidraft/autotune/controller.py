@@ -1,23 +1,19 @@
-"""`tree="auto"`: every few steps the tree that pays best, by what was measured and by what has been accepted since."""
+"""`tree="auto"`: trees that grow while it pays, by what steps were measured to take and what was accepted so far."""
 
 import logging
 import math
 import re
 from collections import Counter
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.acceptance import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Rates
-from multidraft.autotune.costs import Costs
-from multidraft.autotune.dynamic import Growing
-from multidraft.autotune.identity import Subject
-from multidraft.autotune.profile import Growth, Profile
-from multidraft.autotune.store import profile_for
-from multidraft.autotune.tree_search import menu
-from multidraft.autotune.tuner import BLOCK, Tuner
+from multidraft.autotune.costs import Timed
+from multidraft.autotune.growing import Growing, Kind, kind_of
+from multidraft.autotune.profile import FIRST, Profile
+from multidraft.autotune.store import Subject, place, profile_for, save
 from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
@@ -27,15 +23,13 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
 NOTES = logging.getLogger("multidraft")
-AGAIN = 8  # steps after which the choice is made anew; as many make a probe
-PAUSE, LONGEST = 16, 256  # steps without drafts before a probe: the first pause, and the longest
+AGAIN = 8  # steps after which prices are found anew
+PROBE, PAUSE, LONGEST = 2, 32, 512  # steps of a probe of a draft model that is not asked, and steps between two
 MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
-SWITCH = 0.01  # by which another tree must be faster than the one in use
-MEMORY = 100.0  # nodes over which what was accepted fades by a factor e
+MEMORY, STEPS = 100.0, 32.0  # nodes over which what was accepted fades by a factor e, and steps over which speed does
 MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
-TRIAL = 16  # choices, of which one tries what is not in use: trees that grow, or fixed ones
-SLOW, STEPS = 30.0, 200.0  # steps at equal speed that speak against growing, and over which what it gave fades
-HOPELESS = 2.0  # a draft that takes so many times what plain steps take, for each token, is not probed
+NODES = 1000.0  # nodes that drafts were verified at, after which a profile learns no more of acceptance
+SAVE = 2.0  # seconds of timed steps after which a profile is kept
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 
 
@@ -61,34 +55,50 @@ class Limits:
 
 
 class Auto:
-    """A policy that chooses anew every few steps among no drafts, a few fixed trees, and trees that grow.
+    """A policy that lets trees grow while that pays, and leaves a draft model alone whose drafts do not.
 
-    It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds for
-    timing trees it reads no clock, so that a seed repeats a run.
+    It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds in
+    which steps are timed it reads no clock, so that a seed repeats a run.
     """
 
     def __init__(
-        self, profile: Profile, temperature: float | int, limits: Limits | None = None, budget: float | int = 0.0
+        self,
+        profile: Profile,
+        temperature: float | int,
+        limits: Limits | None = None,
+        budget: float | int = 0.0,
+        kind: Kind = "model",
     ):
-        self.limits, self.temperature, self.profile = limits or Limits(), round(float(temperature), 1), profile
-        self.most_drafts, self.most_nodes = MOST_DRAFTS, self.limits.nodes + 1
+        limits, self.temperature, self.profile = limits or Limits(), round(float(temperature), 1), profile
+        self.budget, self.kind = budget, kind
+        self.most_drafts, self.most_nodes = MOST_DRAFTS, limits.nodes + 1
         self.counts_drawn = range(1, MOST_DRAFTS + 1)
-        fills = profile.spent < budget or not profile.known
-        self.tuner = Tuner(profile, budget, self.limits.nodes, self.limits.depth) if fills else None
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        self.growth = deepcopy(profile.growth.get(self.temperature, Growth()))
-        self.fixed, self.growing = StaticTree(NO_DRAFTS), Growing(self.limits.nodes, self.limits.depth)
-        self.policy: StaticTree | Growing = self.fixed
-        self.expected: Outlook | None = None
-        self.menus = dict[int, list[Tree]]()
-        self.rows = self.left = self.turns = self.steps = self.rested = 0
-        self.pause, self.prompted = PAUSE, 0.0
-        self.measuring = self.settled = self.lacks = False
+        self.growing, self.plain = Growing(limits.nodes, limits.depth, kind), StaticTree(NO_DRAFTS)
+        self.first = StaticTree(first_tree(kind, limits))
+        self.policy: Growing | StaticTree = self.growing
+        self.trees: list[TokenTree] = []
+        self.rows = self.steps = self.idle = self.tried = 0
+        self.pause = self.left = PAUSE
+        self.tokens = self.seconds = self.prompted = self.unsaved = 0.0
 
     @property
     def rests(self) -> bool:
         """Whether nothing is drafted at present, so that what the draft model has not read can wait."""
-        return bool(self.rows) and self.policy is self.fixed and len(self.fixed.shape) == 1
+        return self.kind == "model" and bool(self.rows) and not (self.growing.pays or self.growing.probes)
+
+    @property
+    def frugal(self) -> bool:
+        """Whether a mixture with look-up is to leave its other drafter alone."""
+        return self.policy is self.growing and self.growing.frugal
+
+    @property
+    def expected(self) -> Outlook | None:
+        """What the trees as they were drawn let expect."""
+        if not (self.trees and self.profile.known and self.policy is self.growing):
+            return None
+        tokens = sum(self.growing.reach(tree, node) for tree in self.trees for node in range(len(tree)))
+        return Outlook(tokens, self.predicted(self.trees))
 
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
         """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
@@ -98,74 +108,43 @@ class Auto:
         """Choose for a run that is about to begin, so that a draft model that is not used need not read the prompts."""
         self.charge(prompt_tokens, new_tokens)
         if self.profile.known:
-            self.rows = rows
-            self.choose(rows, False)
+            self.choose(rows)
 
     def begin(self, rows: int) -> None:
-        """Choose anew every few steps, and whenever rows have come or gone."""
-        self.left, before = self.left - 1, (self.rows, self.fixed.shape, self.policy)
-        if rows != self.rows or self.left < 0:
-            self.decide(rows)
-        self.settled = self.steps > 0 and before == (self.rows, self.fixed.shape, self.policy)
-        self.steps, self.rested = self.steps + 1, self.rested + self.rests
+        """Time the first steps of a new pair; find prices anew every few steps, and whenever rows have come or gone."""
+        self.policy = self.growing if self.profile.known else self.unknown(rows)
+        if self.policy is self.growing:
+            if rows != self.rows or self.steps % AGAIN == 0:
+                self.choose(rows)
+            self.probe()
+        self.rows, self.steps = rows, self.steps + 1
         self.policy.begin(rows)
 
-    def decide(self, rows: int) -> None:
-        """Time a tree, if one is wanted and the last turn had none; otherwise take what pays best."""
-        wanted, known = self.tuner.wanted(rows) if self.tuner else None, self.profile.known
-        if self.lacks and wanted is None:
-            self.menus.clear()  # they went by guesses
-        self.lacks, self.measuring = wanted is not None, wanted is not None and not (self.measuring and known)
-        resumed, self.rows, self.turns = rows == self.rows, rows, self.turns + 1
-        if wanted is not None and self.measuring:
-            self.take(wanted, BLOCK)
-        elif known:
-            self.choose(rows, resumed)
+    def unknown(self, rows: int) -> StaticTree:
+        """What to time first: no drafts, then some; no drafts where nothing can be drafted."""
+        if self.profile.measured(rows, False) < FIRST or self.tried >= 2 * FIRST:
+            return self.plain
+        self.tried += 1
+        return self.first
 
-    def choose(self, rows: int, resumed: bool) -> None:
-        """What makes most tokens a second by a margin; where drafts do not pay, a probe now and then."""
-        rates, costs = self.rates, self.profile.costs(rows)
-        times = {tree: self.time(tree, rates, costs) for tree in self.menu(rows)}
-        best = min(times, key=times.__getitem__)
-        self.growing.price(rates, costs, rows, 1 / times[best])
-        self.expected = Outlook(rows * rates.tokens(best), costs.of_tree(best))
-        drafted = min((tree for tree in times if len(tree) > 1), key=times.__getitem__)
-        if len(best) == 1 and resumed and self.rests and times[drafted] < HOPELESS * times[best]:
-            self.probe(drafted)
-            return
-        gain = self.growth.gain(rows / costs.of_tree(NO_DRAFTS), SLOW * costs.of_tree(best))
-        grows = (gain > 1 + MARGIN) != (self.turns % TRIAL == TRIAL // 2)
-        self.take(None if grows else best, AGAIN if grows or len(best) > 1 else self.pause)
-        if len(best) > 1:  # which has to last before pauses are as short as at first
+    def choose(self, rows: int) -> None:
+        """The prices of drafts: they have to win by a margin over the speed so far, and over no drafts."""
+        costs, self.rows = self.profile.costs(rows), rows
+        plain = rows / costs.seconds([], 0)
+        speed = max(plain, self.tokens / self.seconds if self.seconds else 0.0)
+        margin = MARGIN + DOUBT * math.log2(rows)
+        self.growing.price(self.rates, costs, rows, speed, self.prompted, margin)
+        if self.growing.pays:  # which has to last before pauses are as short as at first
             self.pause = max(self.pause // 2, PAUSE)
 
-    def probe(self, drafted: Tree) -> None:
-        """After a pause, which the next one exceeds, try the best fixed tree or trees that grow, by turns."""
-        self.recent.fade(math.exp(-self.pause / (4 * MEMORY)))
-        self.pause = min(2 * self.pause, LONGEST)
-        self.take(None if self.turns % 4 < 2 else drafted, AGAIN)
-
-    def time(self, tree: Tree, rates: Rates, costs: Costs) -> float:
-        """Predicted seconds a token; drafts have to win by a margin, and the tree in use has it easier."""
-        seconds = costs.of_tree(tree) / (self.rows * rates.tokens(tree))
-        if len(tree) > 1:
-            seconds = (seconds + self.prompted * costs.reading()) * (1 + MARGIN + DOUBT * math.log2(self.rows))
-        return seconds * (1 - SWITCH) if tree == self.fixed.shape else seconds
-
-    def take(self, tree: Tree | None, steps: int) -> None:
-        """Stay with a fixed tree for so many steps, or with trees that grow, of which as much is expected."""
-        if tree is not None and self.profile.known:
-            seconds = self.profile.costs(self.rows).of_tree(tree)
-            self.expected = Outlook(self.rows * self.rates.tokens(tree), seconds)
-        if tree is not None and tree != self.fixed.shape:
-            self.fixed = StaticTree(tree)
-        self.policy, self.left = self.growing if tree is None else self.fixed, steps - 1
-
-    def menu(self, rows: int) -> list[Tree]:
-        """The fixed trees to choose from with so many rows, by what was known when they were first needed."""
-        if rows not in self.menus:
-            self.menus[rows] = menu(self.rates, self.profile.costs(rows), rows, self.limits.nodes, self.limits.depth)
-        return self.menus[rows]
+    def probe(self) -> None:
+        """Ask a draft model that does not pay after every pause, which the next one exceeds."""
+        self.left = self.pause if self.growing.pays else self.left - 1
+        self.growing.probes = self.left < 0
+        if self.left < -PROBE:
+            self.pause = min(2 * self.pause, LONGEST)
+            self.left, self.growing.probes = self.pause, False
+            self.recent.fade(math.exp(-self.pause / (8 * MEMORY)))
 
     @property
     def rates(self) -> Rates:
@@ -174,6 +153,7 @@ class Auto:
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """What the policy in use reads."""
+        self.trees = trees
         return self.policy.reads(trees, depth)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
@@ -181,40 +161,88 @@ class Auto:
         return self.policy.counts(trees, depth)
 
     def name(self, tree: TokenTree) -> str:
-        """As the policy in use calls it."""
+        """What it grew to."""
         return self.policy.name(tree)
 
     def observe(self, record: "StepRecord") -> None:
         """Learn from what the rule accepts, which is exact: no coin is in it."""
+        self.trees = []
         if not record.target_pass:
             return
         self.recent.observe(record, MEMORY)
-        self.prompted *= not record.draft_passes  # what was to be read has been
-        learns = self.tuner is not None and self.tuner.learns(self.rows, self.temperature)
-        if self.profile.known and not self.measuring:
-            tokens, seconds = sum(len(emitted.tokens) for emitted in record.emitted), self.seconds_of(record)
-            for growth in (self.growth, *([self.profile.growth_at(self.temperature)] if learns else [])):
-                growth.add(self.policy is self.growing, tokens, seconds, STEPS)
-        if self.tuner and learns:
-            self.profile.at(self.temperature).observe(record)
-            tree = self.fixed.shape if self.policy is self.fixed and self.settled else None
-            self.tuner.record(tree, self.rows, record, self.measuring)
+        reads, nodes = work_of(record.trees, self.kind)
+        self.prompted *= not reads
+        self.idle += not nodes
+        if self.budget or not self.profile.known:
+            self.learn(record)
+        if self.profile.known:
+            fade = math.exp(-1 / STEPS)
+            self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
+            self.seconds = self.seconds * fade + self.predicted(record.trees)
 
-    def seconds_of(self, record: "StepRecord") -> float:
-        """What the step takes by the profile."""
-        costs, rows = self.profile.costs(self.rows), len(record.trees)
-        if self.policy is self.fixed:
-            return costs.of_tree(self.fixed.shape)
-        read = Counter(tree.depths[node] for tree in record.trees for node in tree.laws)
-        nodes = sum(len(tree) - 1 for tree in record.trees)
-        return costs.seconds([count / rows for count in read.values()], nodes / rows)
+    def predicted(self, trees: list[TokenTree]) -> float:
+        """What a step takes by the profile."""
+        return self.profile.costs(self.rows).seconds(*work_of(trees, self.kind))
+
+    def learn(self, record: "StepRecord") -> None:
+        """Time the step while the budget lasts, and keep what has been accepted."""
+        if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
+            announced(place(self.profile.identity), self.budget)
+        self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
+        if self.unsaved > SAVE:
+            self.close()
+
+    def close(self) -> None:
+        """Keep what was learnt."""
+        if self.unsaved:
+            save(self.profile)
+        self.unsaved = 0.0
 
     def finish(self, advise: bool = True) -> None:
         """Keep what was measured; where drafts have not paid, say how to do without, once."""
-        if self.tuner:
-            self.tuner.close()
-        if advise and self.steps >= EVIDENT and self.rested > self.steps / 2:
-            no_drafts_best()
+        self.close()
+        if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.profile.known:
+            plain = self.rows / self.profile.costs(self.rows).seconds([], 0)
+            if self.tokens <= (1 + MARGIN) * plain * self.seconds:
+                no_drafts_best()
+
+
+def work_of(trees: list[TokenTree], kind: Kind) -> tuple[list[float], float]:
+    """What a step has done for each row: nodes that a draft model has read, level by level, and drafted nodes."""
+    asked = [(tree, node) for tree in trees for node, law in tree.laws.items() if law.known is None]
+    read = Counter(tree.depths[node] for tree, node in asked) if kind != "free" else Counter[int]()
+    return [count / len(trees) for count in read.values()], sum(len(tree) - 1 for tree in trees) / len(trees)
+
+
+def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Kind, budget: float | int) -> float:
+    """Let a profile learn from a step while it lacks anything; how many seconds it has heard of."""
+    rows, own = len(record.trees), profile.at(temperature)
+    if own.weight.sum() + own.counts[1] < NODES:
+        own.observe(record)
+    if rows & (rows - 1) or (profile.spent.get(rows, 0.0) >= budget and profile.known):
+        return 0.0
+    reads, nodes = work_of(record.trees, kind)
+    draft, target = record.seconds["draft"], record.seconds["target"]
+    rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
+    profile.add(rows, Timed(len(reads), sum(reads), nodes, draft, target, rest))
+    return draft + target + rest
+
+
+def first_tree(kind: Kind, limits: Limits) -> Tree:
+    """About eight tokens from two passes of a draft model, or a chain where drafts are free; or a single one."""
+    tree = Tree.parse("1x1x1x1x1x1x1" if kind == "free" else "1x6")
+    return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
+
+
+@lru_cache(maxsize=8)
+def announced(file: object, budget: float | int) -> None:
+    """Say what is done, for how long, where it is kept, and how to do without."""
+    NOTES.warning(
+        "timing the steps of this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from "
+        "Python tune_budget=0, does without)",
+        budget,
+        file,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -237,4 +265,4 @@ def auto(
     budget: float | int = 0.0,
 ) -> Auto:
     """The policy of `tree="auto"`; with a profile's file given nothing is measured."""
-    return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget)
+    return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget, kind_of(subject.draft))

@@ -5,14 +5,32 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
+from math import ceil
+from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 
 from multidraft.decoding.tree import Tree
 
-Parts = tuple[float | int, float | int, float | int]  # seconds of a step: its drafts, the target's pass, all the rest
 HINT = 0.05  # how much a guess weighs beside a measurement
+AHEAD = 12  # nodes over which the price of one is averaged
+
+
+class Timed(NamedTuple):
+    """A step that was timed: what it did for each row, and the seconds of its parts for all rows."""
+
+    levels: float | int  # on which a draft model was asked
+    reads: float | int  # nodes that it read
+    nodes: float | int  # that were drafted
+    draft: float | int
+    target: float | int
+    rest: float | int
+
+    @property
+    def own(self) -> float | int:
+        """Seconds beside passes of models: drafting counts where no model was asked."""
+        return self.rest + (0.0 if self.levels else self.draft)
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ class Costs:
 
     target: Curve  # a pass of the target, by new tokens a row
     level: Curve  # a level of drafts, by the nodes a row at which the draft model reads
-    plain: float | int  # all beside the target's pass where nothing is drafted
+    plain: float | int  # all beside the passes where nothing is drafted
     step: float | int  # what a step with drafts takes beside its passes
     node: float | int  # the same for every drafted node a row
 
@@ -59,14 +77,17 @@ class Costs:
         return self.seconds(reads_of(tree), len(tree) - 1)
 
     def seconds(self, reads: Sequence[float | int], nodes: float | int) -> float | int:
-        """A whole step, by the nodes a row that are read on each level, and all drafted nodes a row."""
-        if not reads:
-            return self.target(1) + self.plain
-        return sum(map(self.level, reads)) + self.target(1 + nodes) + self.step + self.node * nodes
+        """A whole step, by the nodes a row that the draft model reads on each level, and all drafted nodes a row."""
+        own = self.step + self.node * nodes if nodes else self.plain
+        return sum(map(self.level, reads)) + self.target(1 + nodes) + own
 
-    def one_more(self, nodes: float | int, ahead: int = 8) -> float | int:
-        """What a node beyond so many takes, on the average of the next few."""
-        return (self.target(1 + nodes + ahead) - self.target(1 + nodes)) / ahead + self.node
+    def one_more(self) -> float | int:
+        """What a node beyond the first takes, on the average of the next few."""
+        return (self.target(2 + AHEAD) - self.target(2)) / AHEAD + self.node
+
+    def entry(self) -> float | int:
+        """What the first node takes beyond that: a pass over two tokens may be much dearer than one over one."""
+        return self.seconds([], 1) - self.seconds([], 0) - self.one_more()
 
     def reading(self) -> float | int:
         """What the draft model takes for one token of a prompt."""
@@ -78,18 +99,22 @@ class Costs:
         return Costs(self.target.scaled(share), self.level.scaled(share), *own)
 
 
-def fitted(samples: Mapping[str, Sequence[Parts]]) -> Costs:
-    """The costs that explain the seconds of steps best, by tree; the tree of no drafts must be among them."""
-    medians = {tree_named(name): tuple(map(median, zip(*runs, strict=True))) for name, runs in samples.items() if runs}
-    plain = next(parts for tree, parts in medians.items() if len(tree) == 1)
-    drafted = {tree: parts for tree, parts in medians.items() if len(tree) > 1}
-    target = rising({len(tree): parts[1] for tree, parts in medians.items()})
+def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
+    """The costs that explain the seconds of steps best, of which alike ones stand together; some must have no drafts.
+
+    Of alike steps the lower median counts: what is slower was disturbed, more often than not.
+    """
+    counts, typical = (
+        [*map(len, samples.values())],
+        [Timed(*map(median_low, zip(*r, strict=True))) for r in samples.values()],
+    )
+    plain, drafted = [one for one in typical if not one.nodes], [one for one in typical if one.nodes]
+    target = rising([(1 + ceil(one.nodes), one.target, count) for one, count in zip(typical, counts, strict=True)])
     more = min(target.slope / max(target.seconds[0], 1e-12), 1.0)  # of a pass; a draft model is assumed to be alike
-    reads = [([len(reads_of(tree)), sum(reads_of(tree))], parts[0] - plain[0]) for tree, parts in drafted.items()]
-    rests = [([1, len(tree) - 1], parts[2]) for tree, parts in drafted.items()]
-    base, wider = explained(reads, [more, more - 1.0])
-    step, node = explained(rests, [1.0, -8.0])  # eight nodes are assumed to take as long as what is done once
-    return Costs(target, Curve((1, 2), (base + wider, base + 2 * wider)), plain[0] + plain[2], step, node)
+    base, wider = explained([([one.levels, one.reads], one.draft) for one in typical if one.levels], [more, more - 1.0])
+    step, node = explained([([1, one.nodes], one.own) for one in drafted], [1.0, -8.0])  # eight nodes cost as a step
+    level = Curve((1, 2), (base + wider, base + 2 * wider))
+    return Costs(target, level, min(one.own for one in plain), step, node)
 
 
 def explained(
@@ -114,10 +139,22 @@ def explained(
     return found[0], found[1]
 
 
-def rising(seconds: Mapping[int, float | int]) -> Curve:
-    """A curve that never falls: noise must not make a larger pass cheaper."""
-    counts = sorted(seconds)
-    return Curve(tuple(counts), tuple(np.maximum.accumulate([seconds[count] for count in counts]).tolist()))
+def rising(points: Sequence[tuple[int, float | int, int]]) -> Curve:
+    """The nearest curve that never falls, as more tokens never take less; points are sizes, seconds and weights.
+
+    >>> rising([(1, 3.0, 1), (2, 5.0, 1), (4, 4.0, 3)]).seconds
+    (3.0, 4.25, 4.25)
+    """
+    blocks = list[tuple[float | int, int, list[int]]]()
+    for size, seconds, weight in sorted(points):
+        block = (seconds, weight, [size])
+        while blocks and (blocks[-1][0] >= block[0] or blocks[-1][2][-1] == size):
+            before, count, sizes = blocks.pop()
+            whole = count + block[1]
+            block = ((before * count + block[0] * block[1]) / whole, whole, [*sizes, *block[2]])
+        blocks.append(block)
+    found = {size: seconds for seconds, _, sizes in blocks for size in sizes}
+    return Curve(tuple(found), tuple(found.values()))
 
 
 @cache
@@ -125,8 +162,3 @@ def reads_of(tree: Tree) -> tuple[int, ...]:
     """At how many nodes the draft model reads on each level."""
     drawing = Counter(depth for depth, drafts in zip(tree.depths, tree.drafts, strict=True) if drafts)
     return tuple(drawing[depth] for depth in range(tree.depth))
-
-
-def tree_named(name: str) -> Tree:
-    """A tree by its name, of which that without drafts has none."""
-    return Tree.parse(name) if name else Tree.from_drafts([0])

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from multidraft.autotune.controller import Auto, Limits
-from multidraft.autotune.identity import Subject
+from multidraft.autotune.controller import Auto, Limits, note
+from multidraft.autotune.growing import kind_of
 from multidraft.autotune.profile import Profile
-from multidraft.autotune.store import profile_for, save
-from multidraft.autotune.tree_search import best_tree, common, speed
+from multidraft.autotune.store import Subject, profile_for, save
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.prefill import start
+from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.sampling.settings import Sampling
 
 PROMPT, RUN = 160, 24  # tokens of a prompt that are read at most, and steps after one text
-SIZES = (4, 8, 16, 32)  # nodes; of the trees up to each the best takes part
+TREES = [
+    NO_DRAFTS,
+    *map(Tree.parse, ("1", "1x1x1", "1x1x1x1x1x1x1", "2x1x1x1", "4x2x2")),
+]  # which auto takes turns with
 FOREVER = float("inf")  # seconds of measuring, which something else ends
 
 Tick = Callable[[float], object]  # is told how many seconds have passed
@@ -34,18 +37,18 @@ def measure(
     rows: Sequence[int],
     tick: Tick = lambda seconds: None,
 ) -> None:
-    """Fill a profile by decoding the subject's prompts, by turns with every temperature and number of rows."""
-    end, turn, cases = time.monotonic() + seconds, 0, [(t, count) for count in rows for t in temperatures]
-    while cases and time.monotonic() < end:
-        temperature, count = cases[turn % len(cases)]
-        before, policy = time.monotonic(), Auto(profile, temperature, Limits(), FOREVER)
-        for _ in steps(subject, policy, temperature, texts(subject, count, turn), turn):
+    """Fill a profile by decoding the subject's prompts, by turns with every temperature, number of rows, and tree."""
+    end, turn, kind = time.monotonic() + seconds, 0, kind_of(subject.draft)
+    while time.monotonic() < end:
+        count, before = rows[turn // len(temperatures) % len(rows)], time.monotonic()
+        temperature, tree = temperatures[turn % len(temperatures)], TREES[turn % len(TREES)]
+        policy: Tree | Auto = tree if turn % 2 == 0 else Auto(profile, temperature, Limits(), FOREVER, kind)
+        for record in steps(subject, policy, temperature, texts(subject, count, turn), turn):
+            if policy is tree:
+                note(profile, temperature, record, kind, FOREVER)
             if time.monotonic() > end and profile.known:
                 break
-        policy.finish(advise=False)
         tick(time.monotonic() - before)
-        if policy.tuner and not policy.tuner.learns(count, temperature):
-            cases.remove((temperature, count))
         turn += 1
 
 
@@ -70,15 +73,15 @@ def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:
 
 def steps(
     subject: Subject, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
-) -> Iterator[tuple[int, float]]:
-    """Tokens and seconds of the steps after some prompts; the first two warm up."""
+) -> Iterator[StepRecord]:
+    """The steps after some prompts; the first two warm up."""
     policy = policy_of(tree)
     config = DecodeConfig(subject.scheme, policy, subject.walk, measure=0)
     state = begun(subject, config, temperature, prompts, seed)
     for index in range(RUN + 2):
         state, record = step(state, config)
         if index > 1:
-            yield sum(len(emitted.tokens) for emitted in record.emitted), sum(record.seconds.values())
+            yield record
 
 
 def begun(
@@ -112,20 +115,14 @@ class Line:
         self.speed = self.tokens * self.steps / self.seconds
 
 
-def chosen(profile: Profile, temperature: float | int) -> list[Tree]:
-    """No drafts, the best chain, and the best tree of each size, by the profile."""
-    rates, costs, limits = profile.rates(temperature), profile.costs(1), Limits()
-    chains = [tree for tree in common(limits.nodes, limits.depth) if max(tree.drafts) == 1]
-    best = [best_tree(rates, costs, 1, size)[0] for size in SIZES]
-    return list(dict.fromkeys([NO_DRAFTS, max(chains, key=lambda tree: speed(tree, rates, costs, 1)), *best]))
-
-
 def lines_of(profile: Profile, temperature: float | int) -> list[tuple[Line, Tree | None]]:
     """What takes part; None stands for auto."""
     rates, costs, result = profile.rates(temperature), profile.costs(1), list[tuple[Line, Tree | None]]()
-    for tree in chosen(profile, temperature):
-        predicted = rates.tokens(tree), speed(tree, rates, costs, 1)
-        result.append((Line(temperature, tree.name or "none", len(tree) - 1, *predicted), tree))
+    for tree in TREES:
+        tokens = rates.tokens(tree)
+        result.append(
+            (Line(temperature, tree.name or "none", len(tree) - 1, tokens, tokens / costs.of_tree(tree)), tree)
+        )
     best = max((line for line, _ in result), key=lambda line: line.predicted_speed)
     auto = Line(temperature, "auto", best.nodes, best.predicted_tokens, best.predicted_speed)
     return [*result, (auto, None)]
@@ -139,13 +136,13 @@ def compare(
     lines = [pair for temperature in temperatures for pair in lines_of(profile, temperature)]
     for turn in range(max(count // RUN, 1)):
         for line, tree in lines:
-            policy = tree or Auto(profile, line.temperature)
-            for tokens, seconds in steps(subject, policy, line.temperature, texts(subject, 1, turn), turn):
-                line.add(tokens, seconds)
+            policy = tree or Auto(profile, line.temperature, kind=kind_of(subject.draft))
+            for record in steps(subject, policy, line.temperature, texts(subject, 1, turn), turn):
+                line.add(sum(len(own.tokens) for own in record.emitted), sum(record.seconds.values()))
             tick()
     return [line for line, _ in lines]
 
 
-def work(profile: Profile, temperatures: Sequence[float | int], count: int) -> int:
+def work(temperatures: Sequence[float | int], count: int) -> int:
     """How often `compare` ticks."""
-    return sum(len(lines_of(profile, temperature)) for temperature in temperatures) * max(count // RUN, 1)
+    return len(temperatures) * (len(TREES) + 1) * max(count // RUN, 1)

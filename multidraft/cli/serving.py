@@ -84,7 +84,7 @@ class Serving(Drafting, Named):
     def choosing(self, models: Models) -> "DecodeConfig":
         """How to decode, with trees that the rows under way decide if that is asked for; none without a draft."""
         from multidraft.autotune.controller import auto
-        from multidraft.autotune.identity import Subject
+        from multidraft.autotune.store import Subject
         from multidraft.decoding.policy import StaticTree
         from multidraft.decoding.tree import NO_DRAFTS
         from multidraft.generation.inputs import limits_of, plan_file

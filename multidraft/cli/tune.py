@@ -18,7 +18,7 @@ from multidraft.io import files
 from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
-    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import Subject
     from multidraft.autotune.profile import Profile
     from multidraft.autotune.tuning import Line
 
@@ -53,7 +53,7 @@ def tune(
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
     import multidraft as md
-    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import Subject
 
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])
@@ -104,7 +104,7 @@ def measure(
         profile = measured(own, budget, temperatures, rows, lambda spent: bar.update(min(spent, budget - bar.n)))
     if not profile.known:
         raise AdviceError("nothing has been measured; give a larger --budget")
-    with tqdm(total=work(profile, temperatures, steps), desc="comparing", leave=False) as bar:
+    with tqdm(total=work(temperatures, steps), desc="comparing", leave=False) as bar:
         return profile, compare(own, profile, temperatures, steps, bar.update)
 
 
@@ -115,7 +115,7 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
     costs = [[name, *(f"{1e3 * curve(size):.2f}" for size in SIZES)] for name, curve in passes.items()]
     terminal.print_table(["milliseconds of", *map(str, SIZES)], costs)
     names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
-    columns = ["acceptance at T", *names, "one draft by depth", "growing over fixed"]
+    columns = ["acceptance at T", *names]
     terminal.print_table(columns, [acceptance(profile, temperature) for temperature in sorted(profile.acceptance)])
     numbers = [
         [
@@ -132,11 +132,9 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
 
 
 def acceptance(profile: "Profile", temperature: float) -> list[str]:
-    """The line of a temperature: acceptance by drafts at the root, by depth, and what trees that grow give."""
-    rates, grown = profile.rates(temperature), profile.growth_at(temperature)
-    depths = " ".join(f"{rates.accepted(1, depth):.2f}" for depth in range(5))
-    gain = f"{grown.gain(0.0, 0.0):.2f}" if all(grown.seconds) else ""
-    return [f"{temperature:g}", *(f"{rates.accepted(count, 0):.3f}" for count in COUNTS), depths, gain]
+    """The line of a temperature: acceptance by drafts at a node."""
+    rates = profile.rates(temperature)
+    return [f"{temperature:g}", *(f"{rates.accepted(count):.3f}" for count in COUNTS)]
 
 
 def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
@@ -151,7 +149,7 @@ def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
     costs.set(xlabel="new tokens a row", ylabel="ms of a target pass", ylim=(0, None))
     for temperature in sorted({line.temperature for line in lines}):
         name, known = f"T = {temperature:g}", profile.rates(temperature)
-        rates.plot(counts, [known.accepted(count, 0) for count in counts], marker="o", ms=4, label=name)
+        rates.plot(counts, [known.accepted(count) for count in counts], marker="o", ms=4, label=name)
         own = [line for line in lines if line.temperature == temperature]
         speeds.plot([line.predicted_speed for line in own], [line.speed for line in own], "o", ms=5, label=name)
     rates.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))

@@ -20,7 +20,7 @@ from multidraft.io import files
 from multidraft.io.journal import Journal, Record
 
 if TYPE_CHECKING:
-    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import Subject
 
 SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
 MEASURED = 32  # prompts with which a pair is measured
@@ -117,7 +117,7 @@ class Planning:
 
 def subject(pair: Models, job: Job, prompts: list[Prompt]) -> "Subject":
     """What is measured."""
-    from multidraft.autotune.identity import Subject
+    from multidraft.autotune.store import Subject
     from multidraft.verification.registry import scheme
 
     assert pair.draft is not None  # trees are chosen only where there is one

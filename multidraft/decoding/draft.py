@@ -62,6 +62,8 @@ def read_level(
         reading(row, tree, nodes.get(number, []))
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
+    if hasattr(state.draft, "frugal"):
+        state.draft.frugal = getattr(config.policy, "frugal", False)
     answer = state.draft.forward([own[0] for own in new], [own[1] for own in new], "all" if depth else "last")
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)

@@ -15,6 +15,7 @@ from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
 MOST_NODES = 4096
+WHOLE = 0.999  # the sum of probabilities from which on nothing is missing
 FORMS = (
     "write a chain or k-config such as 4x2x2x1, every slot's drafts such as 3/2,1,0, i.i.d. paths such as "
     "'8 paths of 4', or paths [[0],[0,0],[1]] as JSON"
@@ -150,6 +151,17 @@ class NodeLaw:
     probabilities: Float[Tensor, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
+
+    @cached_property
+    def known(self) -> list[float] | None:
+        """The probabilities of the most likely tokens of a drafter that says how much of the law it knows; else None.
+
+        That is what a look-up or an n-gram model has counted, and so how likely it is right.
+        """
+        if self.logits is None or not self.partial:
+            return None
+        likely = self.logits.exp()
+        return likely.topk(min(8, len(likely))).values.tolist() if float(likely.sum()) < WHOLE else None
 
     @cached_property
     def confidence(self) -> float:

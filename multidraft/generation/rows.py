@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 
 from multidraft.autotune.controller import Auto, Limits, auto
-from multidraft.autotune.identity import Subject
+from multidraft.autotune.store import Subject
 from multidraft.decoding.clock import Clock
 from multidraft.decoding.loop import loop
 from multidraft.decoding.metrics import Info

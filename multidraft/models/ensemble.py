@@ -1,6 +1,8 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -17,6 +19,8 @@ from multidraft.models.vocabularies import are_close
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
+SURE = 0.5  # how certain a match is that needs no second opinion
+CHUNK = 512  # kept tokens that are caught up with in one pass
 
 
 class Together:
@@ -112,23 +116,127 @@ class Mixture(Together):
         return merged([scaled(*pair) for pair in zip(members, weights, strict=True)])
 
 
+@dataclass
+class Behind:
+    """What a member of `Copying` lags behind in one row: it reads only when it is asked for what follows."""
+
+    kept: list[int] = field(default_factory=list)  # tokens that it has not read
+    tokens: list[int] = field(default_factory=list)  # pending ones, with those that they follow
+    parents: list[int] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)  # of pending tokens that it has read, among its own
+
+    def hand_on(self, last: int) -> tuple[list[int], list[int]]:
+        """What it reads now, up to a pending token: tokens, and the places that they follow."""
+        missed = [] if self.places else self.kept
+        tokens, parents, place = [*missed], [*range(-1, len(missed) - 1)], len(self.kept) + len(self.places)
+        for index in range(last + 1):
+            if index not in self.places:
+                above = self.parents[index]
+                parents.append(self.places[above] if above >= 0 else len(self.kept) - 1)
+                tokens.append(self.tokens[index])
+                self.places[index], place = place, place + 1
+        return tokens, parents
+
+    def keep(self, path: list[int]) -> list[int]:
+        """The places of its own that a path keeps; what it has not read of the path waits."""
+        read = [self.places[index] for index in path if index in self.places]
+        unread = [self.tokens[index] for index in path if index not in self.places]
+        own = [*range(len(self.kept)), *read] if read else []
+        self.kept = unread if read else self.kept + unread
+        self.tokens, self.parents, self.places = [], [], {}
+        return own
+
+
 class Copying(Together):
     """A mixture of look-up and another drafter, weighed by how likely the match is right.
 
         q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, cut as well
 
     The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
-    texts whose latest token was guessed right: known before anything is drawn.
+    texts whose latest token was guessed right: known before anything is drawn. Where it is a half at least, q = d: the
+    other is not asked; nor is it anywhere while `frugal`, which a policy sets that expects too little of it. It reads
+    what it has missed when it is asked again.
     """
 
     def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
         super().__init__(drafters)
         if len(self.drafters) != 2 or not isinstance(self.drafters[0], Lookup):
             raise AdviceError("Copying mixes two drafters; pass [Lookup(vocabulary), draft]")
+        self.copied, self.other = self.drafters[0], self.drafters[1]
+        self.rows: list[Behind] = []
+        self.frugal = False
 
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
-        copied, other = self.said(tokens, parents, scored)
-        return merged([copied, scaled(other, 1 - copied.logits.exp().sum(-1))])
+        if not self.rows:
+            self.rows = [Behind() for _ in tokens]
+            self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
+        copied = self.copied.forward(tokens, parents, scored)
+        asked = dict[int, dict[int, int]]()  # by row, of scored tokens that are not sure: where they stand as pending
+        for row, (behind, new, sure) in enumerate(zip(self.rows, tokens, copied.logits.exp().sum(-1), strict=True)):
+            behind.tokens, behind.parents = behind.tokens + new, behind.parents + parents[row]
+            first = len(behind.tokens) - min(len(new), len(sure))
+            unsure = {i: first + i for i in range(len(behind.tokens) - first) if sure[i] < SURE}
+            if unsure and not self.frugal:
+                asked[row] = unsure
+        return self.mixed(copied, asked) if asked else copied
+
+    def mixed(self, copied: Scores, asked: dict[int, dict[int, int]]) -> Scores:
+        """The laws at scored tokens, of which some are asked of the other drafter."""
+        self.catch_up({row: len(self.rows[row].kept) - CHUNK for row in asked})
+        read = [own.hand_on(max(asked.get(row, {-1: -1}).values())) for row, own in enumerate(self.rows)]
+        at_end = all(len(own) == 1 for own in asked.values())
+        answer = self.other.forward([own[0] for own in read], [own[1] for own in read], "last" if at_end else "all")
+        [(logits, ids)] = by_drafter(self.other, answer)
+        rows, places = zip(*((row, i) for row, own in asked.items() for i in own), strict=True)
+        lines = [
+            -1 if at_end else self.line(row, asked[row], i, len(read[row][0]))
+            for row, i in zip(rows, places, strict=True)
+        ]
+        dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
+        own = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
+        said = scaled(own, 1 - copied.logits[rows, places].exp().sum(-1))
+        shape = (*copied.ids.shape[:2], said.ids.shape[-1])
+        law = Scores(said.logits.new_full(shape, -torch.inf), said.ids.new_zeros(shape))
+        law.logits[rows, places], law.ids[rows, places] = said
+        return merged([copied, law])
+
+    def line(self, row: int, asked: dict[int, int], scored: int, count: int) -> int:
+        """Which of the tokens that the other has just read is a scored one."""
+        places = self.rows[row].places
+        return count - 1 - places[max(asked.values())] + places[asked[scored]]
+
+    def catch_up(self, missing: dict[int, int]) -> None:
+        """Let the other read so many kept tokens of some rows, piece by piece; nothing that it has read is pending."""
+        while any(count > 0 for count in missing.values()) and not any(row.places for row in self.rows):
+            pieces = [row.kept[: max(min(missing.get(i, 0), CHUNK), 0)] for i, row in enumerate(self.rows)]
+            self.other.forward(pieces, [[*range(-1, len(piece) - 1)] for piece in pieces], "none")
+            self.other.keep([[*range(len(piece))] for piece in pieces])
+            for row, piece in zip(self.rows, pieces, strict=True):
+                row.kept = row.kept[len(piece) :]
+            missing = {row: count - CHUNK for row, count in missing.items()}
+
+    def keep(self, chosen: list[list[int]]) -> None:
+        self.copied.keep(chosen)
+        was_asked = any(row.places for row in self.rows)
+        own = [row.keep(path) for row, path in zip(self.rows, chosen, strict=True)]
+        if was_asked:
+            self.other.keep(own)
+
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        self.rows = [copy.deepcopy(self.rows[row]) for row in rows] if self.rows else []
+
+    def join(self, other: Any) -> None:
+        super().join(other)
+        self.rows = self.rows + other.rows
+
+    def part(self, row: int, length: int, capacity: int) -> Any:
+        copied = self.copied.part(row, length, capacity)
+        assert isinstance(self.copied, Lookup)
+        self.catch_up({row: length - len(self.copied.kept[row]) + len(self.rows[row].kept)})
+        part = self._of([copied, self.other.part(row, length, capacity)])
+        part.rows = [Behind()]
+        return part
 
 
 def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:

@@ -19,6 +19,7 @@ from multidraft.models.base import Scores
 from multidraft.models.prefix import Prefix, PrefixModel
 
 MOST = 64  # tokens that a run brings into a law, the most frequent ones
+LEAST = 0.01  # what a guess without any match is worth
 Law = dict[int, float]  # probabilities by token; what is missing to one is not known
 
 
@@ -80,13 +81,15 @@ class Matches(History):
             self.was_right = guess == token
         super().note(before, token)
 
-    def certainty(self, length: int) -> float:
-        """How likely the latest follower of a run of this length is right, so far as the text has shown.
+    def certainty(self, prefix: Prefix, length: int) -> float:
+        """How likely the latest follower of a run of this length, which ends a prefix, is right by what the text shows.
 
-        (hits + 2 m) / (trials + 2), where m = length / (length + 3) is a guess in advance.
+        (hits + 2 m) / (trials + 2) among runs of as many tokens whose last one was, or was not, itself guessed right;
+        m = length^2 / (length^2 + 4) is a guess in advance.
         """
-        hits, trials = self.tallies.get((length, self.was_right), (0, 0))
-        return (hits + 2 * max(length, 0.1) / (length + 3)) / (trials + 2)
+        right = len(prefix) > 1 and self.latest(prefix[-self.longest - 1 : -1])[0] == prefix[-1]
+        hits, trials = self.tallies.get((length, right), (0, 0))
+        return (hits + 2 * max(length * length, LEAST) / (length * length + 4)) / (trials + 2)
 
 
 def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
@@ -200,7 +203,7 @@ class NGram(Reader):
                     for token, count in frequent.items():
                         law[token] = law.get(token, 0) + share * count
                     left *= kinds / (total + kinds)
-        return law or {prefix[-1]: 1.0}
+        return law or {prefix[-1]: LEAST}
 
 
 class Lookup(Reader):
@@ -225,4 +228,4 @@ class Lookup(Reader):
 
     def law(self, row: int, prefix: Prefix) -> Law:
         token, length = self.histories[row].latest(prefix)
-        return {token: self.histories[row].certainty(length)}
+        return {token: self.histories[row].certainty(prefix, length)}

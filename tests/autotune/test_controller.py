@@ -11,9 +11,9 @@ import torch
 from decoded import WANTED, accepted, always, drafted, records
 from plans import costs, profile, rates
 
-from multidraft.autotune import controller, tuner
+from multidraft.autotune import controller
 from multidraft.autotune.controller import Auto, Limits
-from multidraft.autotune.profile import Growth, Profile
+from multidraft.autotune.profile import FIRST, Profile
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 
@@ -30,7 +30,7 @@ def test_a_draft_that_is_never_right_is_given_up_and_probed_with_growing_pauses(
     found = list(records(Auto(profile(), 1.0), RIGHT, WRONG, 500))
     assert accepted(found) == 0
     assert 1 <= drafted(found[:300]) <= 100
-    assert drafted(found[300:]) <= 24
+    assert drafted(found[300:]) <= 40
 
 
 def test_a_draft_that_has_become_good_is_used_again() -> None:
@@ -105,18 +105,6 @@ def test_a_prompt_that_the_draft_model_would_have_to_read_is_a_price() -> None:
     assert not policy.rests
 
 
-def test_trees_grow_where_they_were_faster() -> None:
-    made = profile()
-    made.growth = {1.0: Growth([1000.0, 1300.0], [1000.0, 1000.0])}
-    policy = Auto(made, 1.0)
-    policy.begin(1)
-    assert policy.policy is policy.growing
-    made.growth = {1.0: Growth([1000.0, 1010.0], [1000.0, 1000.0])}
-    policy = Auto(made, 1.0)
-    policy.begin(1)
-    assert policy.policy is policy.fixed
-
-
 def test_what_is_expected_is_what_comes() -> None:
     """Drafts that are right half of the time, by the profile and in truth: tokens a step as expected, within 8 %.
 
@@ -136,12 +124,12 @@ def test_what_is_expected_is_what_comes() -> None:
 def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Profiles are not written, only noted."""
     found: list[str] = []
-    monkeypatch.setattr(tuner, "save", lambda made: found.append(made.as_json()))
-    tuner.announced.cache_clear()
+    monkeypatch.setattr(controller, "save", lambda made: found.append(made.as_json()))
+    controller.announced.cache_clear()
     return found
 
 
-def test_a_new_pair_begins_at_once_and_times_trees_in_its_own_steps(
+def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(
     saved: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Profile({"target": "new"})
@@ -149,8 +137,8 @@ def test_a_new_pair_begins_at_once_and_times_trees_in_its_own_steps(
     with caplog.at_level(logging.WARNING, "multidraft"):
         found = list(records(policy, *tables(), 120))
     policy.finish()
-    assert [record.names[0] for record in found[:6]] == [""] * 3 + ["1x6"] * 3
-    assert {"", "1", "1x1x1", "1x6"} <= {name for name, runs in made.samples[1].items() if len(runs) >= 2}
+    assert [record.names[0] for record in found[:4]] == [""] * 2 + ["1x6"] * 2
+    assert sum(len(runs) for runs in made.samples[1].values()) > 10
     assert made.acceptance[1.0].weight.sum() > 20
     assert Profile.from_json(saved[-1]).spent == pytest.approx(made.spent, abs=1e-3)
     assert caplog.text.count("for at most 1e+06 s, once; kept in") == 1
@@ -159,19 +147,15 @@ def test_a_new_pair_begins_at_once_and_times_trees_in_its_own_steps(
 
 def test_without_a_budget_only_the_first_steps_are_timed(saved: list[str], caplog: pytest.LogCaptureFixture) -> None:
     made = Profile({})
-    with caplog.at_level(logging.WARNING, "multidraft"):
-        list(records(Auto(made, 1.0, budget=0.0), *tables(), 60))
-    assert {*made.samples[1]} == {"", "1x6"}
+    list(records(Auto(made, 1.0, budget=0.0), *tables(), 60))
+    assert sum(len(runs) for runs in made.samples[1].values()) == 2 * FIRST
     assert not caplog.text
 
 
-def test_a_spent_budget_ends_the_measuring_for_good(saved: list[str]) -> None:
-    made = Profile({})
-    list(records(Auto(made, 1.0, budget=1e-9), *tables(), 40))
+def test_where_a_budget_is_spent_nothing_more_is_timed(saved: list[str]) -> None:
+    made = profile(spent=1.0)
     before = made.as_json()
-    policy = Auto(made, 1.0, budget=1e-9)
-    list(records(policy, *tables(), 40))
-    assert policy.tuner is None
+    list(records(Auto(made, 1.0, budget=1.0), *tables(), 40))
     assert made.as_json() == before
 
 

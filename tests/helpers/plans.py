@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from multidraft.autotune.acceptance import CLASSES, DEPTHS, MOST_DRAFTS, AcceptanceTracker, Rates
-from multidraft.autotune.costs import Costs, Curve, reads_of, tree_named
+from multidraft.autotune.acceptance import CLASSES, MOST_DRAFTS, AcceptanceTracker, Rates
+from multidraft.autotune.costs import Costs, Curve, Timed, reads_of
 from multidraft.autotune.profile import Profile
-from multidraft.autotune.tuner import TREES
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.tree import NO_DRAFTS, Tree
 
+TIMED = ("", "1", "1x1x1", "1x6", "1x1x1x1x1x1x1", "4x1x1", "4x2x2")
 FULL = 1e9  # seconds spent, and weight of nodes seen: nothing is left to measure
 
 
@@ -27,7 +27,7 @@ def rates(one: float, second: float = 0.5) -> Rates:
     for drafts in range(1, MOST_DRAFTS + 1):
         total = gains[:drafts].sum()
         shares[drafts, :drafts] = gains[:drafts] / total if total else 1 / drafts
-    return Rates(missing, np.ones(DEPTHS), np.ones(CLASSES), shares)
+    return Rates(missing, np.ones(CLASSES), shares, np.full(CLASSES, 1 / CLASSES))
 
 
 def seen(found: Rates) -> AcceptanceTracker:
@@ -47,17 +47,21 @@ def profile(
     spent: float = FULL,
 ) -> Profile:
     """A profile of what `known` says, with the same acceptance at every temperature."""
-    own = Profile(known or {}, spent=spent)
+    own = Profile(known or {})
     for rows, price in (by_rows or {1: costs()}).items():
-        own.samples[rows] = {name: [parts(price, tree_named(name))] * 4 for name in TREES}
+        for name in TIMED:
+            for _ in range(4):
+                own.add(rows, timed(price, Tree.parse(name) if name else NO_DRAFTS))
+        own.spent[rows] = spent
     own.acceptance = {temperature: seen(found or rates(0.7)) for temperature in temperatures}
     return own
 
 
-def parts(price: Costs, tree: Tree) -> tuple[float, float, float]:
-    """The seconds of a step's parts."""
-    rest = price.step + price.node * (len(tree) - 1) if len(tree) > 1 else price.plain
-    return float(sum(map(price.level, reads_of(tree)))), price.target(len(tree)), rest
+def timed(price: Costs, tree: Tree) -> Timed:
+    """A step with a tree at these costs."""
+    reads, nodes = reads_of(tree), len(tree) - 1
+    rest = price.step + price.node * nodes if nodes else price.plain
+    return Timed(len(reads), sum(reads), nodes, float(sum(map(price.level, reads))), price.target(1 + nodes), rest)
 
 
 def made_up(known: dict[str, Any]) -> Profile:

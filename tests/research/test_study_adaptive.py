@@ -10,7 +10,7 @@ from plans import costs, rates
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
-from multidraft.autotune.dynamic import Growing
+from multidraft.autotune.growing import Growing
 from multidraft.decoding.endings import expected_tokens
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig

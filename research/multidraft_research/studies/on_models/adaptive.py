@@ -11,9 +11,8 @@ import torch
 
 from multidraft.autotune.acceptance import AcceptanceTracker, Rates
 from multidraft.autotune.costs import Costs, Curve
-from multidraft.autotune.dynamic import Growing
-from multidraft.autotune.identity import Subject
-from multidraft.autotune.tree_search import menu, speed
+from multidraft.autotune.growing import Growing
+from multidraft.autotune.store import Subject
 from multidraft.autotune.tuning import texts
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
@@ -28,6 +27,7 @@ from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 from multidraft.zoo import Pair, kinds
 from multidraft_research.studies.on_models.gains import ALL, gains
+from multidraft_research.studies.on_models.tree_search import menu, speed
 from multidraft_research.studies.on_models.trials import Trial, tried
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study

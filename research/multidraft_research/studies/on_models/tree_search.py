@@ -1,12 +1,13 @@
 """The best fixed trees for given costs and acceptance: by dynamic programming over depth and reach, as in Sequoia."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 from jaxtyping import Int
 
-from multidraft.autotune.acceptance import DEPTHS, MOST_DRAFTS, Rates
+from multidraft.autotune.acceptance import MOST_DRAFTS, Rates
 from multidraft.autotune.costs import Costs
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
@@ -44,7 +45,7 @@ def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int
 
 def menu(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> list[Tree]:
     """A few trees to choose from: none, chains, common ones, and the best for harder and easier texts."""
-    best = [best_tree(rates.eased(ease), costs, rows, nodes, depth)[0] for ease in EASES]
+    best = [best_tree(eased(rates, ease), costs, rows, nodes, depth)[0] for ease in EASES]
     return list(dict.fromkeys([*common(nodes, depth), *best]))
 
 
@@ -59,20 +60,25 @@ def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: in
     """The trees of every depth that are worth most where a second is worth `rho` tokens of a row."""
     below = steps_below(rates)
     for price in PRICES:
-        node, read = price * rho * costs.one_more(0), price * rho * costs.reading()
+        node, read = price * rho * costs.one_more(), price * rho * costs.reading()
         for levels in LEVELS:
             if levels <= depth and 1 < len(tree := planned(rates, below, levels, node, read)) <= nodes + 1:
                 yield tree
 
 
-def steps_below(rates: Rates) -> Int[np.ndarray, "depths drafts ranks"]:
+def eased(rates: Rates, exponent: float | int) -> Rates:
+    """The rates of a text in which drafts are found more easily, by an exponent above one."""
+    return replace(rates, missing=rates.missing**exponent)
+
+
+def steps_below(rates: Rates) -> Int[np.ndarray, "drafts ranks"]:
     """By how many steps of the reach each child of a node lies below it, at most to where all is lost."""
-    reach = rates.average_table[:, :, None] * rates.shares
+    reach = np.array(rates.average)[:, None] * rates.shares
     return np.minimum(np.rint(-FINE * np.log(np.maximum(reach, 1e-9))), STEPS).astype(int)
 
 
 def planned(
-    rates: Rates, below: Int[np.ndarray, "depths drafts ranks"], levels: int, node: float | int, read: float | int
+    rates: Rates, below: Int[np.ndarray, "drafts ranks"], levels: int, node: float | int, read: float | int
 ) -> Tree:
     """The tree of at most so many levels that is worth most, where nodes and nodes that are read have prices in tokens.
 
@@ -81,20 +87,19 @@ def planned(
     """
     value, choices = np.zeros(2 * STEPS + 1), list[Int[np.ndarray, " reaches"]]()
     prices = node * np.arange(MOST_DRAFTS + 1) + read * (np.arange(MOST_DRAFTS + 1) > 0)
-    for depth in reversed(range(levels)):
-        place = min(depth, DEPTHS - 1)
-        children = value[np.arange(STEPS) + below[place, :, :, None]].sum(1)
-        worth = REACH * rates.average_table[place, :, None] - prices[:, None] + children
+    for _ in range(levels):
+        children = value[np.arange(STEPS) + below[:, :, None]].sum(1)
+        worth = REACH * np.array(rates.average)[:, None] - prices[:, None] + children
         choices.insert(0, worth.argmax(0))
         value[:STEPS] = worth.max(0)
     return grown(below, choices)
 
 
-def grown(below: Int[np.ndarray, "depths drafts ranks"], choices: list[Int[np.ndarray, " reaches"]]) -> Tree:
+def grown(below: Int[np.ndarray, "drafts ranks"], choices: list[Int[np.ndarray, " reaches"]]) -> Tree:
     """The tree that the choices by depth and reach make, from the root on."""
     drafts, places = list[int](), [(0, 0)]
     for depth, step in places:  # which grows meanwhile
         count = int(choices[depth][step]) if depth < len(choices) and step < STEPS else 0
         drafts.append(count)
-        places += [(depth + 1, step + int(down)) for down in below[min(depth, DEPTHS - 1), count, :count]]
+        places += [(depth + 1, step + int(down)) for down in below[count, :count]]
     return Tree.from_drafts(drafts)

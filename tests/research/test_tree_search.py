@@ -1,9 +1,9 @@
 """The best tree where it is known in closed form: nodes, levels or acceptance that cost or give nothing."""
 
 import pytest
+from multidraft_research.studies.on_models.tree_search import best_tree, common, menu, speed
 from plans import costs, rates
 
-from multidraft.autotune.tree_search import best_tree, common, menu, speed
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 DEAR = 1e6

@@ -1,5 +1,7 @@
 """Trees that grow where it pays: exact whatever they predict, within their limits, and of the size that pays."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from decoded import WANTED, always, records
@@ -9,16 +11,24 @@ import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.autotune.acceptance import CLASSES, Rates
 from multidraft.autotune.controller import Auto, Limits
-from multidraft.autotune.costs import Costs
-from multidraft.autotune.dynamic import Growing
-from multidraft.autotune.profile import Growth, Profile
+from multidraft.autotune.costs import Costs, Curve
+from multidraft.autotune.growing import Growing, Kind, kind_of
+from multidraft.autotune.profile import Profile
 from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.prefill import start
+from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
+from multidraft.models.base import LanguageModel
+from multidraft.models.ensemble import Copying
+from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
 
 EXACT, BIASED = 1e-12, 1e-4
+FREE = Curve((1,), (0.0,))
 CHEAP = costs(10.0, 0.2, 0.3)
 
 
@@ -26,11 +36,13 @@ def sloped(one: float, slope: float = 2.0) -> Rates:
     """Acceptance that rises with confidence: chances to miss fall by a power between 1 / slope and slope."""
     powers = slope ** torch.linspace(-1, 1, CLASSES, dtype=torch.float64).numpy()
     found = rates(one)
-    return Rates(found.missing, found.depth, powers, found.shares)
+    return replace(found, confidence=powers)
 
 
-def policy(found: Rates, price: Costs, nodes: int = 32, depth: int = 8, rows: int = 1, rho: float = 0.1) -> Growing:
-    own = Growing(nodes, depth)
+def policy(
+    found: Rates, price: Costs, nodes: int = 32, depth: int = 16, rows: int = 1, rho: float = 0.1, kind: Kind = "model"
+) -> Growing:
+    own = Growing(nodes, depth, kind)
     own.price(found, price, rows, rho)
     return own
 
@@ -74,10 +86,8 @@ def test_a_policy_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None
 
 
 @pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("grows", [False, True])
-def test_auto_has_the_target_law(walk: str, grows: bool) -> None:
+def test_auto_has_the_target_law(walk: str) -> None:
     made: Profile = profile(by_rows={1: costs(10.0, 2.0, 0.5)}, found=rates(0.7))
-    made.growth = {1.0: Growth([1.0, 9e9], [10.0, 9e9])} if grows else {}
     assert error("anchored:lorenz", walk, Auto(made, 1.0, Limits(3, 2))) <= EXACT
 
 
@@ -118,4 +128,43 @@ def test_of_a_chain_a_node_is_drafted_as_long_as_it_pays() -> None:
     price, one = 0.1, 0.6
     shape = policy(rates(one, second=0.0), costs(10.0, 0.0, price), rho=1.0)
     [record] = records(shape, always(lambda _: WANTED), always(lambda _: WANTED), 1)
-    assert len(record.trees[0]) - 1 == max(d for d in range(9) if one**d > price)
+    assert len(record.trees[0]) - 1 == max(d for d in range(17) if one**d > price)
+
+
+@pytest.mark.parametrize(("first", "drafts"), [(0.6, True), (1.2, False)])
+def test_a_chain_has_to_pay_for_its_first_node(first: float, drafts: bool) -> None:
+    """Nodes cost 0.1, the first one so much: a chain with acceptance 0.6 adds some 0.9 tokens less their prices."""
+    shape = policy(
+        rates(0.6, second=0.0), Costs(Curve((1, 2, 30), (10, 10 + first, 12.8 + first)), FREE, 0, 0, 0), rho=1
+    )
+    [record] = records(shape, always(lambda _: WANTED), always(lambda _: WANTED), 1)
+    assert (len(record.trees[0]) > 1) == drafts
+
+
+def drafted_by(draft: LanguageModel, prompt: list[int], price: Costs) -> list[StepRecord]:
+    """Steps of a model of ten tokens, whatever it says, after a prompt."""
+    config = DecodeConfig(
+        md.scheme("anchored:lorenz"), policy(rates(0.6), price, rho=0.1, kind=kind_of(draft)), measure=0
+    )
+    target = TableModel(random_table(10, 1, 0, 1.0), 10)
+    state, found = start([prompt], target, draft, config, [Sampling()], 99, torch.Generator().manual_seed(0)), []
+    for _ in range(4):
+        state, record = step(state, config)
+        found.append(record)
+    return found
+
+
+def test_a_look_up_is_read_for_nothing_and_drafts_a_chain_where_it_matches() -> None:
+    dear = costs(10.0, 99.0, 0.1)
+    [record, *_] = drafted_by(Lookup(10), [1, 2, 3, 4, 5] * 6 + [1, 2], dear)
+    assert record.names[0].count("x") > 8
+    [record, *_] = drafted_by(Lookup(10), [1, 2, 3, 4, 5], dear)
+    assert record.names[0] == ""
+
+
+@pytest.mark.parametrize(("level", "asks"), [(0.1, True), (99.0, False)])
+def test_copying_asks_its_other_drafter_only_where_that_pays(level: float, asks: bool) -> None:
+    found = drafted_by(
+        Copying([Lookup(10), TableModel(random_table(10, 1, 1), 10)]), [1, 2, 3], costs(10.0, level, 0.1)
+    )
+    assert asks == any(law.known is None for record in found for law in record.trees[0].laws.values())

@@ -1,0 +1,147 @@
+"""Trees that grow with what drafters say: a node gets drafts while that pays at the going rate.
+
+A draft is worth the tokens that it is expected to add, and costs seconds at the rate of tokens that the policy makes
+(renewal-reward, as in SMART, arXiv 2604.09731). The number of drafts at a node looks at the draft model's
+probabilities, at what was drawn elsewhere, and at past steps, never at the tokens drawn at that node: so the output is
+exact (docs/theory.md).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from multidraft.autotune.acceptance import DEFAULT, Rates
+from multidraft.autotune.costs import Costs
+from multidraft.decoding.policy import DynamicTree
+from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.models.ensemble import Copying
+from multidraft.models.huggingface import Model
+from multidraft.models.ngram import Reader
+
+MOST = 4  # drafts at a node
+GOES_ON = 0.75  # how often the next copied token is right where one was
+Kind = Literal["model", "copying", "free"]  # drafters whose every answer costs, or only some, or none
+
+
+def kind_of(draft: Model) -> Kind:
+    """What a drafter's answers cost."""
+    return "copying" if isinstance(draft, Copying) else "free" if isinstance(draft, Reader) else "model"
+
+
+class Growing(DynamicTree):
+    """Drafts as long as their expected gain exceeds their price; say first what the prices are, in tokens."""
+
+    def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
+        super().__init__(MOST, nodes + 1)
+        self.depth, self.kind, self.rates = depth, kind, DEFAULT
+        self.node = self.entry = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
+        self.pays = True  # whether a draft model is expected to pay for its first pass
+        self.probes = self.frugal = False  # it is asked whatever is expected; it is left alone on this level
+        self.reached = dict[tuple[int, int], float]()
+
+    def price(
+        self,
+        rates: Rates,
+        costs: Costs,
+        rows: int,
+        rho: float | int,
+        prompted: float | int = 0,
+        margin: float | int = 0,
+    ) -> None:
+        """Go by these from now on; a second is worth `rho` tokens, and drafts have to win by a share of a plain step.
+
+        For each token that comes, the draft model has to read so many of a prompt.
+        """
+        self.rates, share = rates, (1 + margin) * rho / rows
+        self.node = share * costs.one_more()
+        self.entry = max(share * costs.entry(), 0.0) + margin * rho / rows * costs.seconds([], 0)
+        self.read, self.level = share * costs.reading(), share * (costs.level(1) - costs.reading())
+        gains = [max(self.value(1.0, own, False) - self.entry, 0.0) for own in rates.by_class]
+        gain = sum(often * own for often, own in zip(rates.frequency.tolist(), gains, strict=True))
+        self.pays = gain > self.level + self.read * (1 + prompted)
+
+    def begin(self, rows: int) -> None:
+        """Nothing is known of any tree."""
+        self.reached.clear()
+
+    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+        """The nodes of a level at which drafts are expected to pay; a draft model is asked where they pay for that."""
+        self.frugal = self.kind == "copying" and not (self.pays or self.probes)
+        if depth == 0:
+            return [[0] if self.pays or self.probes or self.kind != "model" else [] for _ in trees]
+        dear, free = zip(*(self.worth(tree, depth) for tree in trees), strict=True)
+        asks = sum(sum(own.values()) for own in dear) > self.level * len(trees)
+        self.frugal = not asks
+        if asks or self.kind == "copying":
+            return [[*one, *other] for one, other in zip(dear, free, strict=True)]
+        return [[*own] for own in free]
+
+    def worth(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
+        """By node of a level, where that is positive, what drafts there are expected to give beyond their price.
+
+        First of nodes for which a draft model is asked, then of those whose drafts will be copied, which is free.
+        """
+        dear, free = dict[int, float](), dict[int, float]()
+        for node in tree.level(depth) if depth < self.depth and len(tree) < self.most_nodes else ():
+            above, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
+            if above.known is not None or self.kind == "free":
+                if (gain := self.value(reach, self.rates.of(above), True)) > 0:
+                    free[node] = gain
+            elif (gain := self.value(reach, self.rates.average, False) - self.read) > 0:
+                dear[node] = gain
+        return dear, free
+
+    def value(self, reach: float, accepted: Sequence[float], free: bool) -> float:
+        """What drafts at a node that is reached so often give beyond their price, as long as each does."""
+        total = 0.0
+        for drafts in range(1, MOST + 1):
+            if (gain := self.gain(reach, drafts, accepted, free)) <= 0:
+                break
+            total += gain
+        return total
+
+    def gain(self, reach: float, drafts: int, accepted: Sequence[float], free: bool) -> float:
+        """What the last of so many drafts at a node gives beyond its price, with the chain that may follow it."""
+        more = reach * (accepted[drafts] - accepted[drafts - 1])
+        goes_on = max(accepted[1], GOES_ON) if free else self.rates.average[1]
+        price = self.node if free else self.node + self.level + self.read
+        total, further = more - self.node, more * goes_on
+        for _ in range(self.depth):
+            if further <= price:
+                break
+            total += further - price
+            further *= goes_on
+        return total
+
+    def reach(self, tree: TokenTree, node: int) -> float:
+        """How likely the accepted path comes through a node, as far as the confidence of those above it tells."""
+        if node == 0:
+            return 1.0
+        place = (id(tree), node)
+        if place not in self.reached:
+            above = tree.parents[node]
+            drafts = tree.counts[above]
+            own = self.rates.of(tree.laws[above])[drafts] * self.rates.parts[drafts][tree.rank(node)]
+            self.reached[place] = self.reach(tree, above) * own
+        return self.reached[place]
+
+    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
+        """The drafts of every node that was read: as many as pay, by what is known of it."""
+        return [self.decided(tree, depth) for tree in trees]
+
+    def decided(self, tree: TokenTree, depth: int) -> dict[int, int]:
+        """The drafts of one row's nodes, the likeliest nodes first while there is room."""
+        room, found = self.most_nodes - len(tree), dict[int, int]()
+        reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
+        for node in sorted(reach, key=lambda one: -reach[one]):
+            if count := min(self.drafts(tree.laws[node], reach[node], depth == 0), room):
+                found[node], room = count, room - count
+        return found
+
+    def drafts(self, law: NodeLaw, reach: float, first: bool) -> int:
+        """How many drafts pay at a node; the first node of a tree has to pay for it, and a probe is one."""
+        accepted, free, count, total = self.rates.of(law), law.known is not None or self.kind == "free", 0, 0.0
+        while count < MOST and (gain := self.gain(reach, count + 1, accepted, free)) > 0:
+            count, total = count + 1, total + gain
+        if first and total <= self.entry:
+            count = 0
+        return max(count, int(first and self.probes and not free))
