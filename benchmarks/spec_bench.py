@@ -1,7 +1,7 @@
 """Speed on a model that people know and on real prompts: everyone decodes the same prompts by turns, task by task.
 
     python benchmarks/spec_bench.py runs/spec.jsonl --prompts spec_bench.jsonl
-    python benchmarks/spec_bench.py runs/spec_gguf.jsonl --prompts spec_bench.jsonl --engine llama.cpp
+    python benchmarks/spec_bench.py runs/spec_q4.jsonl --prompts spec_bench.jsonl --engine llama.cpp --target q4_0.gguf
     python benchmarks/spec_bench.py --show runs/spec.jsonl    # the table, also of an unfinished file
 
 Each contestant takes its turn on a prompt before the next prompt comes, so that a noisy machine hits all alike. Every
@@ -48,7 +48,12 @@ def chosen(path: Path, each: int) -> list[dict[str, str]]:
 def settings_of(options: argparse.Namespace, prompts: list[dict[str, str]]) -> dict[str, Any]:
     """The head of the file: what results depend on."""
     machine = dict(hardware=hardware(), versions=versions(), commit=commit(), threads=options.threads)
-    asked = dict(engine=options.engine, new_tokens=options.new_tokens, temperatures=options.temperature)
+    asked = dict(
+        target=Path(options.target).name,
+        engine=options.engine,
+        new_tokens=options.new_tokens,
+        temperatures=options.temperature,
+    )
     return dict(benchmark="spec_bench") | machine | asked | dict(prompts=[prompt["id"] for prompt in prompts])
 
 
@@ -64,7 +69,7 @@ def measure(options: argparse.Namespace) -> Path:
     torch.set_num_threads(options.threads)
     prompts = chosen(options.prompts, options.each)
     journal = Journal(options.out, settings_of(options, prompts))
-    tokenizer, all_of_them = contestants(options.engine, options.new_tokens)
+    tokenizer, all_of_them = contestants(options.target, options.engine, options.new_tokens, options.only)
     names = [name for name in all_of_them if not options.only or name in options.only]
     done = {(run["id"], run["temperature"], run["who"]) for run in journal.records}
     turns = [(p, t, name) for t in options.temperature for p in prompts for name in names]
@@ -142,8 +147,8 @@ def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     """What one needs to judge the numbers."""
     days = sorted({run["day"] for run in runs})
     return (
-        f"{settings['engine']}, {len(settings['prompts'])} prompts, {settings['new_tokens']} tokens, "
-        f"{settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
+        f"{settings['target']}, {settings['engine']}, {len(settings['prompts'])} prompts, "
+        f"{settings['new_tokens']} tokens, {settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
     )
 
 
@@ -165,6 +170,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: the table for a page")
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
     parser.add_argument("--each", type=int, default=8, help="prompts of each task")
+    parser.add_argument("--target", default="smollm2", help="also a GGUF file of the same model in another type")
     parser.add_argument("--engine", choices=["transformers", "llama.cpp"], default="transformers")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--new-tokens", type=int, default=128)

@@ -24,14 +24,20 @@ ASSISTANTS |= {"assisted, 8, threshold 0.4": dict(num_assistant_tokens=8, assist
 LOOKUPS = {f"prompt look-up, {n}": dict(prompt_lookup_num_tokens=n) for n in (5, 10)}
 
 
-def contestants(engine: str, new_tokens: int) -> tuple[Callable[[str], list[int]], dict[str, Decode]]:
+def contestants(
+    target: str, engine: str, new_tokens: int, only: list[str] | None
+) -> tuple[Callable[[str], list[int]], dict[str, Decode]]:
     """The prompt's tokens from its text, and everyone who decodes; the first is what others are compared with."""
     loader = Loader(engine=engine)
-    base = load("smollm2", "none", loader)
+    base = load(target, "none", loader)
     chat = partial(base.tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=False)
-    found = {name: ours(base.target, draft, settings, new_tokens, loader) for name, (draft, settings) in OURS.items()}
+    found = {
+        name: ours(base.target, drafter(target, draft, loader), settings, new_tokens)
+        for name, (draft, settings) in OURS.items()
+        if not only or name in only
+    }
     if engine == "transformers":
-        return partial(ids_of, chat), found | theirs(base.target, new_tokens, loader)
+        return partial(ids_of, chat), found | theirs(base.target, drafter(target, DRAFT, loader), new_tokens)
     from llama_plain import decode
 
     def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
@@ -46,9 +52,13 @@ def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:
     return list(chat([{"role": "user", "content": text}]))
 
 
-def ours(target: Any, draft: str, settings: dict[str, Any], new_tokens: int, loader: Loader) -> Decode:
+def drafter(target: str, name: str, loader: Loader) -> Any:
+    """What drafts, by its name."""
+    return load(target, name, loader).draft if name != "none" else None
+
+
+def ours(target: Any, drafter: Any, settings: dict[str, Any], new_tokens: int) -> Decode:
     """Our loop with a drafter."""
-    drafter = load("smollm2", draft, loader).draft if draft != "none" else None
 
     def decode(ids: list[int], temperature: float, seed: int) -> Run:
         generator = torch.Generator().manual_seed(seed)
@@ -62,9 +72,8 @@ def ours(target: Any, draft: str, settings: dict[str, Any], new_tokens: int, loa
     return decode
 
 
-def theirs(target: Any, new_tokens: int, loader: Loader) -> dict[str, Decode]:
+def theirs(target: Any, assistant: Any, new_tokens: int) -> dict[str, Decode]:
     """transformers: plainly, with prompt look-up, and assisted by the shipped draft model."""
-    assistant = load("smollm2", DRAFT, loader).draft
     ways: dict[str, dict[str, Any]] = {"`model.generate`": {}} | LOOKUPS
     found = {name: generated(target, new_tokens, settings) for name, settings in ways.items()}
     return found | {
