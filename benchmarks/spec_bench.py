@@ -146,10 +146,9 @@ def markdown(path: Path) -> str:
 def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     """What one needs to judge the numbers."""
     days = sorted({run["day"] for run in runs})
-    return (
-        f"{settings['target']}, {settings['engine']}, {len(settings['prompts'])} prompts, "
-        f"{settings['new_tokens']} tokens, {settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
-    )
+    what = f"{settings['target']}, {settings['engine']}, {len(settings['prompts'])} prompts of {settings['new_tokens']} tokens"
+    where = f"{settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
+    return f"{what}, {where}"
 
 
 def show(path: Path) -> None:

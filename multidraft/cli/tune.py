@@ -18,8 +18,8 @@ from multidraft.io import files
 from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
-    from multidraft.autotune.store import Subject
     from multidraft.autotune.profile import Profile
+    from multidraft.autotune.store import Subject
     from multidraft.autotune.tuning import Line
 
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
