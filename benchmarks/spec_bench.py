@@ -146,7 +146,8 @@ def markdown(path: Path) -> str:
 def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     """What one needs to judge the numbers."""
     days = sorted({run["day"] for run in runs})
-    what = f"{settings['target']}, {settings['engine']}, {len(settings['prompts'])} prompts of {settings['new_tokens']} tokens"
+    count, length = len(settings["prompts"]), settings["new_tokens"]
+    what = f"{settings['target']}, {settings['engine']}, {count} prompts of {length} tokens"
     where = f"{settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
     return f"{what}, {where}"
 
