@@ -8,16 +8,16 @@ import torch
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
+from multidraft.zoo import smollm2
 
 Run = dict[str, Any]
 Decode = Callable[[list[int], float, int], Run]
-DRAFT = "smollm2"
 OURS = {  # by name: what drafts, and with which settings
     "plain, ours": ("none", {}),
     "lookup": ("lookup", dict(tree="auto")),
     "ngram": ("ngram", dict(tree="auto")),
-    "draft": (DRAFT, dict(tree="auto")),
-    "draft and copying": (f"copy+{DRAFT}", dict(tree="auto")),
+    "draft": ("DRAFT", dict(tree="auto")),
+    "draft and copying": ("copy+DRAFT", dict(tree="auto")),
 }
 ASSISTANTS = {f"assisted, {n}": dict(num_assistant_tokens=n, assistant_confidence_threshold=0.0) for n in (2, 4)}
 ASSISTANTS |= {"assisted, 8, threshold 0.4": dict(num_assistant_tokens=8, assistant_confidence_threshold=0.4)}
@@ -37,7 +37,7 @@ def contestants(
         if not only or name in only
     }
     if engine == "transformers":
-        return partial(ids_of, chat), found | theirs(base.target, drafter(target, DRAFT, loader), new_tokens)
+        return partial(ids_of, chat), found | theirs(base.target, drafter(target, "DRAFT", loader), new_tokens)
     from llama_plain import decode
 
     def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
@@ -54,7 +54,8 @@ def ids_of(chat: Callable[..., list[int]], text: str) -> list[int]:
 
 def drafter(target: str, name: str, loader: Loader) -> Any:
     """What drafts, by its name."""
-    return load(target, name, loader).draft if name != "none" else None
+    shipped = "smollm2" if target == "smollm2" else str(smollm2.DRAFT)  # for another file of the target, too
+    return load(target, name.replace("DRAFT", shipped), loader).draft if name != "none" else None
 
 
 def ours(target: Any, drafter: Any, settings: dict[str, Any], new_tokens: int) -> Decode:

@@ -23,7 +23,7 @@ from multidraft.models.huggingface import Model, home
 from multidraft.verification.scheme import Scheme
 
 NOTES = logging.getLogger("multidraft")
-PAIR = ("target", "draft", "scheme", "walk")  # of an identity, beside the machine
+LENDS = ("draft", "scheme", "walk")  # of an identity: what a shipped profile must share, whatever the target's dtype
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
 LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
 LARGEST = 4 << 20  # bytes of a file that may be a profile
@@ -103,17 +103,17 @@ def cache() -> Path:
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:
-    """A new profile: acceptance as a shipped one of the same pair has it, and no costs, which are the machine's."""
+    """A new profile: acceptance as a shipped one of the same drafter has it, and no costs, which are the machine's."""
     new = Profile(wanted)
     for entry in shipped():
         other = Profile.from_json(entry.read_text())
-        if all(other.identity[name] == wanted[name] for name in PAIR):
+        if all(other.identity[name] == wanted[name] for name in LENDS):
             new.acceptance = other.acceptance
     return new
 
 
 def shipped() -> list[Traversable]:
-    """The profiles that come with the embedded pairs."""
+    """The profiles that come with pairs."""
     folder = package_files("multidraft.zoo").joinpath("plans")
     return list(folder.iterdir()) if folder.is_dir() else []
 
