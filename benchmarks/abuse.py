@@ -85,7 +85,7 @@ class Serve:
         """Begin, and wait until it answers."""
         command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
         command += ["--target", str(self.folder / "target"), "--draft", str(self.folder / "draft")]
-        command += ["--name", "toy", "--tree", TREE, "--drain", str(DRAIN)]
+        command += ["--name", "toy", "--tree", TREE, "--drain", str(DRAIN), "--max-tokens-in-cache", "4096"]
         self.log.write_text("")
         self.process = subprocess.Popen(command, stderr=self.log.open("ab"))
         while not (found := re.search(r"serving toy at (http://[\d.:]+)/v1", self.log.read_text())):

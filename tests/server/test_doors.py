@@ -1,34 +1,29 @@
-"""Who is let in, how large and how slow a request may be, and what is answered before the models are there."""
+"""Who is let in, how slow a request may be, what is answered before the models are there, and an orderly end."""
 
 import json
 import logging
+import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from serving import PATIENCE, letters, served, service, serving
+from serving import GOOD, PATIENCE, served, serving, toy, until
+from typer.testing import CliRunner
 
+from multidraft.cli.main import app
 from multidraft.errors import AdviceError
-from multidraft.models.table import TableModel, random_table
 from multidraft.server.app import build
 from multidraft.server.process import bound, run, silent
-from multidraft.server.service import Service
 
-ROOT, SIZE = Path(__file__).parents[2], 6
-GOOD = {"model": "toy", "prompt": "ab", "max_tokens": 3}
-KEY = "s3cret"
-
-
-def toy(**settings: Any) -> Service:
-    models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
-    return service(*models, letters(SIZE), **settings)
+ROOT, KEY = Path(__file__).parents[2], "s3cret"
+COMMAND = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +153,7 @@ def test_health_is_answered_before_the_models_are_there():
             assert response.status_code == 503
             assert "loaded" in response.json()["error"]["message"]
         there.set()
-        while server.app is None:
-            time.sleep(0.01)
+        until(lambda: server.app)
         assert client.get("/health").status_code == 200
 
 
@@ -198,15 +192,13 @@ def test_streams_end_with_an_event_when_the_server_is_stopped():
     lines, whole = list[str](), list[int]()
     body = GOOD | {"max_tokens": 50_000}
     with serving(lambda: build(toy(tokens_in_cache=200_000, rows=2, drain=1)), drain=1) as (client, server):
-        while server.app is None:
-            time.sleep(0.01)
+        until(lambda: server.app)
         asking = threading.Thread(target=lambda: whole.append(client.post("/v1/completions", json=body).status_code))
         with client.stream("POST", "/v1/completions", json=body | {"stream": True, "n": 3}) as response:
             received = response.iter_lines()
             next(received)
             asking.start()
-            while len(server.app.state.service.engine.waiting) < 2:
-                time.sleep(0.01)
+            until(lambda: len(server.app.state.service.engine.waiting) > 1)
             server.should_exit = True
             lines += [line for line in received if line]
         asking.join(PATIENCE)
@@ -225,3 +217,39 @@ def test_the_containers_check_of_health_says_when_the_server_is_well():
         assert subprocess.run(here, capture_output=True).returncode == 0
         made.engine.closing = True
         assert subprocess.run(here, capture_output=True).returncode != 0
+
+
+def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 2
+    assert 'pip install "multidraft[serve]"' in result.stderr
+
+
+@pytest.mark.slow
+def test_a_polite_kill_lets_answers_come_to_their_end():
+    with subprocess.Popen([*COMMAND, "--drain", "100"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+        until(lambda: httpx2.get(f"{address}/health").status_code == 200)
+        body = {"model": "embedded", "prompt": "It was", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=PATIENCE) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            *_, last, done = (line for line in lines if line)
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert done == "data: [DONE]"
+        assert process.wait(PATIENCE) == 130
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(address)
+
+
+@pytest.mark.slow
+def test_a_kill_while_models_are_loaded_is_one_line():
+    with subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("loading embedded")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.read() == "multidraft: stopped\n"
+        assert process.wait(PATIENCE) == 130
