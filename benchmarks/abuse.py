@@ -365,6 +365,7 @@ def run(chosen: list[str], counts: dict[str, int], folder: Path) -> list[Part]:
                 with watched(server, part):
                     ABUSES[name](server, part, counts[name])
             judge(server, part, expected)
+            print(f"{name}: {dict(part.answers)}, broken: {part.broken or 'nothing'}", file=sys.stderr)
     finally:
         server.process.kill()
     return parts

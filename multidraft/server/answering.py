@@ -198,7 +198,7 @@ class Answering:
         self.info.row_passes += 1
         if len(step.tokens) > 1:
             self.info.drafts, self.info.nodes = self.info.drafts + 1, self.info.nodes + len(step.tokens) - 1
-            tally(self.info.lengths, len(step.path), depth_of(step.parents))
+            tally(self.info.lengths, len(step.path), step.depth)
         now, seconds = time.monotonic(), self.service.metrics.seconds
         if not choice.tokens:
             seconds["time_to_first_token_seconds"].observe(now - self.began)
@@ -215,15 +215,3 @@ class Answering:
     def drafting(self) -> dict[str, object]:
         """How the drafts fared, in vLLM's words."""
         return {"speculative_decoding": self.info.as_vllm()}
-
-
-def depth_of(parents: list[int]) -> int:
-    """The depth of a tree's last node, the deepest, by the places of parents.
-
-    >>> depth_of([-1, 0, 0, 1])
-    2
-    """
-    node, depth = len(parents) - 1, 0
-    while node > 0:
-        node, depth = parents[node], depth + 1
-    return depth

@@ -7,13 +7,7 @@ from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from transformers import (
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
@@ -32,7 +26,6 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 LongText = Annotated[str, Field(max_length=2**20)]
 FAST = Field(fail_fast=True)  # a list of a hundred thousand wrong things would take seconds to be refused
-PROMPTS = Field(fail_fast=True, max_length=4096)
 SEEDS, MOST_BIASES = 2**63, 1024
 CHECKED = {  # fields that the one table of settings checks, by their names there
     name: name
@@ -78,17 +71,6 @@ class Sampled(BaseModel):
     tool_choice: Any = None
     response_format: Any = None
 
-    @model_validator(mode="after")
-    def in_range(self) -> "Sampled":
-        """The same body, if the table allows what is in it; 0 and -1 are how clients say that there is no top_k."""
-        for name, known_as in CHECKED.items():
-            value = getattr(self, name)
-            if value is not None and not (name == "top_k" and value in (0, -1)):
-                check_setting(known_as, value, name)
-        check_biases("logit_bias", self.logit_bias or {})
-        check_stops("stop", self.stops)
-        return self
-
     @property
     def stops(self) -> list[str]:
         """All stop strings."""
@@ -121,8 +103,8 @@ class CompletionBody(Sampled):
     prompt: (
         LongText
         | Annotated[list[Token], FAST]
-        | Annotated[list[LongText], PROMPTS]
-        | Annotated[list[Annotated[list[Token], FAST]], PROMPTS]
+        | Annotated[list[LongText], FAST]
+        | Annotated[list[Annotated[list[Token], FAST]], FAST]
     )
     echo: bool | None = None
     logprobs: Count | None = None
@@ -212,6 +194,11 @@ def own(processors: list[Any]) -> Processors | None:
 
 def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
     """Raise on what is too much, or cannot be honoured."""
+    for name, known_as in CHECKED.items():
+        value = getattr(body, name)
+        if value is not None and not (name == "top_k" and value in (0, -1)):  # as clients say that there is none
+            check_setting(known_as, value, name)
+    check_stops("stop", body.stops)
     given = vars(body) | (body.model_extra or {})
     for name, reason in REFUSED.items():
         if given.get(name) not in (None, False, "", [], {}, 0):

@@ -224,7 +224,7 @@ class Engine:
         tree, path = record.trees[row], record.endings[row].path
         new, reason = job.cut(record.emitted[row])
         self.info.tokens += len(new.tokens)
-        self.tell(job, Stepped(new, tree.tokens, tree.parents, path))
+        self.tell(job, Stepped(new, tree.tokens, tree.parents, path, len(tree.levels) - 1))
         if reason is not None:
             self.tell(job, Ended(reason))
         return reason is None

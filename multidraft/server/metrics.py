@@ -15,7 +15,7 @@ HISTOGRAMS = {
     "inter_token_latency_seconds": "Between two steps' tokens, over the number of tokens that came.",
     "e2e_request_latency_seconds": "From a request's arrival to its end.",
 }
-Numbers = dict[str, tuple[str, float | int]]  # by name: what it is, and its value
+Numbers = list[tuple[str, str, float | int]]  # names, what they are, and their values
 
 
 class Metrics:
@@ -50,43 +50,39 @@ class FromEngine(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One metric after another."""
-        for name, (what, value) in self.gauges().items():
-            yield self.filled(GaugeMetricFamily(name, what, labels=LABELS), value)
-        for name, (what, value) in self.counters().items():
-            yield self.filled(CounterMetricFamily(name, what, labels=LABELS), value)
+        families = [(GaugeMetricFamily, self.gauges()), (CounterMetricFamily, self.counters())]
+        for name, what, value, kind in ((*found, kind) for kind, numbers in families for found in numbers):
+            family = kind(name, what, labels=LABELS)
+            family.add_metric(self.labels, value)
+            yield family
         name, what = "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth."
         family = CounterMetricFamily(name, what, labels=(*LABELS, "position"))
         for position, count in enumerate(self.engine.info.accepted_at_depth):
             family.add_metric([*self.labels, str(position)], count)
         yield family
 
-    def filled(self, family: GaugeMetricFamily | CounterMetricFamily, value: float | int) -> Metric:
-        """The family with its one value."""
-        family.add_metric(self.labels, value)
-        return family
-
     def gauges(self) -> Numbers:
         """What goes up and down."""
         engine, info = self.engine, self.engine.info
         usage = engine.tokens_in_cache / engine.limits.tokens_in_cache
-        return {
-            "vllm:num_requests_running": ("Rows that decode.", len(engine.running)),
-            "vllm:num_requests_waiting": ("Rows in the queue.", len(engine.waiting)),
-            "vllm:kv_cache_usage_perc": ("The part of the cache that is taken, 1 for all.", usage),
-            "multidraft:acceptance_rate": ("That a step's first token is a drafted one.", info.acceptance_rate),
-            "multidraft:optimal_acceptance_rate": ("The most that any rule reaches.", info.optimal_acceptance_rate),
-            "multidraft:nodes_per_step": ("Drafted nodes a row and step.", info.nodes / max(info.row_passes, 1)),
-        }
+        return [
+            ("vllm:num_requests_running", "Rows that decode.", len(engine.running)),
+            ("vllm:num_requests_waiting", "Rows in the queue.", len(engine.waiting)),
+            ("vllm:kv_cache_usage_perc", "The part of the cache that is taken, 1 for all.", usage),
+            ("multidraft:acceptance_rate", "That a step's first token is a drafted one.", info.acceptance_rate),
+            ("multidraft:optimal_acceptance_rate", "The most that any rule reaches.", info.optimal_acceptance_rate),
+            ("multidraft:nodes_per_step", "Drafted nodes a row and step.", info.nodes / max(info.row_passes, 1)),
+        ]
 
     def counters(self) -> Numbers:
         """What only goes up."""
         info = self.engine.info
-        return {
-            "vllm:prompt_tokens": ("Prompt tokens that were read.", self.engine.prompt_tokens),
-            "vllm:prefix_cache_queries": ("Prompt tokens that were looked up.", self.engine.prompt_tokens),
-            "vllm:prefix_cache_hits": ("Those that had been read before.", self.engine.reused_tokens),
-            "vllm:generation_tokens": ("Tokens that were emitted.", info.tokens),
-            "vllm:spec_decode_num_drafts": ("Rows' steps with drafts.", info.drafts),
-            "vllm:spec_decode_num_draft_tokens": ("Drafted nodes.", info.nodes),
-            "vllm:spec_decode_num_accepted_tokens": ("Drafted tokens that were accepted.", info.accepted),
-        }
+        return [
+            ("vllm:prompt_tokens", "Prompt tokens that were read.", self.engine.prompt_tokens),
+            ("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", self.engine.prompt_tokens),
+            ("vllm:prefix_cache_hits", "Those that had been read before.", self.engine.reused_tokens),
+            ("vllm:generation_tokens", "Tokens that were emitted.", info.tokens),
+            ("vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Drafted nodes.", info.nodes),
+            ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", info.accepted),
+        ]

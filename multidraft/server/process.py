@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
-Say = Callable[[], None]
+Say = Callable[[], object]  # `bool` says nothing
 GRACE = 1  # seconds for the last events of streams, when the time for requests under way is over
-
-
-def silent() -> None:
-    """Say nothing."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -98,7 +94,7 @@ class Server(uvicorn.Server):
     `listening` is called when it begins to load, and `ready` when the app is there.
     """
 
-    def __init__(self, limits: Limits, load: "Callable[[], FastAPI]", listening: Say = silent, ready: Say = silent):
+    def __init__(self, limits: Limits, load: "Callable[[], FastAPI]", listening: Say = bool, ready: Say = bool):
         self.limits, self.load, self.listening, self.ready = limits, load, listening, ready
         self.app: FastAPI | None = None
         self.loading: asyncio.Task | None = None

@@ -31,7 +31,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One step's tokens, the tree that was drafted (the root alone where nothing was), and the accepted path in it.
+    """One step's tokens, the tree that was drafted (the root alone where nothing was), the accepted path in it.
 
     Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
     """
@@ -40,6 +40,7 @@ class Stepped:
     tokens: list[int]
     parents: list[int]
     path: list[int]
+    depth: int
 
 
 @dataclass(frozen=True)

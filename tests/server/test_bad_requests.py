@@ -18,6 +18,7 @@ from multidraft.server.service import Service
 JSON = {"content-type": "application/json"}
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
 BODIES = [
+    b'{"model": "toy", "prompt": [' + b"[1]," * 70_000 + b"[1]]}",
     b"",
     b"{",
     b"null",

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.server.app import build
-from multidraft.server.process import bound, run, silent
+from multidraft.server.process import bound, run
 
 ROOT, KEY = Path(__file__).parents[2], "s3cret"
 COMMAND = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
@@ -162,7 +162,7 @@ def test_what_cannot_be_loaded_ends_the_server():
         raise AdviceError("no such model")
 
     with bound("127.0.0.1", 0) as listener, pytest.raises(AdviceError, match="no such model"):
-        in_thread(lambda: run(toy().limits, listener, load, silent, silent))
+        in_thread(lambda: run(toy().limits, listener, load, bool, bool))
 
 
 def in_thread(call: Callable[[], object]) -> None:
