@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.acceptance import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Rates
-from multidraft.autotune.costs import Timed
+from multidraft.autotune.costs import Costs, Timed
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.profile import FIRST, Profile
 from multidraft.autotune.store import Subject, place, profile_for, save
@@ -78,6 +78,7 @@ class Auto:
         self.first = StaticTree(first_tree(kind, limits))
         self.policy: Growing | StaticTree = self.growing
         self.trees: list[TokenTree] = []
+        self.costs: Costs | None = None  # by which prices were found last
         self.rows = self.steps = self.idle = self.tried = 0
         self.pause = self.left = PAUSE
         self.tokens = self.seconds = self.prompted = self.unsaved = 0.0
@@ -95,10 +96,10 @@ class Auto:
     @property
     def expected(self) -> Outlook | None:
         """What the trees as they were drawn let expect."""
-        if not (self.trees and self.profile.known and self.policy is self.growing):
+        if not (self.trees and self.costs and self.policy is self.growing):
             return None
         tokens = sum(self.growing.reach(tree, node) for tree in self.trees for node in range(len(tree)))
-        return Outlook(tokens, self.predicted(self.trees))
+        return Outlook(tokens, self.costs.seconds(*work_of(self.trees, self.kind)))
 
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
         """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
@@ -130,6 +131,7 @@ class Auto:
     def choose(self, rows: int) -> None:
         """The prices of drafts: they have to win by a margin over the speed so far, and over no drafts."""
         costs, self.rows = self.profile.costs(rows), rows
+        self.costs = costs
         plain = rows / costs.seconds([], 0)
         speed = max(plain, self.tokens / self.seconds if self.seconds else 0.0)
         margin = MARGIN + DOUBT * math.log2(rows)
@@ -175,14 +177,10 @@ class Auto:
         self.idle += not nodes
         if self.budget or not self.profile.known:
             self.learn(record)
-        if self.profile.known:
+        if self.costs:
             fade = math.exp(-1 / STEPS)
             self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
-            self.seconds = self.seconds * fade + self.predicted(record.trees)
-
-    def predicted(self, trees: list[TokenTree]) -> float:
-        """What a step takes by the profile."""
-        return self.profile.costs(self.rows).seconds(*work_of(trees, self.kind))
+            self.seconds = self.seconds * fade + self.costs.seconds(reads, nodes)
 
     def learn(self, record: "StepRecord") -> None:
         """Time the step while the budget lasts, and keep what has been accepted."""
@@ -201,8 +199,8 @@ class Auto:
     def finish(self, advise: bool = True) -> None:
         """Keep what was measured; where drafts have not paid, say how to do without, once."""
         self.close()
-        if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.profile.known:
-            plain = self.rows / self.profile.costs(self.rows).seconds([], 0)
+        if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
+            plain = self.rows / self.costs.seconds([], 0)
             if self.tokens <= (1 + MARGIN) * plain * self.seconds:
                 no_drafts_best()
 
