@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
-from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -102,12 +101,10 @@ class Costs:
 def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     """The costs that explain the seconds of steps best, of which alike ones stand together; some must have no drafts.
 
-    Of alike steps the lower median counts: what is slower was disturbed, more often than not.
+    Of alike steps the lower quartile counts: other work on the machine only adds.
     """
-    counts, typical = (
-        [*map(len, samples.values())],
-        [Timed(*map(median_low, zip(*r, strict=True))) for r in samples.values()],
-    )
+    counts = [*map(len, samples.values())]
+    typical = [Timed(*map(quartile, zip(*runs, strict=True))) for runs in samples.values()]
     plain, drafted = [one for one in typical if not one.nodes], [one for one in typical if one.nodes]
     target = rising([(1 + ceil(one.nodes), one.target, count) for one, count in zip(typical, counts, strict=True)])
     more = min(target.slope / max(target.seconds[0], 1e-12), 1.0)  # of a pass; a draft model is assumed to be alike
@@ -115,6 +112,11 @@ def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     step, node = explained([([1, one.nodes], one.own) for one in drafted], [1.0, -8.0])  # eight nodes cost as a step
     level = Curve((1, 2), (base + wider, base + 2 * wider))
     return Costs(target, level, min(one.own for one in plain), step, node)
+
+
+def quartile(values: Sequence[float | int]) -> float | int:
+    """The lower one, or the least of few."""
+    return sorted(values)[len(values) // 4]
 
 
 def explained(
