@@ -34,6 +34,7 @@ START = 600  # seconds that a new process of Ray's, which imports torch, may tak
 for name, test in vars(test_api).items():  # the same tests, against the client below
     if name.startswith("test_") and "toy" in inspect.signature(test).parameters and name not in OF_ONE_REPLICA:
         globals()[name] = test
+del test  # which would be taken for one more
 
 
 @dataclass(frozen=True)
