@@ -6,7 +6,7 @@ import torch
 from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 from on_gpu.asked import Asked, Line
 from on_gpu.published import config_of
@@ -19,7 +19,7 @@ def measure(asked: Asked) -> list[Line]:
     """A line a case: milliseconds of the draw, of the rule with its residual, and of one sort."""
     vocabulary = config_of("8 B", asked.quick).vocab_size
     rows, drafts = (ROWS[:2], DRAFTS[:1]) if asked.quick else (ROWS, DRAFTS)
-    cases = [(n, k, name) for n in rows for k in drafts for name in FAST if name in SCHEMES]
+    cases = [(n, k, name) for n in rows for k in drafts for name in FAST if name in entries()]
     return [line_of(asked, vocabulary, *case) for case in cases]
 
 

@@ -18,7 +18,6 @@ from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, 
 from multidraft.verification.outside import Outside, as_rule
 from multidraft.verification.rules import k_sequential, lorenz, naive
 from multidraft.verification.rules import recursive_rejection as recursion
-from multidraft.verification.rules.binned_lorenz import BinnedLorenz
 from multidraft.verification.scheme import Entry, Scheme
 
 GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
@@ -26,12 +25,11 @@ MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
 
-LOOK_UP, WITHOUT_SORT = "one look-up", "prefix sums, without a sort"
+LOOK_UP = "one look-up"
 BLOCK, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
 
 SCHEMES: dict[str, Entry] = {
     "iid:lorenz": Entry(Iid, lorenz.lorenz, OURS, "one sort", lorenz.acceptance_rate, known_as=BLOCK, coupling=True),
-    "iid:binned_lorenz": Entry(Iid, BinnedLorenz(), OURS, WITHOUT_SORT, coupling=True),
     "iid:k_sequential": Entry(
         Iid, k_sequential.k_sequential, "SpecTr, Algorithm 2", "50 passes", k_sequential.acceptance_rate, coupling=True
     ),
@@ -59,9 +57,6 @@ SCHEMES: dict[str, Entry] = {
     "greedy:naive": Entry(Greedy, naive.naive, MCSD, LOOK_UP),
     "anchored:lorenz": Entry(
         Anchored, lorenz.lorenz, OURS, "one sort, then a pass per top-up", lorenz.acceptance_rate, coupling=True
-    ),
-    "anchored:binned_lorenz": Entry(
-        Anchored, BinnedLorenz(), OURS, f"{WITHOUT_SORT}, then a pass per top-up", coupling=True
     ),
     "anchored:naive": Entry(Anchored, naive.naive, MCSD, LOOK_UP),
     "top:naive": Entry(Top, naive.naive, f"{MCSD}; EAGLE", LOOK_UP, naive.rate_of_top),

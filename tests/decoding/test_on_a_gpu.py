@@ -6,11 +6,11 @@ from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
 from multidraft.machine.cuda_graphs import captured
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.zoo.pair import load_pair
 
 pytestmark = pytest.mark.gpu
-FAST = [name for name, entry in SCHEMES.items() if not entry.small and not md.scheme(name).law.several]
+FAST = [name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.several]
 
 
 @pytest.mark.parametrize("vocabulary", [7, 5000])

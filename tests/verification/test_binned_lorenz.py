@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from multidraft_research.solvers.binned_lorenz import BinnedLorenz, binned_schedule
 from multidraft_research.studies.acceptance import random_pairs
 from test_rules import EXACT, law_of, worst_deviation
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch import Tensor
 import multidraft as md
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Iid
-from multidraft.verification.rules.binned_lorenz import BinnedLorenz, binned_schedule
 
 COARSE, FINE = 4, 512
 LAWS = [kind(drafts, a) for kind, drafts, a in product((Iid, Anchored), (2, 3), (1.0, 0.6))]

@@ -17,7 +17,7 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Greedy, Iid, anchored_loops
 from multidraft.verification.laws.anchored import draw_anchored
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.verification.rules import lorenz_loops
 from multidraft.verification.rules.lorenz import lorenz  # every pair is known once all rules are
 
@@ -123,7 +123,7 @@ def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     assert (weight @ outcome.law() - target).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if md.scheme(name).law.fixed_drafts is None])
+@pytest.mark.parametrize("name", [name for name in entries() if md.scheme(name).law.fixed_drafts is None])
 def test_what_counts_as_a_coupling_is_one(name):
     """With one draft: accepted with min(1, p/q), and the rest in proportion to (p - q)_+; `top` and `naive` are not."""
     scheme = md.scheme(name, 1)

@@ -12,11 +12,11 @@ from multidraft.auditing.pairs import drafting
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome, over_all_tuples
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.verification.rules.lorenz import lorenz
 
 EXACT = 1e-12
-NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py
+NAMES = [name for name, entry in entries().items() if not entry.small]  # the others: test_solvers.py
 PAIRS = all_pairs()
 BATCHES = stacked_pairs()  # the same, a batch for each size of the vocabulary
 FEW = 16  # rows; where there is no formula, the rates of more of them are sampled

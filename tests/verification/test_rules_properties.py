@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import multidraft as md
-from multidraft.verification.registry import SCHEMES
+from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 
-NAMES = [name for name, entry in SCHEMES.items() if not entry.small]  # the others: test_solvers.py
+NAMES = [name for name, entry in entries().items() if not entry.small]  # the others: test_solvers.py
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}
 COMMON = settings(deadline=None, derandomize=True, max_examples=150)
 BAD = settings(deadline=None, derandomize=True, max_examples=250)

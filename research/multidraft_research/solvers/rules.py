@@ -6,10 +6,11 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS
 from multidraft.verification.optimal import optimum
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.registry import register
+from multidraft.verification.registry import OURS, register
 from multidraft.verification.shapes import Draft, Rows, Tuples
 from multidraft_research.solvers import linear_program as programs
 from multidraft_research.solvers import max_flow as flows
+from multidraft_research.solvers.binned_lorenz import BinnedLorenz
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.solvers.moved import Moved
 from multidraft_research.solvers.network import Network
@@ -54,7 +55,10 @@ def linear_program(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Out
 
 
 def register_all() -> None:
-    """Add the schemes of all solvers to the list."""
+    """Add the schemes of all solvers to the list, and those that sort nothing."""
+    for law, more in {"iid": "", "anchored": ", then a pass per top-up"}.items():
+        cost = f"prefix sums, without a sort{more}"
+        register(f"{law}:binned_lorenz", law=law, rule=BinnedLorenz(), source=OURS, cost=cost, coupling=True)
     register(
         "iid:global_resolution",
         law="iid",
