@@ -37,6 +37,7 @@ def reader(
 
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
     """
+    model = model.model if tells and isinstance(model, CausalLM) else model
     if isinstance(model, PreTrainedModel):
         return CausalLM(model, capacity, compiled, tells)
     if tells:

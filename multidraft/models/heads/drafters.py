@@ -21,7 +21,7 @@ from multidraft.models.heads.eagle3 import Eagle3
 from multidraft.models.heads.formats import KINDS, read_settings
 from multidraft.models.heads.loading import load_head
 from multidraft.models.heads.medusa import Medusa
-from multidraft.models.huggingface import windows
+from multidraft.models.huggingface import CausalLM, windows
 from multidraft.models.kv_cache import TreeCache
 
 
@@ -233,6 +233,10 @@ class EagleDrafter(Head):
             row.forget()
         self.noted = []
 
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        self.noted = [each[rows] for each in self.noted]
+
     def kept(self, path: list[int], row: Row) -> list[int]:
         """The places in the cache whose keys and values stay: what was read beside the target's states."""
         places = [row.places[token] for token in path if token < row.first]
@@ -360,6 +364,7 @@ def head(name: str, target: Any) -> Head:
     match = NAMED.fullmatch(name)
     if match is None:
         raise AdviceError(f"{name!r} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
+    target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
         raise AdviceError(
             f"a draft head reads hidden states, which a target of {type(target).__name__} does not tell; use a Hugging "

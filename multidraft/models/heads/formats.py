@@ -103,6 +103,11 @@ def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     family = family if family in FAMILIES else "qwen3" if "qwen3" in str(family) else "llama"
     for name in ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "quantization_config"):
         own.pop(name, None)
+    if own.get("vocab_size", size) != size:
+        raise AdviceError(
+            f"the head is for a target of {own['vocab_size']} tokens and this one has {size}; give the target that it "
+            "was trained for"
+        )
     own["vocab_size"] = size
     if not own.get("layer_types"):
         own.pop("layer_types", None)

@@ -1,0 +1,100 @@
+"""Lossless with a head: every way that two steps can go sums to the target's law, in float64 to rounding."""
+
+import copy
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from heads import CASES, filled
+from mutants import rule_of
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import multidraft as md
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, law_of_steps, target_law
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import Tree
+from multidraft.models.heads.drafters import Head, drafter
+from multidraft.models.heads.loading import MODULES
+from multidraft.models.huggingface import CausalLM
+from multidraft.verification.scheme import Scheme
+
+EXACT, BIASED = 1e-12, 1e-3
+SIZE, PROMPT = 3, [0, 2, 1]
+TWICE = ["eagle3.1", "eagle3 reduced, two layers", "dflash reduced, from anchor"]
+SHAPE = {"vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "head_dim": 8}
+
+
+@cache
+def target() -> LlamaForCausalLM:
+    config = LlamaConfig(**SHAPE, num_hidden_layers=2, bos_token_id=None, eos_token_id=None)
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def small(name: str) -> Head:
+    """The head of a case with three tokens, or two where its vocabulary is reduced."""
+    case = CASES[name]
+    layer = copy.deepcopy(case.layer)
+    layer.vocab_size = SIZE
+    settings = replace(case, layer=layer, drafted=2 if case.is_reduced else SIZE, mask_token=1)
+    module = MODULES[settings.kind](settings).double()
+    filled(module)
+    if module.d2t is not None:
+        module.d2t.copy_(torch.tensor([0, 1]))  # tokens 0 and 2
+    return drafter(module)
+
+
+@cache
+def conditional(tokens: tuple[int, ...]) -> Tensor:
+    """The target's law after new tokens, from a plain pass."""
+    with torch.no_grad():
+        return target()(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, -1].softmax(-1)
+
+
+def error(scheme: Scheme, name: str, tree: str, steps: int, walk: str = "deferred") -> float:
+    """How far the law of the first tokens of some steps is from the target's."""
+    plan = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), walk)
+    law = law_of_steps(first_state(CausalLM(target()), small(name), PROMPT, plan), plan, steps)
+    count = steps * (Tree.parse(tree).depth + 1)
+    return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_steps_have_the_target_law(name):
+    """One step of a tree, or two of a chain, in the second of which kept tokens are read again."""
+    tree, steps = ("1x1", 2) if name in TWICE else ("2x1", 1)
+    assert error(md.scheme("anchored:lorenz"), name, tree, steps) <= EXACT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
+def test_a_rule_that_is_told_another_law_than_the_head_s_is_caught(name):
+    right = md.scheme("iid:recursive_rejection")
+    wrong = replace(right, entry=replace(right.entry, rule=rule_of("verifies at another temperature")))
+    assert error(right, name, "2x1", 1, "commit") <= EXACT
+    assert error(wrong, name, "2x1", 1, "commit") > BIASED
+
+
+@torch.no_grad()
+def test_a_head_that_changes_its_mind_after_drawing_is_caught(monkeypatch):
+    """The rule is told the law of another level than the one that drew: no longer the target's law."""
+    from multidraft.auditing import enumeration
+
+    drawn = enumeration.all_trees
+
+    def told_wrongly(state, config):
+        forest = drawn(state, config)
+        for tree in forest.scored.trees:
+            tree.laws[0], tree.laws[1] = tree.laws[1], tree.laws[0]
+        return forest
+
+    monkeypatch.setattr(enumeration, "all_trees", told_wrongly)
+    assert error(md.scheme("iid:lorenz"), "medusa", "1x1", 1) > BIASED
