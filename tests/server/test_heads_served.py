@@ -3,6 +3,7 @@
 import pytest
 import torch
 from heads import head_of
+from multidraft.server.job import Ended, Failed, Job, Stepped
 from tiny import tiny_model
 
 import multidraft as md
@@ -10,7 +11,6 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.server.engine import Engine
-from multidraft.server.job import Ended, Failed, Job, Stepped
 from multidraft.server.limits import Limits
 
 FIRST = [5, 3, 1, 8, 2, 9, 4]
