@@ -2,7 +2,6 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Scored, check_nothing_pending, check_path, check_rows
+from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
 from multidraft.models.heads.dflash import DFlash
 from multidraft.models.heads.eagle3 import Eagle3
 from multidraft.models.heads.formats import KINDS, read_settings
@@ -56,7 +55,7 @@ class Row:
 class Head(ABC):
     """A head's module as a drafter of one target.
 
-    The first tokens read after `keep` are the chain that leads to the root, all others stand below these.
+    The first tokens read after `keep` are a chain down to the root, as far as has been heard; others stand below it.
     """
 
     context: int | None = None
@@ -112,20 +111,21 @@ class Head(ABC):
     def keep(self, chosen: list[list[int]]) -> None: ...
 
     def note(self, tokens: list[list[int]], parents: list[list[int]]) -> list[bool]:
-        """Note new pending tokens; whether a row's are its first ones, before which the target has been heard."""
+        """Note new pending tokens; whether a row's are its first ones, of which some have been heard."""
         self.begin(len(tokens))
         are_first = [bool(new) and not row.tokens for row, new in zip(self.rows, tokens, strict=True)]
         for row, new, above, first in zip(self.rows, tokens, parents, are_first, strict=True):
             if first:
-                row.first = len(new)
-                if above != list(range(-1, len(new) - 1)):
-                    raise AdviceError("a head reads what follows the kept tokens as a chain; read trees level by level")
-                if row.settled + len(row.waiting) + len(new) > row.heard:
+                row.first = min(row.heard - row.settled - len(row.waiting), len(new))
+                if row.first < 1:
                     raise AdviceError(
                         f"a head needs the target's state before token {row.heard}; let it hear that first"
                     )
-            elif any(not 0 <= parent < len(row.tokens) for parent in above):
-                raise AdviceError("a head reads a tree level by level, each below what was read before")
+                if above[: row.first] != list(range(-1, row.first - 1)):
+                    raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
+            check_parents(above, len(row.tokens))
+            if -1 in above[1 if first else 0 :]:
+                raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
             row.tokens, row.parents = row.tokens + new, row.parents + above
         return are_first
 
@@ -173,50 +173,44 @@ class EagleDrafter(Head):
     def forward(
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
-        are_first = self.note(tokens, parents)
-        counts, noted = list(map(len, tokens)), torch.cat(self.noted, 1) if self.noted else None
-        own = [self.reading(*each, noted) for each in zip(range(len(tokens)), counts, are_first, strict=True)]
-        width, at_end = max((len(read) for read, _, _ in own), default=0), scored == "last"
-        if not width:
-            return self.none(int(at_end and any(counts)))
-        positions = self.cache.append([above for _, above, _ in own], at_end).to(self.device)
-        read = torch.zeros(len(own), width, dtype=torch.int64)
-        states = torch.zeros(len(own), width, self.module.config.hidden_size, dtype=self.dtype, device=self.device)
-        for row, (mine, _, beside) in enumerate(own):
-            first = width - len(mine) if at_end else 0
-            read[row, first : first + len(mine)] = torch.tensor(mine, dtype=torch.int64)
-            states[row, first : first + len(mine)] = beside
+        self.note(tokens, parents)
+        while any(len(row.places) < len(row.tokens) for row in self.rows):
+            self.read()
+        counts = [min(len(new), {"all": len(new), "last": 1, "none": 0}[scored]) for new in tokens]
+        if not any(counts):
+            return self.none()
+        slots = torch.zeros(len(tokens), max(counts), dtype=torch.int64)
+        for line, row, pending, count in zip(slots, self.rows, self.cache.pending, counts, strict=True):
+            own = row.places[len(row.places) - count :]
+            line[:count] = torch.tensor([pending.slots[max(place, 0)] for place in own], dtype=torch.int64)
+        return self.module.logits(torch.cat(self.noted, 1)[torch.arange(len(tokens))[:, None], slots])
+
+    def read(self) -> None:
+        """One pass over what can be read now: chains that have been heard, or a level of a tree."""
+        noted = torch.cat(self.noted, 1) if self.noted else None
+        own = [self.readable(index, noted) for index in range(len(self.rows))]
+        positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
+        read = torch.nn.utils.rnn.pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
+        states = torch.nn.utils.rnn.pad_sequence([beside for _, _, beside in own], batch_first=True)
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        self.noted.append(self.module(read.to(self.device), states, positions, mask, self.cache.cache))
-        if scored == "none":
-            return self.none()
-        return self.module.logits(self.noted[-1][:, -1:] if at_end else self.behind(own, counts))
+        self.noted.append(self.module(read, states, positions, mask, self.cache.cache))
 
-    def reading(
-        self, index: int, count: int, is_first: bool, noted: Tensor | None
-    ) -> tuple[list[int], list[int], Float[Tensor, "new hidden"]]:
-        """What a row's last pending tokens need read: tokens, their parents in the cache, the states beside them."""
-        row, pending = self.rows[index], self.cache.pending[index]
-        if not is_first:
-            above = [row.places[parent] for parent in row.parents[len(row.parents) - count :]]
-            start = len(pending.parents)
-            row.places += range(start, start + count)
-            beside = row.states[:0] if noted is None else noted[index, [pending.slots[place] for place in above]]
-            return row.tokens[len(row.tokens) - count :], above, beside
-        begins = int(row.settled == 0 and not row.waiting and count > 1)
-        read = [*row.waiting, *row.tokens][begins:]
-        row.places = [len(row.waiting) - begins + place for place in range(count)]
-        return read, list(range(-1, len(read) - 1)), row.states[begins : begins + len(read)]
-
-    def behind(
-        self, own: list[tuple[list[int], list[int], Tensor]], counts: Sequence[int]
-    ) -> Float[Tensor, "rows new hidden"]:
-        """The states behind the tokens that were asked for, which are the last ones that were read."""
-        columns = torch.zeros(len(own), max(counts), dtype=torch.int64)
-        for line, (read, _, _), count in zip(columns, own, counts, strict=True):
-            line[:count] = torch.arange(len(read) - count, len(read)).clamp(min=0)
-        return self.noted[-1][torch.arange(len(own))[:, None], columns]
+    def readable(
+        self, index: int, noted: Tensor | None
+    ) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
+        """What a row reads next: tokens, their parents in the cache, and the states beside them."""
+        row, pending, start = self.rows[index], self.cache.pending[index], len(self.rows[index].places)
+        if row.first and not start:
+            begins = int(row.settled == 0 and not row.waiting and row.first > 1)
+            read = torch.tensor([*row.waiting, *row.tokens[: row.first]][begins:])
+            row.places = [len(row.waiting) - begins + place for place in range(row.first)]
+            return read, list(range(-1, len(read) - 1)), row.states[begins : begins + len(read)]
+        count = next((i for i, above in enumerate(row.parents[start:]) if above >= start), len(row.tokens) - start)
+        above = [row.places[parent] for parent in row.parents[start : start + count]]
+        row.places += range(len(pending.parents), len(pending.parents) + count)
+        beside = row.states[:0] if noted is None else noted[index, [pending.slots[place] for place in above]]
+        return torch.tensor(row.tokens[start : start + count], dtype=torch.int64), above, beside
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
@@ -262,13 +256,16 @@ class Marginal(Head):
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
         are_first = self.note(tokens, parents)
-        for row, new, first in zip(self.rows, tokens, are_first, strict=True):
-            above = row.parents[len(row.parents) - len(new) :]
-            row.places += [0] * len(new) if first else [row.places[parent] + 1 for parent in above]
+        for row in self.rows:
+            for index in range(len(row.places), len(row.tokens)):
+                row.places.append(0 if index < row.first else row.places[row.parents[index]] + 1)
         if scored == "none" or not any(tokens):
             return self.none()
         if any(are_first):
-            self.said = self.draft([new[-1] if new else None for new in tokens])
+            pairs = zip(self.rows, are_first, strict=True)
+            said = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
+            news = torch.tensor(are_first, device=self.device)[:, None, None]
+            self.said = said if self.said is None else torch.where(news, said, self.said)
         assert self.said is not None
         width = 1 if scored == "last" else max(map(len, tokens))
         depths = torch.zeros(len(tokens), width, dtype=torch.int64)

@@ -139,14 +139,31 @@ def test_heads_mix_and_stand_side_by_side():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["eagle3", "dflash", "medusa"])
+def test_what_comes_late_is_read_at_once(name):
+    """A root with its tree in one pass, and a row that is asked when another has come further."""
+    head, texts = prompted(name, [TEXTS[0], TEXTS[2]]), [TEXTS[0], TEXTS[2]]
+    head.forward([[9], []], [[-1], []], "last")
+    tree = head.forward([[9], [6, 1, 2, 7]], [[0], [-1, 0, 0, 1]])
+    again = head.forward([[1], [4]], [[1], [3]])
+    for row, line, path in [(0, tree[0, 0], [9]), (0, again[0, 0], [9, 1]), (1, again[1, 0], [1, 7, 4])]:
+        torch.testing.assert_close(line, said_plainly(name, texts[row], path), **CLOSE)
+    for line, path in zip(tree[1], ([], [1], [2], [1, 7]), strict=True):
+        torch.testing.assert_close(line, said_plainly(name, texts[1], path), **CLOSE)
+
+
+@torch.no_grad()
 def test_reading_out_of_order_is_refused():
     head = head_of("eagle3").fresh(64)
+    head.forward([[1]], [[-1]])
+    head.keep([[0]])
     with pytest.raises(md.AdviceError, match="before token 1"):
         head.forward([[1, 2]], [[-1, 0]])
-    head = prompted("eagle3", TEXTS[:1])
-    with pytest.raises(md.AdviceError, match="as a chain"):
-        head.forward([[1, 2]], [[-1, -1]])
+    for chain in ([-1, -1], [0, 0]):
+        head = prompted("eagle3", TEXTS[:1])
+        with pytest.raises(md.AdviceError, match=r"tree|as far as"):
+            head.forward([[1, 2]], [chain])
     head = prompted("eagle3", TEXTS[:1])
     head.forward([[9]], [[-1]])
-    with pytest.raises(md.AdviceError, match="level by level"):
-        head.forward([[1, 2]], [[0, 1]])
+    with pytest.raises(md.AdviceError, match="has parent 2"):
+        head.forward([[1, 2]], [[0, 2]])
