@@ -3,7 +3,6 @@
 import pytest
 import torch
 from heads import head_of
-from multidraft.server.job import Ended, Failed, Job, Stepped
 from tiny import tiny_model
 
 import multidraft as md
@@ -12,6 +11,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.server.engine import Engine
 from multidraft.server.limits import Limits
+from multidraft.server.rows import Ended, Failed, Job, Stepped
 
 FIRST = [5, 3, 1, 8, 2, 9, 4]
 

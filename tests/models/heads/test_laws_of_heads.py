@@ -8,11 +8,12 @@ import pytest
 import torch
 from heads import CASES, filled
 from mutants import rule_of
+from steps import law_of_steps
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, law_of_steps, target_law
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
