@@ -13,7 +13,6 @@ from multidraft import __version__
 from multidraft.cli import terminal
 from multidraft.cli.generate import generate
 from multidraft.cli.options import Checked, without_types
-from multidraft.cli.replay import replay
 from multidraft.cli.schemes import schemes
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
@@ -108,7 +107,7 @@ def show_version(asked: bool) -> bool:
 app = typer.Typer(
     cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-for command in (generate, replay, schemes, serve, tune):
+for command in (generate, schemes, serve, tune):
     app.command(cls=Checked)(command)
 
 

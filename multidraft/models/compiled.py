@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.machine.cuda_graphs import Call, captured
-from multidraft.machine.memory import available, readable
+from multidraft.machine.device import Call, available, captured, readable
 from multidraft.models.kv_cache import Storage, TreeCache
 
 WIDEST = 256  # tokens of a step that is compiled; a wider one is bound by arithmetic

@@ -4,6 +4,7 @@ After every text each shape draws its tree, and the tokens that it gives are com
 counted in passes of the target: one, and so much for every level of drafts and for every node.
 """
 
+import json
 from collections.abc import Iterator
 from functools import cache
 
@@ -25,13 +26,15 @@ from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
-from multidraft.zoo import Pair, kinds
+from multidraft.zoo.pair import FOLDER, Pair
 from multidraft_research.studies.on_models.gains import ALL, gains
 from multidraft_research.studies.on_models.tree_search import menu, speed
 from multidraft_research.studies.on_models.trials import Trial, tried
 from multidraft_research.studies.running.cells import Cell
 from multidraft_research.studies.running.study import Decoding, Panel, Study
 
+TEXTS = FOLDER / "prompts" / "kinds.jsonl"  # short prompts of three kinds, which take turns
+KINDS = ("prose", "code", "lists")
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
 COSTS = ((0.12, 0.02), (0.25, 0.02), (0.12, 0.005), (0.05, 0.002), (0.12, 0.04), (0.15, 0.01), (0.005, 0.01))
 BEST = 2  # fixed trees for each of the costs, the first by prediction
@@ -67,7 +70,7 @@ def named(level: float, node: float) -> str:
 def subjects(pair: Pair) -> dict[str, Subject]:
     """The pair, and its target with counts of the text, with the project's prompts."""
     drafters: dict[str, Model] = {"model": pair.draft, "n-gram": NGram(vocabulary_of(pair.target))}
-    prompts = kinds.texts(pair.tokenizer)
+    prompts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in TEXTS.read_text().splitlines()]
     return {name: Subject(pair.target, own, scheme(SCHEME), "deferred", prompts) for name, own in drafters.items()}
 
 
@@ -134,7 +137,7 @@ def begun(
     return start(prompts, subject.target, subject.draft, config, sampling, longest, generator), config
 
 
-PANELS = [f"{drafter}, {kind}" for drafter in ("model", "n-gram") for kind in (ALL, *kinds.KINDS)]
+PANELS = [f"{drafter}, {kind}" for drafter in ("model", "n-gram") for kind in (ALL, *KINDS)]
 STUDY = Study(
     paper="no paper: the trees that this project grows",
     panels={name: Panel(f"{name}: growing trees over the best fixed one", "temperature", 1.0, 3) for name in PANELS},
