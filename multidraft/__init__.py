@@ -27,7 +27,7 @@ __all__ = [
     "schemes",
     "verify_tree",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",

@@ -33,21 +33,16 @@ class Job:
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
 
-    @property
-    def drafts(self) -> bool:
-        """Whether anything is drafted."""
-        return bool(parse(self.draft))
-
     @cached_property
     def limits(self) -> "Limits | None":
-        """Of the trees that are chosen while decoding; None where one is given."""
-        from multidraft.generation.inputs import limits_of
+        """Of the trees that are chosen while decoding; None where one is given, or nothing is drafted."""
+        from multidraft.generation.inputs import configured
 
-        return limits_of(self.settings["tree"], self.settings["scheme"]) if self.drafts else None
+        s = self.settings
+        return configured(s["scheme"], s["tree"], s["walk"], s["plan"], len(parse(self.draft)))[1]
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.generation.inputs import check_drafters, make_config, plan_file, tree_or_fixed
         from multidraft.sampling.settings_table import SETTINGS, check, check_stops
 
         s = self.settings
@@ -57,10 +52,7 @@ class Job:
         check_stops("--stop", s["stop"] or [])
         if s["plan"] is not None:
             files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
-        plan_file(s["plan"], self.limits)
-        config = make_config(s["scheme"], tree_or_fixed(s["tree"]), s["walk"], False)
-        if self.drafts:
-            check_drafters(config.scheme, len(parse(self.draft)) > 1)
+        _ = self.limits  # looking for them checks what is drafted, and how
 
 
 def context(pair: "Models | Pair") -> int | None:

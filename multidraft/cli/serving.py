@@ -8,11 +8,12 @@ from multidraft.cli import terminal
 from multidraft.cli.models import Loader, Models, load, parse, usual
 from multidraft.cli.options import Drafting, Named
 from multidraft.errors import AdviceError
-from multidraft.server.limits import Limits
+from multidraft.server.limits import Limits as ServerLimits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from multidraft.autotune.controller import Limits
     from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Service
 
@@ -24,7 +25,7 @@ class Serving(Drafting, Named):
     names: tuple[str, ...] = ()  # of the model in requests; none for the target's own
     api_key: str | None = None
     template: str | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     threads: int | None = None  # on the processor; None for as many as torch takes by itself
 
     @property
@@ -38,16 +39,14 @@ class Serving(Drafting, Named):
             raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
         if self.api_key is not None and not self.api_key.strip():
             raise AdviceError("the API key is empty, so nobody could be told from anybody; give some, or leave it out")
-        self.config()
+        self.configured()
 
-    def config(self) -> "DecodeConfig":
-        """How to decode, but for trees that are chosen later."""
-        from multidraft.generation.inputs import check_drafters, limits_of, make_config, plan_file, tree_or_fixed
+    def configured(self) -> "tuple[DecodeConfig, Limits | None, Path | None]":
+        """How to decode; where trees are chosen later, their limits and the plan."""
+        from multidraft.generation.inputs import configured
 
-        config = make_config(self.scheme, tree_or_fixed(self.tree), self.walk, False)
-        check_drafters(config.scheme, len(parse(self.draft)) > 1)
-        plan_file(self.plan, limits_of(self.tree, self.scheme))
-        return config
+        drafters = len(parse(usual(self.target, self.draft)[1]))
+        return configured(self.scheme, self.tree, self.walk, self.plan, drafters)
 
     def app(self) -> "FastAPI":
         """The app over the models, which are loaded here and now; call it in a thread that ends.
@@ -82,20 +81,15 @@ class Serving(Drafting, Named):
         return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
 
     def choosing(self, models: Models) -> "DecodeConfig":
-        """How to decode, with trees that the rows under way decide if that is asked for; none without a draft."""
+        """How to decode, with trees that the rows under way decide if that is asked for."""
         from multidraft.autotune.controller import auto
         from multidraft.autotune.store import Subject
-        from multidraft.decoding.policy import StaticTree
-        from multidraft.decoding.tree import NO_DRAFTS
-        from multidraft.generation.inputs import limits_of, plan_file
 
-        config, limits = self.config(), limits_of(self.tree, self.scheme)
-        if models.draft is None:
-            return replace(config, policy=StaticTree(NO_DRAFTS))
-        if limits is None:
+        config, limits, plan = self.configured()
+        if limits is None or models.draft is None:
             return config
         subject = Subject(models.target, models.draft, config.scheme, config.walk)
-        return replace(config, policy=auto(subject, 1.0, limits, plan_file(self.plan, limits), self.tune_budget))
+        return replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
 
 
 def template_of(path: Path | None) -> str | None:

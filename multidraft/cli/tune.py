@@ -80,13 +80,12 @@ def tune(
 
 def check_choice(temperatures: list[float], scheme: str, walk: str, drafters: int) -> None:
     """Raise on settings that cannot work, and on schemes without a choice of trees."""
-    from multidraft.generation.inputs import check_drafters, limits_of, make_config
+    from multidraft.generation.inputs import configured
     from multidraft.sampling.settings import Sampling
 
     for temperature in temperatures:
         Sampling(temperature)
-    check_drafters(make_config(scheme, "1", walk, False).scheme, drafters > 1)
-    if limits_of("auto", scheme) is None:
+    if configured(scheme, "auto", walk, None, max(drafters, 1))[1] is None:
         raise AdviceError(
             f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
         )

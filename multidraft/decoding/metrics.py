@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,6 +129,12 @@ class Info:
             yield
         finally:
             self.seconds["rest"] += time.perf_counter() - start - (self.total_seconds - before)
+
+    @property
+    def watch(self) -> "Info":
+        """What had the `seconds` in version 0.1.0; deprecated."""
+        warnings.warn("info.watch.seconds is now info.seconds", DeprecationWarning, stacklevel=2)
+        return self
 
     @property
     def block_efficiency(self) -> float:

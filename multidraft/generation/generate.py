@@ -14,7 +14,7 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.streams import Stream, Streamer
 from multidraft.decoding.trace import Tell
-from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import check_flag
@@ -23,14 +23,10 @@ from multidraft.generation.inputs import (
     Prompts,
     as_drafter,
     check_compiles,
-    check_drafters,
     check_model,
     check_pieces,
-    limits_of,
-    make_config,
-    plan_file,
-    top_count,
-    tree_or_fixed,
+    configured,
+    counted,
 )
 from multidraft.generation.rows import Options, check_callables, generate_rows
 from multidraft.models.ensemble import Several
@@ -117,14 +113,12 @@ def generate(
     check_model(target_model, "target")
     draft = as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     check_pieces(target_model, draft)
-    limits = limits_of(tree, scheme) if draft is not None else None
-    file, tree = plan_file(plan, limits), tree_or_fixed(tree) if draft is not None else NO_DRAFTS
     check_flag(compile, "compile")
     check_flag(synchronise, "synchronise")
-    more: dict[str, Any] = dict(logprobs=top_count(logprobs), compile=compile, synchronise=synchronise)
-    config = make_config(scheme, tree, walk, measure, **more)
-    if draft is not None:
-        check_drafters(config.scheme, isinstance(draft, Several))
+    alternatives = counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
+    more: dict[str, Any] = dict(logprobs=alternatives, compile=compile, synchronise=synchronise)
+    drafters = 0 if draft is None else 1 + isinstance(draft, Several)
+    config, limits, file = configured(scheme, tree, walk, plan, drafters, measure, **more)
     if compile:
         check_compiles(target_model, draft)
     check_callables(trace, logits_processor, stopping_criteria)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
-from multidraft.decoding.tree import FORMS, Tree
+from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import is_integer, shown
@@ -45,29 +45,48 @@ def make_config(
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
     check_walk(scheme, walk)
-    return DecodeConfig(scheme, policy_of(tree), walk, every(measure), **more)
+    every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
+    return DecodeConfig(scheme, policy_of(tree), walk, every, **more)
 
 
-def every(measure: bool | int) -> int:
-    """Every how many steps acceptance is compared with the optimum."""
-    if isinstance(measure, bool):
-        return MEASURED if measure else 0
-    if not is_integer(measure) or measure < 0:
-        raise AdviceError(f"measure is {shown(measure)}; use True, False, or every how many steps to measure")
-    return measure
+def configured(
+    scheme: str | Scheme,
+    tree: str | Tree | TreePolicy,
+    walk: str | Walker,
+    plan: Any,
+    drafters: int,
+    measure: bool | int = False,
+    **more: Any,
+) -> tuple[DecodeConfig, Limits | None, Path | None]:
+    """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
+    limits = limits_of(tree, scheme) if drafters else None
+    file = plan_file(plan, limits)
+    config = make_config(scheme, (FIXED if is_auto(tree) else tree) if drafters else NO_DRAFTS, walk, measure, **more)
+    if drafters:
+        check_drafters(config.scheme, drafters > 1)
+    return config, limits, file
+
+
+def counted(value: bool | int, yes: Any, no: Any, name: str, use: str) -> Any:
+    """A number, or what True and False stand for."""
+    if isinstance(value, bool):
+        return yes if value else no
+    if not is_integer(value) or value < 0:
+        raise AdviceError(f"{name} is {shown(value)}; use {use}")
+    return value
 
 
 def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
     """The limits of trees that are chosen while decoding; None where one is given, or the scheme leaves no choice."""
-    if not isinstance(tree, str) or not tree.strip().lower().startswith("auto"):
+    if not is_auto(tree):
         return None
     limits = Limits.parse(tree)
     return limits if can_choose(scheme_named(scheme)) else None
 
 
-def tree_or_fixed(tree: Any) -> Any:
-    """The tree that was given; a fixed one in the place of `auto`."""
-    return FIXED if isinstance(tree, str) and tree.strip().lower().startswith("auto") else tree
+def is_auto(tree: Any) -> bool:
+    """Whether trees are to be chosen."""
+    return isinstance(tree, str) and tree.strip().lower().startswith("auto")
 
 
 def plan_file(plan: Any, limits: Limits | None) -> Path | None:
@@ -79,15 +98,6 @@ def plan_file(plan: Any, limits: Limits | None) -> Path | None:
     if limits is None:
         raise AdviceError("a plan chooses trees, and here the tree is given or cannot be chosen; use tree='auto'")
     return Path(plan)
-
-
-def top_count(logprobs: bool | int) -> int | None:
-    """None: no log-probabilities; otherwise the number of alternatives beside the emitted token."""
-    if isinstance(logprobs, bool):
-        return 0 if logprobs else None
-    if not is_integer(logprobs) or logprobs < 0:
-        raise AdviceError(f"logprobs is {shown(logprobs)}; use True, or the number of alternatives")
-    return logprobs
 
 
 def check_model(model: Any, name: str) -> None:
