@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from multidraft_research.cli.pretrained import load_pretrained as load
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.cli.models import load_pretrained as load
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig

@@ -24,6 +24,7 @@ from typing import Any
 import decode_table as table
 from contestants import ALL, ASSISTED, DEFAULT, FEW, PLAIN, SOME, Case, decode, deeper
 from multidraft_research.cli.capture import DEMO
+from multidraft_research.cli.pretrained import load_pretrained as load
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -31,7 +32,6 @@ from tqdm import tqdm
 import multidraft as md
 from multidraft.autotune.store import Subject
 from multidraft.autotune.tuning import measured
-from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io.journal import Journal

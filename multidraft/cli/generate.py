@@ -12,7 +12,7 @@ from multidraft.cli.decode import SEEDS_APART, Decoded, Job, context, decode
 from multidraft.cli.models import Loader, Models, usual
 from multidraft.cli.prompts import Prompt, digest, read_prompts
 from multidraft.cli.report import Report
-from multidraft.cli.terminal import Bar, Live, Screen
+from multidraft.cli.terminal import Live, Screen
 from multidraft.cli.workers import Shards, spread
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -141,7 +141,7 @@ def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
         return Session(
             pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)
         ).run()
-    run_all(pair, job, chosen[done:], report, Bar(len(chosen) - done) if output.as_json else Live(), journal)
+    run_all(pair, job, chosen[done:], report, Screen() if output.as_json else Live(), journal)
     report.print(output.as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {done + report.complete} of {len(chosen)} prompts")
@@ -170,12 +170,14 @@ def run_all(
     pair: Models, job: Job, prompts: list[Prompt], report: Report, screen: Screen, journal: "Journal | None"
 ) -> None:
     """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
+    from tqdm import tqdm
 
     def keep(records: list[dict[str, object]]) -> None:
         if journal is not None:
             for record in records:
                 journal.append(record)
 
+    bar = tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=isinstance(screen, Live))
     try:
         for first in range(0, len(prompts), job.batch):
             rows = prompts[first : first + job.batch]
@@ -185,10 +187,12 @@ def run_all(
             report.add(rows, *all_ways(pair, job, rows, screen))
             keep(report.records[-len(rows) :])
             screen.forget()
+            bar.update(len(rows))
     except KeyboardInterrupt:
         report.interrupt(screen.rows, screen.texts)
         keep(report.records[report.complete :])
     finally:
+        bar.close()
         screen.close()
 
 

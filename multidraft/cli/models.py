@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import FOLDER, Pair
+from multidraft.zoo.pair import FOLDER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,23 +150,6 @@ def load(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> M
     models = dict(zip(names, loaded, strict=True))
     drafters = [mixed([models.get(name) or own(name, model) for name, _ in each], each) for each in listed]
     return Models(model, Several(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
-
-
-def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Pair:
-    """Two models of Hugging Face, for what needs their weights; the embedded pair where both names are left out."""
-    if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
-        given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
-        raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
-    check_pretrained_names(loader, target, draft)
-    found: Any = load_models(target or EMBEDDED, [draft or EMBEDDED], loader._replace(engine=TRANSFORMERS))
-    return Pair(found[0], found[1][0], found[2])
-
-
-def check_pretrained_names(loader: Loader, *names: str | None) -> None:
-    """Raise where a model is a GGUF file that nobody has asked to dequantise."""
-    for name in names:
-        if name and is_file(name) and loader.engine != TRANSFORMERS:
-            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
 
 
 def load_models(

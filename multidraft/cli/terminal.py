@@ -133,22 +133,6 @@ class Screen:
         """All is done, or was interrupted."""
 
 
-class Bar(Screen):
-    """A progress bar on stderr."""
-
-    def __init__(self, total: int):
-        from tqdm import tqdm
-
-        super().__init__()
-        self.bar = tqdm(total=total, desc="decoding", unit="prompt")
-
-    def end(self, prompts: "list[Prompt]") -> None:
-        self.bar.update(len(prompts))
-
-    def close(self) -> None:
-        self.bar.close()
-
-
 class Spoken(Screen):
     """Shows a text as it comes."""
 

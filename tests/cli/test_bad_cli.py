@@ -5,6 +5,7 @@ schemes, drafters, sizes) what is wrong for it. Whatever would be work fails the
 """
 
 import json
+import shlex
 from collections.abc import Iterator
 from hashlib import sha256
 from importlib.metadata import entry_points
@@ -54,20 +55,9 @@ SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
 SCHEME += [f"anchored:lorenz,draft_probability={value}" for value in ("x", "0", "-1", "2", "nan", "null")]
 SCHEME += ["anchored:lorenz,top_up=no", "iid:global_resolution,tolerance=x", "iid:global_resolution,fallback=3", HALF]
-TREE = ["", "x", "0", "4x0", "4x", "-1", "1.5", "4y2", "[]", "{}", "[[]]", "[[],[0]]", "[0]", "[[0.5]]", "[[true]]"]
-TREE += [
-    '["0"]',
-    "[[-1]]",
-    "[[1]]",
-    "null",
-    "NaN",
-    "[[0],[0,2]]",
-    "9" * 24,
-    "9" * 5000,
-    "[" * 100_000,
-    "[[" + "9" * 5000,
-]
-TREE += ["64x64x64", "9999 paths of 9", "0 paths of 3", "2 paths of 0", "2 paths of " + "9" * 24, HALF]
+TREE = ["", *"x 0 4x0 4x -1 1.5 4y2 [] {} [[]] [[],[0]] [0] [[0.5]] [[true]] [[-1]] [[1]] null NaN [[0],[0,2]]".split()]
+TREE += ['["0"]', "9" * 24, "9" * 5000, "[" * 100_000, "[[" + "9" * 5000, "64x64x64", "9999 paths of 9", "0 paths of 3"]
+TREE += ["2 paths of 0", "2 paths of " + "9" * 24, HALF]
 DRAFT = ["", ",", "+", "ngram+", "ngram,", "0.5*ngram", "0.5*", "*ngram", "2*ngram+-1*lookup", "0.5*ngram+0.6*lookup"]
 DRAFT += ["0.5*ngram+lookup", "ngram:0", "ngram:x", "ngram:" + "9" * 400, "lookup:0", "layers", "layers:0", "@none"]
 DRAFT += ["ngram,lookup", "9" * 400 + "*ngram+1*lookup", HALF, "owner/model", "a/b/c"]
@@ -106,100 +96,46 @@ PROMPTS = {
     "deep-object": b'{"a":' * 100_000,
     "digits": b'{"prompt": "a", "id": ' + b"1" * 5000 + b"}\n",
 }
-OTHERS: dict[str, list[Call]] = {  # what is wrong only together
-    "acceptance": [
-        ["--capture", "@good", "--target", "@", "--draft", "@"],
-        ["--capture", "@good", "--random", "1"],
-        ["--random", "1", "--draft", "x"],
-        ["--drafts", "65"],
-        ["--drafts", "2", "--drafts", "0"],
-        ["--temperature", "1", "--temperature", "1e-9"],
-        ["--random", "0", "--draft", "x"],
-    ],
-    "audit": [["--all"], ["iid:kseq"], ["--vocabulary", "4294967296"], ["--drafts", "4000000000"]],
-    "capture": [["--out", ""], ["--show", "@good"], ["--target", "x"], ["--draft", "x"], ["--temperature", "1e-9"]],
-    "distill": [["--capture", "@unfinished.capture"], ["--steps", "1"]],
-    "generate": [
-        ["--limit", "1"],
-        ["--prompts", "@good.jsonl"],
-        ["--chat", "--prompts", "@good.jsonl"],
-        ["--trace", "@same", "--jsonl", "@same"],
-        ["--target", "@none", "--draft", "@none"],
-        ["--target", "@", "--draft", "@"],
-        ["--target", "a/b/c", "--draft", "a/b/c"],
-        ["--draft", "ngram,lookup"],
-        ["--draft", "ngram", "--scheme", "distinct:naive"],
-        ["--top-p", "1.5"],
-        ["--min-p", "2"],
-        ["--repetition-penalty", "0"],
-        ["--temperature", "1e-9"],
-        ["--jsonl", "@text.txt"],
-        ["--jsonl", "@other.jsonl"],
-        ["--jsonl", "@no-line"],
-        ["--prompt", "", "--stop", "a", "--stop", ""],
-        ["--stop", "x" * 100_000],
-        [word for number in range(3000) for word in ("--stop", str(number))],
-        ["--plan", "/dev/zero"],
-        ["--prompts", "/dev/zero"],
-        ["--target", "@endless", "--draft", "ngram"],
-        ["--engine", "magic"],
-        ["--engine", "llama.cpp"],
-        ["--target", "@none.gguf", "--draft", "ngram"],
-        ["--draft", "smollm2", "--target", "embedded"],
-        ["--draft", "none+ngram"],
-        ["--draft", "none", "--plan", "@good.jsonl"],
-        ["--workers", "2"],
-        ["--ray", "local"],
-        ["--ray", "127.0.0.1:1", "--jsonl", "@run"],
-        ["--workers", "2", "--jsonl", "@run", "--compare"],
-        ["--workers", "2", "--jsonl", "@text.txt"],
-    ],
-    "replay": [["--row", "9"], ["--step", "9"]],
-    "schemes": [["x"]],
-    "serve": [
-        ["--host", ""],
-        ["--host", "no such host"],
-        ["--served-model-name", ""],
-        ["--plan", "@none"],
-        ["--plan", "x", "--tree", "2x1"],
-        ["--host", "203.0.113.7"],
-        ["--api-key", ""],
-        ["--chat-template", "@broken.jinja"],
-        ["--draft", "ngram,lookup"],
-        ["--target", "@none", "--draft", "@none"],
-        ["--target", "x"],
-        ["--port", "70000"],
-        ["--threads", "0"],
-        ["--threads", "100000"],
-        ["--replicas", "2"],
-        ["--most-replicas", "2"],
-        ["--ray", "local", "--replicas", "3", "--most-replicas", "2"],
-    ],
-    "tune": [
-        ["--prompt", "x", "--prompts", "@good.jsonl"],
-        ["--scheme", "spechub:spechub"],
-        ["--scheme", "distinct:naive"],
-        ["--plot", "@new.txt"],
-        ["--out", "@none/plan.json"],
-    ],
-    "train": [
-        ["--window", "5000"],
-        ["--vocabulary", "9999999"],
-        ["--corpus", "@short.txt"],
-        ["--target", "@none"],
-        ["--target", "embedded", "--target-size", "64x2"],
-        ["--target", "embedded", "--vocabulary", "300"],
-    ],
-    "study acceptance": [
-        ["--capture", "@good", "--draft", "x"],
-        ["--target", "x"],
-        ["--draft", "embedded", "--draft", "x"],
-    ],
-    "study curves": [["--out", "@new.txt"], ["--out", "@new"], ["--out", "@good.jsonl", "--prompts", "@good.jsonl"]],
-    "study solve-time": [["--plot", "@new.txt"]],
-    "study toys": [["--out", "@new.txt"], ["--out", "@new"]],
-    "study walks": [["--tree", "8x8"], ["--vocabulary", "100"], ["--scheme", "distinct:naive"]],
+OTHERS = {  # what is wrong only together, by command: calls apart by a semicolon
+    "acceptance": (
+        "--capture @good --target @ --draft @; --capture @good --random 1; --random 1 --draft x; --drafts 65; "
+        "--drafts 2 --drafts 0; --temperature 1 --temperature 1e-9; --random 0 --draft x"
+    ),
+    "audit": "--all; iid:kseq; --vocabulary 4294967296; --drafts 4000000000",
+    "capture": "--out ''; --show @good; --target x; --draft x; --temperature 1e-9",
+    "distill": "--capture @unfinished.capture; --steps 1",
+    "generate": (
+        "--limit 1; --prompts @good.jsonl; --chat --prompts @good.jsonl; --trace @same --jsonl @same; "
+        "--target @none --draft @none; --target @ --draft @; --target a/b/c --draft a/b/c; --top-p 1.5; "
+        "--min-p 2; --repetition-penalty 0; --temperature 1e-9; --jsonl @text.txt; --jsonl @other.jsonl; "
+        "--jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; --prompts /dev/zero; "
+        "--target @endless --draft ngram; --engine magic; --engine llama.cpp; --target @none.gguf --draft ngram; "
+        "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
+        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt"
+    ),
+    "replay": "--row 9; --step 9",
+    "schemes": "x",
+    "serve": (
+        "--host ''; --host 'no such host'; --served-model-name ''; --plan @none; --plan x --tree 2x1; "
+        "--host 203.0.113.7; --api-key ''; --chat-template @broken.jinja; --draft ngram,lookup; "
+        "--target @none --draft @none; --target x; --port 70000; --threads 0; --threads 100000; --replicas 2; "
+        "--most-replicas 2; --ray local --replicas 3 --most-replicas 2"
+    ),
+    "tune": (
+        "--prompt x --prompts @good.jsonl; --scheme spechub:spechub; --scheme distinct:naive; --plot @new.txt; "
+        "--out @none/plan.json"
+    ),
+    "train": (
+        "--window 5000; --vocabulary 9999999; --corpus @short.txt; --target @none; "
+        "--target embedded --target-size 64x2; --target embedded --vocabulary 300"
+    ),
+    "study acceptance": "--capture @good --draft x; --target x; --draft embedded --draft x",
+    "study curves": "--out @new.txt; --out @new; --out @good.jsonl --prompts @good.jsonl",
+    "study solve-time": "--plot @new.txt",
+    "study toys": "--out @new.txt; --out @new",
+    "study walks": "--tree 8x8; --vocabulary 100; --scheme distinct:naive",
 }
+MANY = [["--stop", "x" * 100_000], [word for number in range(3000) for word in ("--stop", str(number))]]
 
 
 def functions(group: typer.Typer) -> Iterator[tuple[str, Any]]:
@@ -256,7 +192,8 @@ def calls_of(name: str) -> Iterator[Call]:
             yield from ([*names, *rest, f"{option}={value}"] for value in values)
         if option == "--prompts":
             yield from ([*names, *without(base, "--prompt"), option, f"@{file}.jsonl"] for file in PROMPTS)
-    yield from ([*names, *base, *more] for more in OTHERS[name])
+    together = map(shlex.split, OTHERS[name].split(";"))
+    yield from ([*names, *base, *more] for more in (*together, *(MANY if name == "generate" else ())))
 
 
 def without(call: Call, option: str) -> Call:

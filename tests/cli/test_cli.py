@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ends_with_advice, printed, run, written
+from multidraft_research.cli.pretrained import load_pretrained
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.cli.models import load_pretrained
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo.pair import FOLDER
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from multidraft_research.cli.pretrained import load_pretrained as load
 from safetensors.torch import load_file, save_file
 from tiny import CONFIGURATIONS
 from tokenizers import Tokenizer, models
@@ -15,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from multidraft.cli.main import app
-from multidraft.cli.models import load_pretrained as load
 from multidraft.errors import AdviceError
 
 SETTINGS = {**CONFIGURATIONS["llama"][1], "num_hidden_layers": 3, "tie_word_embeddings": True}

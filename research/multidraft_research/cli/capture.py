@@ -12,11 +12,12 @@ from typer import Option
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
-from multidraft.cli.models import EMBEDDED, load_pretrained
+from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine.identity import versions
+from multidraft_research.cli.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from multidraft.cli.crews import Crew

@@ -79,7 +79,8 @@ def train(
 
 def teacher(target: str, given: dict[str, Any]) -> "Teacher":
     """The target that a draft is to be trained for; raises on settings of a target that would be trained first."""
-    from multidraft.cli.models import Loader, check_pretrained_names, load_models
+    from multidraft.cli.models import Loader, load_models
+    from multidraft_research.cli.pretrained import check_pretrained_names
     from multidraft_research.training.recipe import Teacher
 
     if wrong := given.keys() & OF_TARGETS.keys():
@@ -119,7 +120,7 @@ def shape(size: str | None) -> "Shape | None":
 
 def run(corpus: Path, out: Path, recipe: "Recipe", taught: "Teacher | None") -> dict[str, Any]:
     """Train (or go on), evaluate, and write report.json."""
-    from multidraft.cli.models import load_pretrained
+    from multidraft_research.cli.pretrained import load_pretrained
     from multidraft_research.training.evaluate import evaluate_pair
     from multidraft_research.training.recipe import train_draft, train_pair
 

@@ -1,0 +1,24 @@
+"""Two models of Hugging Face, for what needs their weights or their logits."""
+
+from typing import Any
+
+from multidraft.cli.models import EMBEDDED, TRANSFORMERS, USUAL_WAY, Loader, is_file, load_models
+from multidraft.errors import AdviceError
+from multidraft.zoo.pair import Pair
+
+
+def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Pair:
+    """The models of two names; the embedded pair where both are left out."""
+    if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
+        given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")
+        raise AdviceError(f"{given} comes without {missing}; pass both, or neither for the embedded pair")
+    check_pretrained_names(loader, target, draft)
+    found: Any = load_models(target or EMBEDDED, [draft or EMBEDDED], loader._replace(engine=TRANSFORMERS))
+    return Pair(found[0], found[1][0], found[2])
+
+
+def check_pretrained_names(loader: Loader, *names: str | None) -> None:
+    """Raise where a model is a GGUF file that nobody has asked to dequantise."""
+    for name in names:
+        if name and is_file(name) and loader.engine != TRANSFORMERS:
+            raise AdviceError(f"{name!r} is no folder; this command needs the weights of Hugging Face models")
