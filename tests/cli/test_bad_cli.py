@@ -167,8 +167,10 @@ def kind_of(annotation: Any) -> Any:
 COMMANDS = dict(functions(app))
 
 
-def bad_values(name: str, kind: Any) -> list[str]:
-    """What is wrong for an option, by its kind and name."""
+def bad_values(command: str, name: str, kind: Any) -> list[str]:
+    """What is wrong for an option, by its kind and name; numbers are read alike by all commands, but for bounds."""
+    if kind in (int, float) and command != "generate":
+        return ["x", "nan", "-1"]
     if issubclass(kind, Path):
         return OUTPUT if name in ("out", "trace", "jsonl", "plot") else INPUT
     return {int: WHOLE, float: REAL, str: TEXT.get(name, [])}.get(kind, ["", "magic"])
@@ -181,7 +183,7 @@ def calls_of(name: str) -> Iterator[Call]:
     yield [*names, *base, "one", "too many"]
     for parameter in parameters(names):
         option, kind = max(parameter.opts, key=len), kind_of(hints[parameter.name])
-        values = FOLDER if name in WITH_FOLDER and option == "--out" else bad_values(parameter.name, kind)
+        values = FOLDER if name in WITH_FOLDER and option == "--out" else bad_values(name, parameter.name, kind)
         rest = without(base, option)
         if not option.startswith("--"):
             yield from ([*names, value] for value in values)
