@@ -1,4 +1,4 @@
-"""Rows as though each were alone: their processors, their ends, and the run."""
+"""What `generate` takes beyond transformers' settings; and rows as though each were alone, from settings to a run."""
 
 import copy
 import time
@@ -28,12 +28,7 @@ from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.errors.checks import shown
 from multidraft.generation.defaults import TUNE_BUDGET
-from multidraft.generation.inputs import (
-    Prompts,
-    as_lists,
-    lengths,
-    vocabulary_of,
-)
+from multidraft.generation.inputs import Prompts, as_lists, lengths, vocabulary_of
 from multidraft.models import compat
 from multidraft.models.huggingface import Model, answers_prompts, home
 from multidraft.sampling import generation_config
@@ -184,12 +179,7 @@ def row_processors(
     return result
 
 
-def run(
-    target: Model,
-    draft: Model | None,
-    rows: Rows,
-    options: Options,
-) -> tuple[list[Int[Tensor, " new"]], Info]:
+def run(target: Model, draft: Model | None, rows: Rows, options: Options) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Decode; a row that cannot go on raises its error once the others are done."""
     prompts, stopping, seen = rows.prompts, rows.stopping, [list(prompt) for prompt in rows.stopping.prompts]
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
