@@ -40,8 +40,7 @@ def make_config(
     """Names made into objects."""
     if walk not in WALKS if isinstance(walk, str) else not callable(walk):
         raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    scheme = scheme_named(scheme)
-    tree = Tree.parse(tree) if isinstance(tree, str) else tree
+    scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
     check_walk(scheme, walk)
@@ -61,7 +60,9 @@ def configured(
     """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
     limits = limits_of(tree, scheme) if drafters else None
     file = plan_file(plan, limits)
-    config = make_config(scheme, (FIXED if is_auto(tree) else tree) if drafters else NO_DRAFTS, walk, measure, **more)
+    given = FIXED if is_auto(tree) else tree
+    given = Tree.parse(given) if isinstance(given, str) else given  # also where nothing is drafted: it may be wrong
+    config = make_config(scheme, given if drafters else NO_DRAFTS, walk, measure, **more)
     if drafters:
         check_drafters(config.scheme, drafters > 1)
     return config, limits, file
