@@ -38,6 +38,7 @@ BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with 
     "schemes": [],
     "serve": ["--port", "0"],
     "train": ["--corpus", "@text.txt", "--out", "@run"],
+    "train-head": ["--kind", "medusa", "--target", "@none", "--out", "@run", "--text", "@text.txt"],  # text comes last
     "tune": [],
     "study acceptance": ["--out", "@run"],
     "study curves": ["--out", "@new.svg"],
@@ -49,7 +50,7 @@ WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
 OUTPUT = ["@", "@none/x.svg", "@text.txt/x.svg", f"@{LONG}.svg", ""]
-WITH_FOLDER = ("capture", "distill", "train", "study acceptance", "study solve-time")
+WITH_FOLDER = ("capture", "distill", "train", "train-head", "study acceptance", "study solve-time")
 FOLDER = ["@text.txt", "@text.txt/x", "@" + LONG]
 SCHEME = ["", ":", "iid", "iid:magic", "magic:lorenz", "top:lorenz", "iid:lorenz,x=1", "iid:lorenz,x", "iid:lorenz,"]
 SCHEME += [f"anchored:lorenz,anchors={value}" for value in ("x", "1.5", "true", "[]", "9" * 5000, "[" * 50_000)]
@@ -129,6 +130,7 @@ OTHERS = {  # what is wrong only together, by command: calls apart by a semicolo
         "--window 5000; --vocabulary 9999999; --corpus @short.txt; --target @none; "
         "--target embedded --target-size 64x2; --target embedded --vocabulary 300"
     ),
+    "train-head": "--self; --kind magic",
     "study acceptance": "--capture @good --draft x; --target x; --draft embedded --draft x",
     "study curves": "--out @new.txt; --out @new; --out @good.jsonl --prompts @good.jsonl",
     "study solve-time": "--plot @new.txt",

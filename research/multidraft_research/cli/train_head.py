@@ -10,10 +10,11 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import SMOLLM2, Loader, check_pretrained_names, load_models, silence
+from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.io.lock import hold
+from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
     from multidraft_research.training.heads.course import Target
