@@ -1,9 +1,12 @@
-"""What a step costs around the models' passes, with the compiled loops and without them, taking turns.
+"""What is ours of a step, by part: all but the models' passes, whose logits lie ready.
 
-    OMP_NUM_THREADS=1 python benchmarks/step.py [--vocabulary 4096 32000] [--trees 1x1x1 2x1x1x1 3x1x1x1] [--json]
+    OMP_NUM_THREADS=1 python benchmarks/step.py [--vocabulary 4096 49152 151936] [--trees 1x1x1 2x1x1x1] [--json]
 
-Both models are made up: a pass gives logits that lie ready, the draft's a noisy copy of the target's. Each number is
-the median over steps of the processor's time for one step, so that neighbours on the machine count for little.
+A pass of a made-up model reads as much memory as its weights would take, so that what is ours finds the processor's
+caches as cold as beside a real one; the draft's logits are a noisy copy of the target's. Each number is the median over
+steps of the processor's milliseconds, without the passes: drafting (laws and draws), the rule (with the walk and the
+target's distributions), the caches' and the step's own bookkeeping, and what `info` adds up. Beside plain tensor
+operations (`--plain`) it shows what the compiled loops save.
 """
 
 import argparse
@@ -11,28 +14,29 @@ import json
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from jaxtyping import Bool, Float, Int
-from multidraft.decoding.shapes import shape_of
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
-from tqdm import tqdm
 
 import multidraft as md
+from multidraft.decoding import step as steps
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import at_roots
-from multidraft.decoding.state import Plan, State
-from multidraft.decoding.step import step
+from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import warm_up
-from multidraft.machine.identity import hardware
+from multidraft.generation.defaults import SCHEME
+from multidraft.machine.identity import commit, hardware
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 
-PASSES = 16  # that are told apart; then they come again
+PASSES = 8  # that are told apart; then they come again
+WEIGHTS = 1 << 24  # bytes that a pass reads
+PARTS = ("draft", "target", "rule", "measure", "cache", "rest", "info", "ours")
 
 
 class Given:
@@ -41,86 +45,97 @@ class Given:
     context = None
     device = torch.device("cpu")
 
-    def __init__(self, logits: Float[Tensor, "passes rows nodes vocabulary"]):
-        self.logits, self.vocabulary, self.passes = logits, logits.shape[-1], 0
+    def __init__(self, logits: torch.Tensor):
+        self.logits, self.vocabulary, self.passes = logits, logits.shape[-1], 0  # (passes, rows, nodes, vocabulary)
+        self.weights, self.seconds = torch.zeros(WEIGHTS // 4), 0.0
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        positions: Int[Tensor, "batch new"],
-        visible: Bool[Tensor, "batch new pending"],
-        logits: bool = True,
-    ) -> Float[Tensor, "batch scored vocabulary"]:
+    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: str = "all") -> torch.Tensor:
         """The next ones."""
+        start = time.process_time()
         self.passes += 1
-        return self.logits[self.passes % PASSES, :, : tokens.shape[1]]
+        self.weights.sum()
+        width = 1 if scored == "last" else max(map(len, tokens))
+        logits = self.logits[self.passes % PASSES, :, :width].clone()
+        self.seconds += time.process_time() - start
+        return logits
 
     def fresh(self, capacity: int) -> "Given":
         """Itself: nothing is kept."""
         return self
 
-    def keep(self, chosen: Int[Tensor, "batch kept"]) -> None:
+    def keep(self, chosen: list[list[int]]) -> None:
         """Nothing."""
 
-    def select(self, rows: Int[Tensor, " rows"]) -> None:
+    def select(self, rows: list[int]) -> None:
         """Rows never leave."""
 
     def join(self, other: "Given") -> None:
         """Rows never come."""
 
 
-def beginning(vocabulary: int, plan: Plan) -> State:
-    """One row, of which nothing has been decoded."""
+def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> State:
+    """Rows of which nothing has been decoded."""
     generator = torch.Generator().manual_seed(0)
-    target, noise = torch.randn(2, PASSES, 1, len(plan.tree) + 4, vocabulary, generator=generator)
-    target *= 2.5
-    return at_roots(Given(target), Given(target + 0.7 * noise), [[0]], plan, torch.Generator().manual_seed(1))
+    shape = (PASSES, rows, len(tree) + 1, vocabulary)
+    ranks, noise = torch.rand(shape, generator=generator).argsort(-1), torch.randn(shape, generator=generator)
+    heights = -1.8 * torch.log(1.0 + ranks)  # as in texts, a token's probability falls with a power of its rank
+    logits = [heights, heights + 0.7 * noise]
+    models: Any = [Given(each.bfloat16()) for each in logits]
+    return at_roots(*models, [[0]] * rows, [sampling] * rows, torch.Generator().manual_seed(1))
 
 
-def plain_loops() -> AbstractContextManager[object]:
-    """Tensor operations in place of compiled loops."""
-    return patch.object(loops, "usable", lambda *_: False)
-
-
-def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str, object]:
-    """Milliseconds of a step, compiled and not."""
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    plan = Plan(md.scheme(options.scheme), Tree.parse(tree), sampling=sampling, measure=False)
-    warm_up(plan.scheme, shape_of(plan.tree), Given.device)
-    ways: dict[str, AbstractContextManager[object]] = {"compiled": nullcontext(), "plain": plain_loops()}
-    states, times = {way: beginning(vocabulary, plan) for way in ways}, {way: list[float]() for way in ways}
+def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a step's parts; the clock of a step is the processor's meanwhile."""
+    shape, sampling = Tree.parse(tree), Sampling(options.temperature, options.top_k, options.top_p)
+    config = DecodeConfig(md.scheme(options.scheme), StaticTree(shape), measure=options.measure)
+    state, info = beginning(vocabulary, options.rows, shape, sampling), Info()
+    warm_up(config, Given.device)
+    models: Any = state.models
+    times: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(options.steps):
-        for way, chosen in ways.items():
-            with chosen:
-                start = time.thread_time()
-                states[way], _ = step(states[way], plan, Info())
-                times[way].append(1000 * (time.thread_time() - start))
-    compiled, plain = (statistics.median(times[way][1:]) for way in ways)
-    return dict(vocabulary=vocabulary, tree=tree, compiled=compiled, plain=plain, ratio=plain / compiled)
+        before, start = [model.seconds for model in models], time.process_time()
+        state, record = steps.step(state, config)
+        middle = time.process_time()
+        info.add(record)
+        end = time.process_time()
+        target, draft = (model.seconds - old for model, old in zip(models, before, strict=True))
+        spent = record.seconds | dict(draft=record.seconds["draft"] - draft, target=record.seconds["target"] - target)
+        spent["rest"] = middle - start - sum(record.seconds.values())
+        spent |= dict(info=end - middle, ours=end - start - target - draft)
+        for part, took in spent.items():
+            times[part].append(1e3 * took)
+    found = {part: statistics.fmean(sorted(own)[: 4 * len(own) // 5]) for part, own in times.items()}
+    return dict(vocabulary=vocabulary, tree=tree, tokens_per_pass=info.block_efficiency) | found
 
 
 def main() -> None:
     """Measure all and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])
-    parser.add_argument("--trees", nargs="+", default=["1x1x1", "2x1x1x1", "3x1x1x1"])
-    parser.add_argument("--scheme", default="anchored:lorenz")
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 49_152, 151_936])
+    parser.add_argument("--trees", nargs="+", default=["1x1x1", "2x1x1x1"])
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--scheme", default=SCHEME)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--measure", type=int, default=16, help="compare acceptance with the optimum every so often")
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--plain", action="store_true", help="tensor operations in place of compiled loops")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    cases = [(vocabulary, tree) for vocabulary in options.vocabulary for tree in options.trees]
-    lines = [measure(*case, options) for case in tqdm(cases)]
+    torch.set_num_threads(1)
+    without: AbstractContextManager[object] = patch.object(loops, "usable", lambda *_: False)
+    with patch.object(time, "perf_counter", time.process_time), without if options.plain else nullcontext():
+        lines = [measure(size, tree, options) for size in options.vocabulary for tree in options.trees]
     if options.json:
-        print(json.dumps(dict(hardware=hardware(), results=lines)))
+        print(json.dumps(dict(hardware=hardware(), commit=commit(), options=vars(options), results=lines)))
         return
-    table = Table("vocabulary", "tree", "compiled, ms", "plain, ms", "plain / compiled", title=str(hardware()))
+    columns = ("vocabulary", "tree", *PARTS, "tokens a pass")
+    table = Table(*columns, title=f"milliseconds of a step that are ours: {hardware()}, {commit()}")
     for line in lines:
-        numbers = [f"{line[name]:.2f}" for name in ("compiled", "plain", "ratio")]
+        numbers = [f"{line[name]:.2f}" for name in (*PARTS, "tokens_per_pass")]
         table.add_row(f"{line['vocabulary']:,}", str(line["tree"]), *numbers)
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

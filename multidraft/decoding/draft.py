@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.base import Scores, answers
-from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.drafting import DraftLaw, draft_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
@@ -106,13 +107,13 @@ def at(
     return values[rows, lines]
 
 
-def together(laws: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def together(laws: Sequence[DraftLaw]) -> DraftLaw:
     """The tokens of several drafters' laws, and a line of probabilities for each."""
-    ids = torch.cat([own for own, _ in laws]).unique()
-    lines = torch.zeros(len(laws), len(ids), dtype=torch.float64)
+    ids = np.unique(np.concatenate([own.ids for own in laws]))
+    lines = np.zeros((len(laws), len(ids)))
     for line, (own, probabilities) in zip(lines, laws, strict=True):
-        line[torch.searchsorted(ids, own)] = probabilities
-    return ids, lines
+        line[np.searchsorted(ids, own)] = probabilities
+    return DraftLaw(ids, lines)
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:
@@ -135,10 +136,10 @@ def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts
 
 def stacked(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Float[Tensor, "nodes *drafts support"]:
     """The laws over places in their ids, filled up with zeros, and `more` of them; several drafters take turns."""
-    widest = more + max(len(law.ids) for law in laws)
     lines = [law.probabilities for law in laws]
     if lines[0].ndim > 1:
-        lines = [line[torch.arange(drafts) % len(line)] for line in lines]
-    if any(line.shape[-1] < widest for line in lines):
-        lines = [torch.nn.functional.pad(line, (0, widest - line.shape[-1])) for line in lines]
-    return torch.stack(lines)
+        lines = [line[np.arange(drafts) % len(line)] for line in lines]
+    filled = np.zeros((len(laws), *lines[0].shape[:-1], more + max(line.shape[-1] for line in lines)))
+    for place, line in enumerate(lines):
+        filled[place, ..., : line.shape[-1]] = line
+    return torch.from_numpy(filled)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -147,8 +149,8 @@ class NodeLaw:
     Several drafters (the law `distinct`) have a line each, over the same ids.
     """
 
-    ids: Int[Tensor, " support"]  # distinct; of equally likely ones the lower stands first
-    probabilities: Float[Tensor, "*drafters support"]  # float64; each line sums to one
+    ids: Int[np.ndarray, " support"]  # distinct; of equally likely ones the lower stands first
+    probabilities: Float[np.ndarray, "*drafters support"]  # float64; each line sums to one
     logits: Float[Tensor, " columns"] | None = None  # what the (first) drafter said
     partial: bool = False  # whether their exponentials are probabilities that may sum to less than one
 
@@ -168,19 +170,18 @@ class NodeLaw:
         """The largest probability at temperature 1, whatever drafts are drawn at; 1 where nothing is known of it."""
         if self.logits is None:
             return 1.0
-        most = float(self.logits.max())
-        return math.exp(most) if self.partial else 1 / float((self.logits - most).exp().sum())
+        logits = self.logits.float().cpu().numpy()
+        return math.exp(logits.max()) if self.partial else 1 / float(np.exp(logits - logits.max()).sum())
 
     def dense(self, vocabulary: int) -> Float[Tensor, "*drafters vocabulary"]:
         """The law as probabilities of all tokens.
 
-        >>> from torch import tensor
-        >>> NodeLaw(tensor([2, 3]), tensor([0.25, 0.75])).dense(5)
-        tensor([0.0000, 0.0000, 0.2500, 0.7500, 0.0000])
+        >>> NodeLaw(np.array([2, 3]), np.array([0.25, 0.75])).dense(5)
+        tensor([0.0000, 0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
         """
-        law = self.probabilities.new_zeros(*self.probabilities.shape[:-1], vocabulary)
+        law = np.zeros((*self.probabilities.shape[:-1], vocabulary))
         law[..., self.ids] = self.probabilities
-        return law
+        return torch.from_numpy(law)
 
 
 @dataclass
@@ -227,8 +228,8 @@ class TokenTree:
 
     def add(self, node: int, drafts: int, places: list[int], numbers: list[float]) -> None:
         """Note what was drawn at a node, after the nodes before it: its distinct tokens become nodes."""
-        ids = self.laws[node].ids.tolist()
-        drafted = [ids[place] if place >= 0 else -1 for place in places]
+        ids = self.laws[node].ids
+        drafted = [int(ids[place]) if place >= 0 else -1 for place in places]
         self.counts[node], self.places[node], self.tuples[node], self.numbers[node] = drafts, places, drafted, numbers
         children = self.children[node] = dict[int, int]()
         for token in drafted:

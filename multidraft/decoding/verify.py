@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -112,12 +113,12 @@ def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Callable[[],
 
 def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[Tensor, "nodes places"]:
     """The targets on the laws' ids, filled up with zeros, and in the last place their mass on all other tokens."""
-    widest, lines = 1 + max(len(law.ids) for law in laws), []
-    for target, law in zip(targets, laws, strict=True):
-        own = target[law.ids.to(target.device)].double()
-        other = (target.sum(dtype=torch.float64) - own.sum()).clamp(min=0)
-        lines.append(torch.cat([own, own.new_zeros(widest - len(own) - 1), other[None]]))
-    return torch.stack(lines).cpu()
+    lines = np.zeros((len(laws), 1 + max(len(law.ids) for law in laws)))
+    for line, target, law in zip(lines, targets, laws, strict=True):
+        own = line[: len(law.ids)]
+        own[:] = target[torch.from_numpy(law.ids).to(target.device)].cpu().numpy()
+        line[-1] = max(float(target.sum(dtype=torch.float64)) - own.sum(), 0.0)
+    return torch.from_numpy(lines)
 
 
 def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]:
@@ -164,7 +165,7 @@ class Expanded(Rest):
         target, residual = self.parts()
         share = float(residual[-1] / target[-1]) if target[-1] > 0 else 0.0
         weights = self.target.double() * share
-        weights[self.draft.ids.to(weights.device)] = residual[: len(self.draft.ids)].double().to(weights.device)
+        weights[torch.from_numpy(self.draft.ids).to(weights.device)] = residual[: len(self.draft.ids)].to(weights)
         return weights
 
     def draw(self, number: float) -> int:

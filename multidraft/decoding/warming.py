@@ -10,8 +10,10 @@ from transformers import PreTrainedModel
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.models.huggingface import Model, prepare
+from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
-from multidraft.verification.distributions import pick
+from multidraft.verification.distributions import pick_each
 from multidraft.verification.rules.recursive_rejection import residual
 from multidraft.verification.scheme import Scheme
 
@@ -21,6 +23,8 @@ def warm_up(config: DecodeConfig, device: torch.device) -> None:
     if loops.HAS_NUMBA and device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
         for count in config.policy.counts_drawn:
             use_once(config.scheme.with_drafts(count))
+        for dtype in (torch.float32, torch.float64):
+            draft_laws(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
 
 
 def compile_steps(
@@ -41,7 +45,7 @@ def use_once(scheme: Scheme) -> None:
     numbers = torch.zeros(1, scheme.law.numbers, dtype=torch.float64)
     for first in (0.0, 2.0):
         target = torch.tensor([[first] + [0.0] * (2 * scheme.drafts)], dtype=torch.float64).softmax(-1)
-        pick(residual(target[0], target[0], 1.0, 0.5), numbers[0, :1])
-        pick(target.float(), numbers[:, :1])
+        for weights in (residual(target[0], target[0], 1.0, 0.5)[None], target.float()):
+            pick_each(weights, [0.5])
         draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.several else target
         _ = scheme.verify(target, draft, scheme.law.draw(draft, numbers)).residual

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,16 +10,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.sampling.from_logits import distributions, falling, largest
-from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, softmax
+from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.sampling import alike
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.loops import paired
 
 DRAFT = "the draft model"
-WHOLE, SUPPORT = 4096, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
-TAIL = 1e-3  # of the law at most may be left out with tokens that are hardly ever drafted
-DraftLaw = tuple[Int[Tensor, " k"], Float[Tensor, " k"]]  # tokens, and their probabilities in float64
-NOTHING: DraftLaw = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+WHOLE, SUPPORT = 512, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
+TAIL = 1e-3  # of the law at most is left out with tokens that are hardly ever drafted
+STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
+
+
+class DraftLaw(NamedTuple):
+    """Tokens in ascending order (at temperature 0 from the likeliest on), and their probabilities in float64."""
+
+    ids: Int[np.ndarray, " k"]
+    probabilities: Float[np.ndarray, " k"]
+
+
+NOTHING = DraftLaw(np.zeros(1, np.int64), np.ones(1))
 
 
 def draft_laws(
@@ -34,15 +45,15 @@ def draft_laws(
     """The laws that drafts are drawn from, in float64 on the CPU.
 
     At most `support` tokens have a probability, and these sum to one. Left out, it is the whole of a small vocabulary,
-    and the most likely tokens of a large one, these first; the tail that is cut off holds little. At temperature 0 the
-    law ranks the `drafts` most likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none
-    of the target's tokens.
+    and the most likely tokens of a large one, as many as hold all but a thin tail. At temperature 0 the law ranks the
+    `drafts` most likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are none of the
+    target's tokens.
 
     Any draft law is exact. So a processor that fails on the draft model's scores, or leaves none of them, is passed
     over there; only the model's own scores are a fault (and the law there is token 0).
 
     >>> draft_laws(torch.tensor([[0.0, 2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=3, support=2)[0]
-    [(tensor([1, 2]), tensor([0.5000, 0.5000], dtype=torch.float64))]
+    [DraftLaw(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
     """
     logits = logits if ids is not None else logits[:, :vocabulary]
     laws, faults = [NOTHING] * len(logits), Faults()
@@ -50,20 +61,12 @@ def draft_laws(
         columns = ids if ids is None or ids.ndim == 1 else ids[lines]
         mine = prefixes and [prefixes[line] for line in lines]
         some = logits if len(lines) == len(logits) else logits[lines]
-        tokens, weights = weighed(some, own, mine, drafts, columns, vocabulary, support)
-        for line, law in zip(lines, zip(tokens, weights, strict=True), strict=True):
-            if np.isnan(law[1][0]):
-                faults[line] = RowFault(DRAFT, str(problem_of(logits[line])))
+        for line, law in zip(lines, weighed(some, own, mine, drafts, columns, vocabulary, support), strict=True):
+            if len(law.ids):
+                laws[line] = law
             else:
-                laws[line] = law_of(*law, TAIL if own.temperature > 0 else 0.0)
+                faults[line] = RowFault(DRAFT, str(problem_of(logits[line])))
     return laws, faults
-
-
-def law_of(tokens: Int[np.ndarray, " count"], weights: Float[np.ndarray, " count"], least: float) -> DraftLaw:
-    """The law of tokens with these weights, without those that have less than `least` of the mean, or none."""
-    kept = weights > least * weights[weights > 0].mean()  # a line may be filled up with columns of no weight
-    tokens, weights = tokens[kept], weights[kept]
-    return torch.from_numpy(tokens), torch.from_numpy(weights / weights.sum())
 
 
 def weighed(
@@ -74,60 +77,104 @@ def weighed(
     ids: Int[Tensor, "*lines columns"] | None,
     vocabulary: int,
     support: int | None,
-) -> tuple[Int[np.ndarray, "lines count"], Float[np.ndarray, "lines count"]]:
-    """The best tokens of lines with the same settings, and their weights: NaN first where a line makes no law."""
+) -> list[DraftLaw]:
+    """The laws of lines with the same settings: without any token where a line makes no law."""
     if own.before is not None or (own.after is not None and own.temperature > 0):
         logits, ids = spread(logits, ids, vocabulary), None
         logits, own = processed(logits, own, prefixes)
-    columns = logits.shape[-1]
-    most = support or (columns if columns <= WHOLE else SUPPORT)
-    count = min(drafts if own.temperature == 0 else min(own.top_k or most, most), columns)
-    if count == columns and own.temperature > 0 and (own.top_p or 1) >= 1:
-        return whole(logits, own.temperature, ids)
-    tokens, scores = largest(in_full(logits), count)
-    weights = ranked(scores) if own.temperature == 0 else tempered(scores, own, logits)
-    weights[~np.isfinite(scores[:, 0]), 0] = np.nan
-    return named(tokens, ids), weights
-
-
-def whole(
-    logits: Float[Tensor, "lines columns"], temperature: float | int, ids: Int[Tensor, "*lines columns"] | None
-) -> tuple[Int[np.ndarray, "lines columns"], Float[np.ndarray, "lines columns"]]:
-    """All tokens, in no order, and their weights."""
-    laws, bad = softmax(logits, temperature)
-    weights = laws.cpu().double().numpy()
-    weights[bad, 0] = np.nan
-    return named(np.broadcast_to(np.arange(logits.shape[-1]), weights.shape), ids), weights
-
-
-def named(
-    columns: Int[np.ndarray, "lines count"], ids: Int[Tensor, "*lines columns"] | None
-) -> Int[np.ndarray, "lines count"]:
-    """The tokens of columns."""
+    logits, columns = in_full(logits), logits.shape[-1]
+    most = min(own.top_k or columns, support or (columns if columns <= WHOLE else SUPPORT), columns)
+    if own.temperature == 0:
+        found = ranked(*largest(logits, min(drafts, columns)))
+    else:
+        if not logits.is_cpu and most < columns:
+            logits, ids = brought_over(logits, ids, most)
+        found = likeliest(logits, float(own.temperature), most, TAIL if columns > WHOLE else 0.0)
+        if own.top_p is not None and own.top_p < 1:
+            found = nucleus(found, own, logits)
     if ids is None:
-        return columns
-    table = ids.cpu().numpy()
-    return table[columns] if ids.ndim == 1 else np.take_along_axis(table, columns, -1)
+        return [law_of(*pair) for pair in found]
+    tables = ids.cpu().numpy()
+    return [law_of(*pair, tables if ids.ndim == 1 else tables[line]) for line, pair in enumerate(found)]
 
 
-def ranked(scores: Float[np.ndarray, "lines count"]) -> Float[np.ndarray, "lines count"]:
-    """Weights at temperature 0: each vanishes beside the one before it, and the order is still told."""
-    return np.isfinite(scores) * falling(scores.shape[1], torch.float64, torch.device("cpu")).numpy()
+def brought_over(
+    logits: Float[Tensor, "lines columns"], ids: Int[Tensor, "*lines columns"] | None, most: int
+) -> tuple[Float[Tensor, "lines most"], Int[Tensor, "lines most"]]:
+    """The most likely columns in ascending order: the only ones that a GPU has to hand over."""
+    columns = logits.topk(most, -1).indices.sort(-1).values
+    return logits.gather(-1, columns), columns if ids is None else ids.expand(logits.shape).gather(-1, columns)
 
 
-def tempered(
-    scores: Float[np.ndarray, "lines count"], own: Sampling, logits: Float[Tensor, "lines columns"]
-) -> Float[np.ndarray, "lines count"]:
-    """The exponentials of the best scores at a temperature, up to where they hold top-p of the sum."""
-    with np.errstate(invalid="ignore"):  # lines that make no law
-        weights = np.exp((scores.astype(np.float64) - scores[:, :1]) / own.temperature)
-    if own.top_p is None or own.top_p >= 1:
-        return weights
-    whole = weights.sum(-1)
+def law_of(
+    places: Int[np.ndarray, " k"], weights: Float[np.ndarray, " k"], table: Int[np.ndarray, " columns"] | None = None
+) -> DraftLaw:
+    """The law of columns with these weights, by their tokens."""
+    return DraftLaw(places if table is None else table[places], weights / weights.sum() if len(weights) else weights)
+
+
+Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
+
+
+@paired("multidraft.sampling.loops")
+def likeliest(scores: Float[Tensor, "lines columns"], temperature: float, most: int, tail: float) -> Found:
+    """Every line's most likely columns in ascending order, with their weights: `most` of them, or all but a `tail`.
+
+    The weight of the largest score is one; of equal scores the lower column comes first. A line has no columns where
+    its scores make no law.
+    """
+    values = scores.cpu().numpy()
+    return [likeliest_of(line, values.dtype.type(STEPS / temperature), most, tail) for line in values]
+
+
+def likeliest_of(
+    line: Float[np.ndarray, " columns"], scale: np.floating, most: int, tail: float
+) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """The same of one line: its steps below the largest score are counted, which tells where to cut without sorting."""
+    largest = line.max()
+    if not np.isfinite(largest):
+        return np.zeros(0, np.int64), np.zeros(0)
+    depth = (largest - line) * scale
+    steps = np.minimum(depth, BINS).astype(np.int64)
+    last, room = cut(np.bincount(steps, minlength=BINS)[:BINS], most, tail)
+    edge = np.flatnonzero(steps == last)
+    edge = edge[np.argsort(-line[edge], kind="stable")][:room]
+    places = np.sort(np.concatenate([np.flatnonzero(steps < last), edge]))
+    return places, np.exp(-depth[places].astype(np.float64) / STEPS)
+
+
+def cut(counts: Int[np.ndarray, " bins"], most: int, tail: float) -> tuple[int, int]:
+    """The last bin that counts, and how many columns of it there is room for."""
+    edges = np.exp(-np.arange(BINS + 1) / STEPS)  # a bin's columns weigh less than its upper edge, not than its lower
+    spare, last = tail * float(counts @ edges[1:]), BINS - 1
+    while last > 0 and counts[last] * edges[last] <= spare:
+        spare -= counts[last] * edges[last]
+        last -= 1
+    sums = np.cumsum(counts)
+    last = min(last, int(np.searchsorted(sums, most)))  # the first bin up to which there are as many
+    return last, int(min(most - sums[last] + counts[last], counts[last]))
+
+
+def nucleus(found: Found, own: Sampling, logits: Float[Tensor, "lines columns"]) -> Found:
+    """Of every line's likeliest columns those that hold top-p of the sum, which top-k has cut before."""
+    wholes = [float(weights.sum()) for _, weights in found]
     if own.top_k is None:
-        best = torch.from_numpy(scores[:, :1]).to(logits.device)
-        whole = ((logits - best) / own.temperature).exp().sum(-1, dtype=torch.float64).cpu().numpy()
-    return weights * (weights.cumsum(-1) - weights < own.top_p * whole[:, None])
+        best = logits.amax(-1, keepdim=True)
+        wholes = ((logits - best) / own.temperature).exp().sum(-1, dtype=torch.float64).tolist()
+    kept: Found = []
+    for (places, weights), whole in zip(found, wholes, strict=True):
+        order = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[order])
+        few = np.sort(order[sums - weights[order] < own.top_p * whole])
+        kept.append((places[few], weights[few]))
+    return kept
+
+
+def ranked(columns: Int[np.ndarray, "lines count"], scores: Float[np.ndarray, "lines count"]) -> Found:
+    """Weights at temperature 0: each vanishes beside the one before it, and the order is still told."""
+    weights = falling(scores.shape[1], torch.float64, torch.device("cpu")).numpy()
+    counts = (np.isfinite(scores).cumprod(-1)).sum(-1).tolist()  # none where the first is not finite
+    return [(line[:count], weights[:count]) for line, count in zip(columns, counts, strict=True)]
 
 
 def spread(

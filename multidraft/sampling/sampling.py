@@ -52,6 +52,9 @@ def log_laws(
 
 def alike(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
     """The lines that have equal settings."""
+    first = settings[0] if settings else None
+    if first is not None and all(own is first for own in settings):
+        return {first: list(range(len(settings)))}
     groups = defaultdict[Sampling, list[int]](list)
     for line, own in enumerate(settings):
         groups[own].append(line)

@@ -3,14 +3,24 @@
 import math
 
 import numpy as np
+from jaxtyping import Float
+from torch import Tensor
 
-from multidraft.verification.loops import compiled, sum_of
+from multidraft.verification.loops import compiled, lines, sum_of
 from multidraft.verification.precision import BELOW_ONE
 
 LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
 HALF = np.float32(0.5)
 ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
+
+
+def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
+    """The token that each row's number draws from its weights."""
+    tokens, drawn = np.full((len(numbers), 1), -1), np.array(numbers)[:, None]
+    for each in zip(tokens, lines(weights), drawn, strict=True):
+        pick_into(*each)
+    return tokens[:, 0].tolist()
 
 
 @compiled

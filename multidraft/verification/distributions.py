@@ -49,6 +49,7 @@ def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "
     return torch.where(total > 0, index, -1)
 
 
+@paired("multidraft.verification.distribution_loops")
 def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """One token of every row, as `pick` draws it with the row's number."""
     return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()

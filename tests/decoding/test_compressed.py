@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def pair(seed: int) -> tuple[Tensor, NodeLaw]:
     weights = torch.rand(3, SIZE, generator=generator, dtype=torch.float64) ** 2
     ids = torch.randperm(SIZE, generator=generator)[:SUPPORT]
     lines = (weights[1:, ids] / weights[1:, ids].sum(-1, keepdim=True)).sort(-1, descending=True).values
-    return weights[0] / weights[0].sum(), NodeLaw(ids, lines)
+    return weights[0] / weights[0].sum(), NodeLaw(ids.numpy(), lines.numpy())
 
 
 def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
@@ -41,7 +42,7 @@ def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list
     """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
     drafted, _ = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
     whole, found = (
-        draft.stacked([replace(law, ids=torch.arange(SIZE), probabilities=law.dense(SIZE))], scheme.drafts),
+        draft.stacked([replace(law, ids=np.arange(SIZE), probabilities=law.dense(SIZE).numpy())], scheme.drafts),
         [],
     )
     for places in drafted.tolist():

@@ -1,7 +1,7 @@
 """What trees can be written down, what cannot, and that slots are in breadth-first order with children in a row."""
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,9 +118,9 @@ def test_advice(text, advice):
 
 
 def test_a_token_tree_holds_each_token_below_a_node_once() -> None:
-    tree, ids = TokenTree([7], repeats=True), torch.tensor([4, 9])
+    tree, ids = TokenTree([7], repeats=True), np.array([4, 9])
     for node in (0, 1):
-        tree.laws[node] = NodeLaw(ids, torch.tensor([0.5, 0.5], dtype=torch.float64))
+        tree.laws[node] = NodeLaw(ids, np.array([0.5, 0.5]))
     tree.add(0, 3, [1, 1, 0], [])
     tree.add(1, 1, [-1], [])
     assert (tree.tokens, tree.parents, tree.levels) == ([7, 9, 4], [-1, 0, 0], [[0], [1, 2]])

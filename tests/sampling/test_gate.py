@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from multidraft.decoding.tree import NodeLaw
 from multidraft.sampling import gate
 from multidraft.sampling.drafting import SUPPORT, TAIL, WHOLE, draft_laws
 from multidraft.sampling.from_logits import distribution, largest
@@ -86,28 +87,33 @@ def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(own):
     logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     laws, _ = draft_laws(logits, [own] * 3, drafts=2, vocabulary=SIZE)
     for (tokens, probabilities), dense in zip(laws, target_laws(logits, [own] * 3)[0], strict=True):
-        assert torch.allclose(torch.zeros(SIZE).double().scatter(0, tokens, probabilities), dense, atol=EXACT)
+        assert torch.allclose(NodeLaw(tokens, probabilities).dense(SIZE), dense, atol=EXACT)
 
 
 def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     ((tokens, probabilities), _), _ = draft_laws(logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE, support=5)
     whole = (2 * logits[0]).softmax(-1)
-    assert tokens.tolist() == whole.topk(5).indices.tolist()
-    assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
+    assert tokens.tolist() == whole.topk(5).indices.sort().values.tolist()
+    assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
 
 
 def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
-    """The most likely ones are drafted, in descending order; a small vocabulary keeps its own, but for a thin tail."""
+    """The most likely ones are drafted, in ascending order; a small vocabulary keeps all, a flat law what it may."""
     generator = torch.Generator().manual_seed(5)
-    for size in (WHOLE, 3 * WHOLE):
-        logits = 6 * torch.randn(1, size, generator=generator, dtype=torch.float64)
+    for size, spread in ((WHOLE, 1), (20 * WHOLE, 6), (20 * WHOLE, 0.5)):
+        logits = spread * torch.randn(1, size, generator=generator, dtype=torch.float64)
         ((tokens, probabilities),), _ = draft_laws(logits, [Sampling()], drafts=2, vocabulary=size)
-        whole = logits[0].softmax(-1)
-        assert 1 < len(tokens) <= (WHOLE if size == WHOLE else SUPPORT)
-        assert whole[tokens].sum() > 1 - TAIL
-        assert torch.allclose(probabilities, whole[tokens] / whole[tokens].sum(), atol=EXACT)
-        assert size == WHOLE or tokens[0] == whole.argmax()
+        whole, count = logits[0].softmax(-1), len(tokens)
+        assert tokens.tolist() == whole.topk(count).indices.sort().values.tolist()
+        assert count in {1: [WHOLE], 6: range(2, SUPPORT), 0.5: [SUPPORT]}[spread]
+        assert spread == 0.5 or whole[tokens].sum() > 1 - TAIL
+        assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
+
+
+def test_of_equal_scores_at_the_edge_the_first_are_drafted():
+    tokens = draft_laws(torch.zeros(1, 3 * WHOLE), [Sampling()], drafts=2, vocabulary=3 * WHOLE, support=7)[0][0].ids
+    assert tokens.tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import multidraft as md
+from multidraft.sampling.drafting import likeliest
 from multidraft.sampling.gate import soft_lines
 from multidraft.verification import distributions, loops
 from multidraft.verification.law import Law
@@ -51,9 +52,23 @@ def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterat
     yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
+def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    for number in torch.linspace(0, 1, 30, dtype=torch.float64).tolist():
+        yield torch.tensor(distributions.pick_each(torch.cat([target, draft, 0 * draft]), [number] * 9))
+
+
+def found(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    scores = torch.cat([draft.log(), torch.zeros_like(draft)])  # equal ones, too
+    for temperature, most, tail in product((0.5, 1.0), (3, 700, 4096), (0.0, 1e-3)):
+        for places, weights in likeliest(scores, temperature, most, tail):
+            yield from (torch.from_numpy(places), torch.from_numpy(weights))
+
+
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
     "multidraft.sampling.gate.soft_lines": ([Iid(1)], softened),
+    "multidraft.sampling.drafting.likeliest": ([Iid(1)], found),
+    "multidraft.verification.distributions.pick_each": ([Iid(1)], picked),
     "multidraft.verification.rules.lorenz.lorenz": (IID + ANCHORED + GREEDY, scheduled),
 }
 
