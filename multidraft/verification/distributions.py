@@ -7,6 +7,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.machine.device import placed
+from multidraft.verification.loops import paired
 from multidraft.verification.precision import BELOW_ONE
 from multidraft.verification.shapes import Rows
 
