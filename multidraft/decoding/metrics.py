@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
 from typing import Any
 
-from multidraft.decoding import clock
+from multidraft.decoding.record import PARTS as STEP_PARTS
 from multidraft.decoding.record import Logprob, StepRecord
 from multidraft.sampling.gate import RowFault
 
 COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
-PARTS = (*clock.PARTS, "rest")
+PARTS = (*STEP_PARTS, "rest")
 
 
 @dataclass

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.clock import Clock
-from multidraft.decoding.randomness import for_rows
-from multidraft.decoding.state import DecodeConfig, Row, State
+from multidraft.decoding.record import Clock
+from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Listener, heard_by
 from multidraft.models.huggingface import Model, reader

@@ -1,13 +1,36 @@
 """What came of a step: everything that metrics, traces, learning and a server's picture want to know of it."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import torch
 
 from multidraft.decoding.policy import Outlook
 from multidraft.decoding.state import Scored
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Ending, Verdict
 from multidraft.sampling.gate import RowFault
+
+PARTS = ("draft", "target", "rule", "cache", "measure")
+
+
+class Clock:
+    """Seconds by the parts of a step."""
+
+    def __init__(self, synchronise: bool):
+        self.seconds, self.synchronise = dict.fromkeys(PARTS, 0.0), synchronise
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Book a block's time, after pending work on the GPU where asked."""
+        start = time.perf_counter()
+        yield
+        if self.synchronise:
+            torch.cuda.synchronize()
+        self.seconds[name] += time.perf_counter() - start
 
 
 class Logprob(NamedTuple):

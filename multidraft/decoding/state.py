@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.randomness import Randomness
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
@@ -19,6 +19,7 @@ from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
+BLOCK = 64  # random numbers that are made at once: one by one they cost far more
 MEASURED = 16  # every how many steps a run compares its acceptance with the optimum, unless somebody says otherwise
 
 
@@ -37,6 +38,29 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         for count in self.policy.counts_drawn:
             self.scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
+
+
+class Randomness:
+    """Numbers in [0, 1) with 53 random bits from one generator, taken in blocks.
+
+    Its own stream, so that a row's tokens do not depend on its neighbours."""
+
+    def __init__(self, generator: torch.Generator):
+        self.generator = generator
+        self.block: list[float] = []
+
+    def take(self, count: int) -> list[float]:
+        """So many numbers."""
+        if len(self.block) < count:
+            size = max(BLOCK, count)
+            more = torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+            self.block = more.tolist() + self.block
+        taken, self.block = self.block[len(self.block) - count :], self.block[: len(self.block) - count]
+        return taken
+
+    def number(self) -> float:
+        """One number."""
+        return self.take(1)[0]
 
 
 @dataclass
@@ -153,3 +177,22 @@ class Scored:
                 row, node = new[line]
                 self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
         return [self.known[place] for place in places]
+
+
+def for_rows(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[Randomness]:
+    """A stream for each row: the generators given, or generators seeded from the one given or PyTorch's own."""
+    check_generators(generator, rows)
+    if isinstance(generator, list):
+        return [Randomness(g) for g in generator]
+    device = generator.device if generator is not None else None
+    seeds = torch.randint(2**62, (rows,), generator=generator, device=device).tolist()
+    return [Randomness(torch.Generator().manual_seed(seed)) for seed in seeds]
+
+
+def check_generators(generator: Any, rows: int) -> None:
+    """Raise unless there is none, one, or a list of one for each row."""
+    listed = generator if isinstance(generator, list) else [generator] if generator is not None else []
+    if wrong := [type(g).__name__ for g in listed if not isinstance(g, torch.Generator)]:
+        raise AdviceError(f"generator is of type {wrong[0]}; pass a torch.Generator, or a list of one for each row")
+    if isinstance(generator, list) and len(generator) != rows:
+        raise AdviceError(f"there are {len(generator)} generators and {rows} rows; pass one for each, or a single one")

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from multidraft.decoding.acceptance import measured
-from multidraft.decoding.clock import Clock
 from multidraft.decoding.draft import Drafted, draft_tree
-from multidraft.decoding.logprobs import look_up
-from multidraft.decoding.record import Emitted, StepRecord
+from multidraft.decoding.measures import look_up, measured
+from multidraft.decoding.record import Clock, Emitted, StepRecord
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 from transformers.modeling_outputs import ModelOutput
 
+from multidraft.decoding.loop import Stream, Streamer
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.streams import Stream, Streamer
 from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from multidraft.decoding.loop import Streamer
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
-from multidraft.decoding.streams import Streamer
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import as_lists, vocabulary_of
 from multidraft.generation.rows import Options, Rows, budgets_of, run

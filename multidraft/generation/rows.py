@@ -15,14 +15,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from multidraft.autotune.controller import Auto, Limits, auto
 from multidraft.autotune.store import Subject
-from multidraft.decoding.clock import Clock
-from multidraft.decoding.loop import loop
+from multidraft.decoding.loop import Stream, Streamer, as_stream, loop
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start
-from multidraft.decoding.randomness import check_generators
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.record import Clock
+from multidraft.decoding.state import DecodeConfig, check_generators
 from multidraft.decoding.stopping import Stopping, stop_strings
-from multidraft.decoding.streams import Stream, Streamer, as_stream
 from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.errors import AdviceError

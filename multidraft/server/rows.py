@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from multidraft.decoding.logprobs import listed
+from multidraft.decoding.measures import listed
 from multidraft.decoding.prefill import CHUNK, at_roots
 from multidraft.decoding.record import Emitted, Logprob
 from multidraft.decoding.state import DecodeConfig, State
