@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import distributions, falling, largest
+from multidraft.sampling.from_logits import distributions, falling
 from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.sampling import alike
@@ -20,6 +20,7 @@ DRAFT = "the draft model"
 WHOLE, SUPPORT = 512, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
 TAIL = 1e-3  # of the law at most is left out with tokens that are hardly ever drafted
 STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
+COARSE = 8.0  # the temperature at which the most likely tokens are looked for that a law at temperature 0 ranks
 
 
 class DraftLaw(NamedTuple):
@@ -83,13 +84,14 @@ def weighed(
         logits, ids = spread(logits, ids, vocabulary), None
         logits, own = processed(logits, own, prefixes)
     logits, columns = in_full(logits), logits.shape[-1]
-    most = min(own.top_k or columns, support or (columns if columns <= WHOLE else SUPPORT), columns)
-    if own.temperature == 0:
-        found = ranked(*largest(logits, min(drafts, columns)))
+    greedy, large = own.temperature == 0, columns > WHOLE
+    most = min(drafts if greedy else own.top_k or columns, support or (SUPPORT if large else columns), columns)
+    if not logits.is_cpu and most < columns:
+        logits, ids = brought_over(logits, ids, most)
+    if greedy:
+        found = [ranked(*line) for line in likeliest(logits, COARSE, most, 0.0)]
     else:
-        if not logits.is_cpu and most < columns:
-            logits, ids = brought_over(logits, ids, most)
-        found = likeliest(logits, float(own.temperature), most, TAIL if columns > WHOLE else 0.0)
+        found = likeliest(logits, float(own.temperature), most, TAIL if large else 0.0)
         if own.top_p is not None and own.top_p < 1:
             found = nucleus(found, own, logits)
     if ids is None:
@@ -170,11 +172,12 @@ def nucleus(found: Found, own: Sampling, logits: Float[Tensor, "lines columns"])
     return kept
 
 
-def ranked(columns: Int[np.ndarray, "lines count"], scores: Float[np.ndarray, "lines count"]) -> Found:
+def ranked(
+    places: Int[np.ndarray, " k"], weights: Float[np.ndarray, " k"]
+) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]:
     """Weights at temperature 0: each vanishes beside the one before it, and the order is still told."""
-    weights = falling(scores.shape[1], torch.float64, torch.device("cpu")).numpy()
-    counts = (np.isfinite(scores).cumprod(-1)).sum(-1).tolist()  # none where the first is not finite
-    return [(line[:count], weights[:count]) for line, count in zip(columns, counts, strict=True)]
+    order, count = np.argsort(-weights, kind="stable"), len(places)
+    return places[order], falling(max(count, 1), torch.float64, torch.device("cpu")).numpy()[:count]
 
 
 def spread(
