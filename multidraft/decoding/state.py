@@ -43,7 +43,8 @@ class DecodeConfig:
 class Randomness:
     """Numbers in [0, 1) with 53 random bits from one generator, taken in blocks.
 
-    Its own stream, so that a row's tokens do not depend on its neighbours."""
+    Its own stream, so that a row's tokens do not depend on its neighbours.
+    """
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
