@@ -65,7 +65,7 @@ def decode(pair: Pair, case: Case, prompts: list[list[int]], temperature: float,
         run = ours(pair, case, prompts, temperature, seed, options)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    run["seconds"] = round(time.perf_counter() - start - run.pop("measuring", 0.0), 5)
+    run["seconds"] = round(time.perf_counter() - start - run.pop("measure", 0.0), 5)
     return run
 
 
@@ -86,7 +86,7 @@ def ours(pair: Pair, case: Case, prompts: list[list[int]], temperature: float, s
         compile=options.compile,
         **settings,
     )
-    parts = {name: round(info.watch.seconds[name], 5) for name in ("draft", "target", "measuring")}
+    parts = {name: round(info.seconds[name], 5) for name in ("draft", "target", "measure")}
     return dict(tokens=sum(map(len, rows)), passes=info.row_passes, accepted=info.accepted) | parts
 
 

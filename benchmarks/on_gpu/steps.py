@@ -35,7 +35,7 @@ def line_of(asked: Asked, name: str, tree: str | None, way: bool) -> Line:
 
 def parts(info: Info) -> dict[str, float]:
     """Milliseconds of a step by part."""
-    return {part: 1e3 * info.watch.seconds[part] / info.target_passes for part in ("draft", "target", "rule", "cache")}
+    return {part: 1e3 * info.seconds[part] / info.target_passes for part in ("draft", "target", "rule", "cache")}
 
 
 def run(asked: Asked, name: str, tree: str | None, way: bool, new: int, synchronise: bool = False) -> Info:
