@@ -80,13 +80,13 @@ def test_expected_tokens_are_sums_over_paths() -> None:
 
 
 def test_what_was_counted_says_how_likely_it_is_right_and_is_trusted_as_far_as_it_was() -> None:
-    law = NodeLaw(torch.tensor([7]), torch.ones(1), torch.tensor([0.5, 0.25]).log(), partial=True)
+    law = NodeLaw(np.array([7]), np.ones(1), torch.tensor([0.5, 0.25]).log(), partial=True)
     assert DEFAULT.of(law)[:4] == pytest.approx([0, 0.5, 0.75, 0.75])
     own = AcceptanceTracker(counts=np.array([500.0, 1000.0]))
     assert own.rates().of(law)[1] == pytest.approx(0.25, abs=0.01)
 
 
 def test_a_law_of_which_nothing_is_missing_says_how_sure_it_is() -> None:
-    law = NodeLaw(torch.tensor([7]), torch.ones(1), torch.tensor([0.9, 0.1]).log(), partial=True)
+    law = NodeLaw(np.array([7]), np.ones(1), torch.tensor([0.9, 0.1]).log(), partial=True)
     assert law.known is None
     assert DEFAULT.of(law) == DEFAULT.by_class[4]
