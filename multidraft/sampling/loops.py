@@ -36,16 +36,16 @@ def likeliest(scores: Float[Tensor, "lines columns"], temperature: float, most: 
     """As `drafting.likeliest`."""
     values = lines(scores)
     largest, scale = values.max(-1), values.dtype.type(STEPS / temperature)
-    places, weights, counts = likeliest_lines(values, largest, scale, most, tail)
-    found = zip(places, weights, counts.tolist(), strict=True)
-    return [(columns[:count], own[:count]) for columns, own, count in found]
+    places, depths, counts = likeliest_lines(values, largest, scale, most, tail)
+    found = zip(places, depths, counts.tolist(), strict=True)
+    return [(columns[:count], np.exp(own[:count])) for columns, own, count in found]  # NumPy's has vector instructions
 
 
 @compiled
 def likeliest_lines(values, largest, scale, most, tail):
-    """Every line's likeliest columns, their weights, and how many they are."""
+    """Every line's likeliest columns, the logarithms of their weights, and how many they are."""
     size = min(most, values.shape[1])
-    places, weights = np.empty((len(values), size), np.int64), np.empty((len(values), size))
+    places, logs = np.empty((len(values), size), np.int64), np.empty((len(values), size))
     found, steps = np.zeros(len(values), np.int64), np.empty(values.shape[1], np.int16)
     for row in range(len(values)):
         if np.isfinite(largest[row]):
@@ -56,8 +56,8 @@ def likeliest_lines(values, largest, scale, most, tail):
             found[row] = take(places[row], values[row], steps, last, lowest, ties)
             for place in range(found[row]):
                 depth = (largest[row] - values[row, places[row, place]]) * scale
-                weights[row, place] = math.exp(-np.float64(depth) / STEPS)
-    return places, weights, found
+                logs[row, place] = -np.float64(depth) / STEPS
+    return places, logs, found
 
 
 @compiled

@@ -68,7 +68,8 @@ def laws_of(
     scores, faults = checked(own.before, logits, prefixes)
     laws, bad = distributions(scores, own.temperature, own.top_k, own.top_p)
     faults |= blamed(own.before, TARGET, logits, prefixes, {*bad} - {*faults})
-    laws[[*faults]] = 1 / laws.shape[-1]
+    if faults:
+        laws[[*faults]] = 1 / laws.shape[-1]
     if own.after is None:
         return laws, faults
     scores, failed = checked(own.after, laws.log(), prefixes)
