@@ -6,7 +6,7 @@ Models that cannot are refused by name, never wrong in silence. What is private 
 import inspect
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,21 +27,57 @@ from transformers.generation import GenerationMixin
 from multidraft.errors import AdviceError
 
 BEFORE_5 = Version(__version__) < Version("5")
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+STATES = Version("5.16")  # since when what recurrent models remember has one form
+MASKED = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
+MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
+CONTINUING = (  # with a recurrent state, from which several tokens can be read at once; others are read one by one
+    "bamba falcon_h1 granitemoehybrid lfm2 mamba2 nemotron_h olmo_hybrid qwen3_5 qwen3_5_text qwen3_next"
+).split()
 ENCODERS = (
     "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
     "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
 UNFIT = {
-    "gpt_neo": "builds its own local mask, which ignores the tree; use another model",  # it counts slots, not positions
     **{name: "is an encoder, whose tokens see later ones; use a decoder-only model" for name in ENCODERS},
+    "recurrent_gemma": "keeps its state in its own layers, where batches cannot part; use another model",
+    "rwkv": "is read wrongly by transformers where a batch goes on token by token; use another model",
 }
 if BEFORE_5:  # where nothing in the model says so
     UNFIT |= {
         "moshi": "ignores explicit positions before transformers 5; update it",
-        "recurrent_gemma": "has a recurrent state, which cannot be rolled back to a path of a tree; use another model",
         "xglm": "adds the cache's length to explicit positions before transformers 5; update it",
     }
+
+
+def is_stateful(model: PreTrainedModel) -> bool:
+    """Whether it remembers more than keys and values."""
+    types = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+    others = {kind for kind in types if not kind.endswith("attention") or kind == "linear_attention"}
+    return bool(others) or getattr(model, "_is_stateful", False) or "cache_params" in called(model)
+
+
+def needs_paths(model: PreTrainedModel) -> bool:
+    """Whether a mask and positions cannot say what its tokens see."""
+    config = model.config.get_text_config(decoder=True)
+    types = set(getattr(config, "layer_types", None) or ())
+    positions = "position_ids" in called(model) and not getattr(config, "alibi", False)
+    own_mask = model.config.model_type == "gpt_neo"  # which counts slots, not positions
+    return is_stateful(model) or own_mask or not positions or not types <= MASKED
+
+
+def continues(model: PreTrainedModel) -> bool:
+    """Whether several tokens can be read behind others in one pass."""
+    return not is_stateful(model) or model.config.model_type in CONTINUING
+
+
+def memory_of(model: PreTrainedModel) -> str:
+    """What its forward pass calls that which it remembers."""
+    return next(name for name in MEMORIES if name in called(model))
+
+
+def called(model: PreTrainedModel) -> Collection[str]:
+    """What its forward pass may be called with."""
+    return inspect.signature(model.forward).parameters
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -49,17 +85,14 @@ def check_supported(model: PreTrainedModel) -> None:
     name, config = model.config.model_type, model.config.get_text_config(decoder=True)
     if reason := UNFIT.get(name):
         raise AdviceError(f"{name} {reason}")
-    other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
-    if other_layers or getattr(model, "_is_stateful", False):
-        what = f"layers of type {', '.join(other_layers)}" if other_layers else "a recurrent state"
-        raise AdviceError(
-            f"{name} has {what}, which cannot be rolled back to a path of a tree; use a model with full or sliding "
-            "attention only"
-        )
     if getattr(config, "is_encoder_decoder", False):
         raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
     if not model.can_generate():
         raise AdviceError(f"{type(model).__name__} gives no logits of tokens; load {name} with AutoModelForCausalLM")
+    if is_stateful(model) and Version(__version__) < STATES:
+        raise AdviceError(f"{name} has a recurrent state, which is read from transformers {STATES} on; update it")
+    if not any(kind in called(model) for kind in MEMORIES):
+        raise AdviceError(f"{name} gives nothing to go on from after a pass; use another model")
     check_call(model, name)
     if any(scales_by_pass(module) for module in model.modules()):
         warnings.warn(
@@ -75,12 +108,9 @@ def scales_by_pass(module: torch.nn.Module) -> bool:
 
 
 def check_call(model: PreTrainedModel, name: str) -> None:
-    """Raise unless the forward pass takes positions and a mask, and is the same at every call."""
-    config = model.config.get_text_config(decoder=True)
-    attention = config._attn_implementation
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
-        raise AdviceError(f"{name} takes no explicit positions; use a model with rotary or learned positions")
-    if attention not in ("sdpa", "eager"):
+    """Raise unless the forward pass takes a mask where it needs one, and is the same at every call."""
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    if attention not in ("sdpa", "eager") and not needs_paths(model):
         raise AdviceError(f'{attention} takes no tree mask; load {name} with attn_implementation="sdpa" or "eager"')
     if model.training:
         raise AdviceError(

@@ -1,33 +1,33 @@
-"""Any decoder-only Hugging Face model whose cache can be rolled back, as a target or as a drafter."""
+"""Any decoder-only Hugging Face model, as a target or as a drafter: trees as masks, over gated delta nets too."""
 
 import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
+from multidraft.models.about import context, home, vocabulary_of, windows
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
-from multidraft.models.compat import check_supported
+from multidraft.models.compat import check_supported, needs_paths
 from multidraft.models.compiled import Room, sizes_of, steps_of
+from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.prefix import PrefixModel
-from multidraft.models.vocabularies import Vocabulary
+from multidraft.models.recurrent import Paths
 
 Model = PreTrainedModel | LanguageModel
 SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
-VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
 
 
 def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
     """The model as the decoding loop needs it."""
-    return CausalLM(model) if isinstance(model, PreTrainedModel) else model
+    return reader(model, 256) if isinstance(model, PreTrainedModel) else model
 
 
 def reader(
@@ -38,14 +38,25 @@ def reader(
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
     """
     model = model.model if tells and isinstance(model, CausalLM) else model
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, PreTrainedModel) and (not needs_paths(model) or nets_of(model)):
         return CausalLM(model, capacity, compiled, tells)
     if tells:
+        kind = f"of {type(model).__name__}" if not isinstance(model, PreTrainedModel) else "that is read as paths"
         raise AdviceError(
-            f"a draft head reads hidden states, which a target of {type(model).__name__} does not tell; use a Hugging "
-            "Face model, for a GGUF file with --engine transformers"
+            f"a draft head reads hidden states, which a target {kind} does not tell; use a Hugging Face model with "
+            "attention or gated delta nets, for a GGUF file with --engine transformers"
         )
+    if isinstance(model, PreTrainedModel):
+        if compiled:
+            go_without(model)
+        return Paths(model)
     return model.fresh(capacity)
+
+
+def go_without(model: PreTrainedModel) -> None:
+    """Say that steps are not compiled."""
+    name = model.config.model_type
+    warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=3)
 
 
 class CausalLM:
@@ -69,8 +80,14 @@ class CausalLM:
         self.tells, self.width = tuple(tells), config.hidden_size
         self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         self.told: list[Float[Tensor, "_ layers width"]] = []
-        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells else None
-        self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if compiled else capacity)
+        nets = nets_of(model)
+        if nets and compiled:
+            go_without(model)
+        self.reading = with_tree_nets(model) if nets else model
+        self.texts: list[list[int]] = []  # what rows have kept, and what is pending: a state cannot be taken back
+        self.unkept: list[list[int]] = []
+        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells and not nets else None
+        self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
         parameters = inspect.signature(model.forward).parameters
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
@@ -82,12 +99,15 @@ class CausalLM:
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
         self.cache.begin(len(tokens))
+        if not self.texts:
+            self.texts, self.unkept = [[] for _ in tokens], [[] for _ in tokens]
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
         if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
+        self.unkept = [own + new for own, new in zip(self.unkept, tokens, strict=True)]
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
@@ -113,7 +133,7 @@ class CausalLM:
             logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
             if logits is not None:
                 return logits
-        output = self.model(
+        output = self.reading(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),  # one where all layers are alike
@@ -145,11 +165,15 @@ class CausalLM:
             noted = torch.cat(self.noted, 1) if self.noted else none
             rows = zip(noted, pending, chosen, strict=True)
             self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
+        each = zip(self.texts, self.unkept, chosen, strict=True)
+        self.texts = [text + [new[node] for node in path] for text, new, path in each]
+        self.unkept = [[] for _ in chosen]
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
         self.noted = [each[rows] for each in self.noted]
+        self.texts, self.unkept = [self.texts[row] for row in rows], [self.unkept[row] for row in rows]
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
@@ -157,27 +181,27 @@ class CausalLM:
             raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
         check_nothing_pending(other.cache.width)
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
+        self.texts, self.unkept = self.texts + other.texts, self.unkept + other.unkept
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "CausalLM":
         if not 0 < length <= self.cache.lengths[row]:
             raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
         part = self.fresh(capacity)
-        part.cache.add(self.cache, [row], [length])
+        if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone, so it is read again
+            part.forward([self.texts[row][:length]], [list(range(-1, length - 1))], "none")
+            part.keep([list(range(length))])
+        else:
+            part.cache.add(self.cache, [row], [length])
+            part.texts, part.unkept = [self.texts[row][:length]], [[]]
         return part
-
-
-def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
-    """Its tokens; `target_ids` in the settings of a draft model say that they are a part of the target's."""
-    if model not in VOCABULARIES:
-        config = model.config.get_text_config(decoder=True)
-        VOCABULARIES[model] = Vocabulary(config.vocab_size, getattr(model.config, "target_ids", None))
-    return VOCABULARIES[model]
 
 
 @torch.inference_mode()
 def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
     """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
+    if needs_paths(model):
+        return
     reader = CausalLM(model, lengths[1], compiled=True)
     reader.forward([[0]] * rows, [[-1]] * rows, "none")
     reader.keep([[0]] * rows)
@@ -195,33 +219,3 @@ def answers_prompts(model: Model) -> bool:
 def place_of(model: Model) -> torch.device:
     """Where a model computes."""
     return home(model) if isinstance(model, PreTrainedModel) else model.device
-
-
-def home(model: PreTrainedModel) -> torch.device:
-    """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
-    if model.device.type != "meta":
-        return model.device
-    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
-    devices = (getattr(hook, "execution_device", None) for hook in hooks)
-    return torch.device(next((device for device in devices if device is not None), "meta"))
-
-
-def windows(config: PretrainedConfig) -> dict[str, int | None]:
-    """The window of each type of layer (None: a token sees all before it); without types, all layers are alike."""
-    window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:
-        return {"all": window}
-    return {kind: window if kind == "sliding_attention" else None for kind in layer_types}
-
-
-def context(config: PretrainedConfig) -> int | None:
-    """The largest number of tokens in a sequence.
-
-    Rotary frequencies of type longrope change for the whole sequence once it outgrows the original context, and keys in
-    a cache would no longer match: such a model is used up to there.
-    """
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if "longrope" in (rope.get("rope_type"), rope.get("type")):
-        return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
-    return getattr(config, "max_position_embeddings", None)

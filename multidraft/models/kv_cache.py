@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import check_nothing_pending, check_parents, check_path, check_rows
+from multidraft.models.gated_delta import Nets
 
 LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
 FEW = 4  # times as many rows as there are in the batch: then the buffers are made smaller
@@ -204,20 +205,24 @@ class Pending:
 class TreeCache:
     """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
 
-    `cache` is what the model's forward pass takes as `past_key_values`. Give the right `capacity` (the longest sequence
+    `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give the right `capacity` (the longest sequence
     plus one tree) to avoid growing, which copies.
     """
 
-    def __init__(self, layers: int, capacity: int):
+    def __init__(self, layers: int, capacity: int, nets: Sequence[int] = ()):
         if capacity < 1:
             raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
-        storage = Storage(layers, 1, capacity)
-        self._hold(storage, [BufferLayer(storage) for _ in range(layers)])
+        storage = Storage(layers - len(nets), 1, capacity)
+        self.nets = Nets(nets)
+        self._hold(storage, [BufferLayer(storage) for _ in range(storage.layers)])
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
         self._settle()
 
     def _hold(self, storage: Storage, layers: list[BufferLayer]) -> None:
-        self.storage, self.layers, self.cache = storage, layers, Cache(layers=[*layers])
+        self.storage, self.layers = storage, layers
+        left = iter(layers)
+        every = range(len(layers) + len(self.nets.layers))
+        self.cache = Cache(layers=[self.nets.layers.get(place) or next(left) for place in every])
 
     def move(self, storage: Storage) -> None:
         """Go on in other memory, with what is pending."""
@@ -237,6 +242,7 @@ class TreeCache:
             self.holes = torch.arange(self.base) >= torch.tensor(self.lengths)[:, None]
         for layer in self.layers:
             layer.end = self.base
+        self.nets.settle()
 
     @property
     def is_filled(self) -> bool:
@@ -285,7 +291,7 @@ class TreeCache:
 
     def masks(
         self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Float[Tensor, "rows 1 new slots"]]:
+    ) -> dict[str, Float[Tensor, "rows 1 new slots"] | None]:
         """By type of layer what the last pass's tokens add to their attention scores.
 
         That is 0 where they see, and the lowest number where they do not. Never a boolean mask: eager attention would
@@ -293,13 +299,15 @@ class TreeCache:
         included.
         """
         visible, lowest = self.visible().to(device, non_blocking=True), torch.finfo(dtype).min
+        self.nets.seen = visible
         rows, new, width = visible.shape
         full = torch.zeros(rows, 1, new, self.base + width, dtype=dtype, device=device)
         full[..., self.base :].masked_fill_(~visible[:, None], lowest)
         if self.holes is not None:
             self.holes = self.holes.to(device)
             full[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
-        return {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
+        masks = {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
+        return masks | dict.fromkeys({"linear_attention"} & set(masks))  # nets read no mask
 
     def windowed(self, mask: Float[Tensor, "rows 1 new slots"], window: int) -> Float[Tensor, "rows 1 new slots"]:
         """The mask of a layer with such a window."""
@@ -321,6 +329,7 @@ class TreeCache:
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
             self._move(paths, range(min(moved), max(moved) + 1))
+        self.nets.keep(paths, self.width)
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
         self._settle()
 
@@ -339,6 +348,7 @@ class TreeCache:
         for layer in self.layers:
             layer.keys = layer.values = None  # views that would keep alive what the blocks let go
         self.storage.select(rows, self.base + self.width)
+        self.nets.select(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.pending = [deepcopy(self.pending[row]) for row in rows]
         self.positions = [each[rows] for each in self.positions]
@@ -353,6 +363,7 @@ class TreeCache:
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and rows:
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])
+        self.nets.add(other.nets, rows, len(self.lengths))
         self.lengths = self.lengths + lengths
         self._settle()
 

@@ -1,0 +1,214 @@
+"""Trees as their paths: right for every causal model that transformers decodes in batches, whatever it remembers.
+
+A recurrent state cannot be masked, and some models see positions in ways of their own. Here a tree is read level by
+level: the nodes of a level are rows of a batch, each of which begins from a copy of what the model remembered behind
+its parent. What it remembers behind each node stays until the walk has chosen. A level takes a pass, and memory for the
+whole of each node's past; rows of a decoding batch share passes while their sequences are equally long.
+"""
+
+import inspect
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from multidraft.errors import AdviceError
+from multidraft.models.about import context, home, vocabulary_of
+from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
+from multidraft.models.compat import check_supported, continues, memory_of
+
+State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
+ROOT = -1  # the node that all kept tokens end in
+
+
+@dataclass
+class Row:
+    """One sequence: its kept tokens, its pending tree, and the states that are held, by node."""
+
+    text: list[int] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=lambda: {ROOT: (None, 0)})
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def path(self, node: int) -> list[int]:
+        """The pending nodes that lead to one, its own included."""
+        path = list[int]()
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def beyond(self, node: int) -> list[int]:
+        """The end of the path to a node: what stands behind the last state that is held."""
+        path = self.path(node)
+        return path[max((place for place, each in enumerate(path, 1) if each in self.states), default=0) :]
+
+    def spelled(self, nodes: list[int]) -> list[int]:
+        """Their tokens."""
+        return [self.tokens[node] for node in nodes]
+
+
+class Reading(NamedTuple):
+    """Some tokens that follow each other in a row, and what they follow."""
+
+    row: int
+    node: int  # the last one
+    tokens: list[int]
+    first: int  # position
+    memory: Any
+    place: int
+
+
+class Paths:
+    """A model whose trees are read as paths. It keeps what the model remembers, and leaves `model` as it was."""
+
+    def __init__(self, model: PreTrainedModel):
+        check_supported(model)
+        self.model, self.device, self.tokens = model, home(model), vocabulary_of(model)
+        self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
+        self.context = context(model.config.get_text_config(decoder=True))
+        self.memory, self.continues = memory_of(model), continues(model)
+        self.takes = set(inspect.signature(model.forward).parameters)
+        self.rows: list[Row] = []  # none before the first forward
+
+    def fresh(self, capacity: int) -> "Paths":
+        return Paths(self.model)
+
+    @torch.inference_mode()
+    def forward(
+        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+    ) -> Float[Tensor, "rows new columns"]:
+        self.rows = self.rows or [Row() for _ in tokens]
+        check_rows(len(tokens), len(self.rows))
+        for row, above in zip(self.rows, parents, strict=True):
+            check_parents(above, len(row.parents))
+        firsts = [len(row.tokens) for row in self.rows]
+        for row, new, above in zip(self.rows, tokens, parents, strict=True):
+            row.tokens, row.parents = row.tokens + self.tokens.own(new), row.parents + above
+        said = self.read([path for row, first in enumerate(firsts) for path in self.split(row, first, scored)])
+        widest = max(map(len, tokens), default=0)
+        width = {"all": widest, "last": min(widest, 1), "none": 0}[scored]
+        logits = torch.zeros(len(tokens), width, self.tokens.columns, dtype=self.model.dtype, device=self.device)
+        for index, (row, first) in enumerate(zip(self.rows, firsts, strict=True)):
+            nodes = list(range(first, len(row.tokens)))
+            for place, node in enumerate(nodes if scored == "all" else nodes[-width:] if width else ()):
+                logits[index, place] = said[index, node][: self.tokens.columns]
+        return logits
+
+    def split(self, row: int, first: int, scored: Scored) -> list[tuple[int, list[int]]]:
+        """New nodes as paths that take a pass each: one by one, unless they are a chain whose laws nobody asks for.
+
+        Before them come paths to the nodes that they follow, where those have no state.
+        """
+        own = self.rows[row]
+        nodes, above = list(range(first, len(own.tokens))), own.parents[first:]
+        paths = [own.beyond(parent) for parent in sorted({parent for parent in above if parent < first})]
+        is_chain = scored != "all" and above[1:] == nodes[:-1]
+        return [(row, path) for path in [*paths, *([nodes] if is_chain else [[node] for node in nodes])] if path]
+
+    def read(self, paths: list[tuple[int, list[int]]]) -> dict[tuple[int, int], Float[Tensor, " vocabulary"]]:
+        """The logits behind the last node of each path, whose state is held from then on."""
+        said = {}
+        while paths:
+            ready, later, groups = list[Reading](), [], dict[tuple[int, int], list[Reading]]()
+            for row, nodes in paths:
+                if self.rows[row].parents[nodes[0]] in self.rows[row].states:
+                    ready.append(self.reading(row, nodes))
+                else:
+                    later.append((row, nodes))
+            for one in ready:
+                groups.setdefault((id(one.memory), len(one.tokens)), []).append(one)
+            for group in groups.values():
+                said |= self.read_together(group)
+            paths = later
+        return said
+
+    def reading(self, row: int, nodes: list[int]) -> Reading:
+        """A path that follows a state, or all of its row's text where the model cannot go on with several tokens."""
+        own, end = self.rows[row], nodes[-1]
+        path, (memory, place) = own.path(end), own.states[own.parents[nodes[0]]]
+        if len(nodes) > 1 and not self.continues:
+            return Reading(row, end, own.text + own.spelled(path), 0, None, 0)
+        return Reading(row, end, own.spelled(nodes), len(own.text) + len(path) - len(nodes), memory, place)
+
+    def read_together(self, group: list[Reading]) -> dict[tuple[int, int], Float[Tensor, " vocabulary"]]:
+        """One pass over paths that are equally long, and follow what was remembered after one and the same pass."""
+        tokens = torch.tensor([one.tokens for one in group], device=self.device)
+        positions = group[0].first + torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
+        before = group[0].memory and gathered(group[0].memory, torch.tensor([one.place for one in group]))
+        given = {
+            "position_ids": positions if self.context is None else positions.clamp(max=self.context - 1),
+            "logits_to_keep": 1,
+            self.memory: before,
+        }
+        said = self.model(input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in self.takes})
+        for index, one in enumerate(group):
+            self.rows[one.row].states[one.node] = getattr(said, self.memory), index
+        return {(one.row, one.node): said.logits[index, -1] for index, one in enumerate(group)}
+
+    @torch.inference_mode()
+    def keep(self, chosen: list[list[int]]) -> None:
+        check_rows(len(chosen), len(self.rows))
+        for row, path in zip(self.rows, chosen, strict=True):
+            check_path(path, row.parents)
+        left = [
+            (index, own.beyond(path[-1]))
+            for index, (own, path) in enumerate(zip(self.rows, chosen, strict=True))
+            if path
+        ]
+        self.read([(row, path) for row, path in left if path])
+        ends = [row.states[path[-1] if path else ROOT] for row, path in zip(self.rows, chosen, strict=True)]
+        alone(ends, [index for index, path in enumerate(chosen) if path])
+        rows = zip(self.rows, chosen, ends, strict=True)
+        self.rows = [Row(row.text + row.spelled(path), {ROOT: end}) for row, path, end in rows]
+
+    def select(self, rows: list[int]) -> None:
+        self.rows = [
+            Row(own.text, dict(own.states), own.tokens, own.parents) for own in (self.rows[row] for row in rows)
+        ]
+
+    def join(self, other: Any) -> None:
+        if other.model is not self.model:
+            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        check_nothing_pending(*(len(row.tokens) for row in self.rows + other.rows))
+        self.rows = self.rows + other.rows
+
+    def part(self, row: int, length: int, capacity: int) -> "Paths":
+        own, part = self.rows[row], self.fresh(capacity)
+        if not 0 < length <= len(own.text):
+            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        part.rows = [Row(own.text, {ROOT: own.states[ROOT]})]
+        if length < len(own.text):  # what it remembered there is gone, so it reads again
+            part.rows = [Row(tokens=own.text[:length], parents=list(range(-1, length - 1)))]
+            part.keep([list(range(length))])
+        return part
+
+
+def alone(states: list[State], rows: list[int]) -> None:
+    """Let go of what passes remembered beside the states of these rows."""
+    shared = dict[int, list[int]]()
+    for row in rows:
+        shared.setdefault(id(states[row][0]), []).append(row)
+    for group in shared.values():
+        memory = gathered(states[group[0]][0], torch.tensor([states[row][1] for row in group]))
+        for place, row in enumerate(group):
+            states[row] = memory, place
+
+
+def gathered(memory: Any, rows: Int[Tensor, " rows"]) -> Any:
+    """A copy of these rows of what a model remembers, whatever it is made of; rows are a tensor's first dimension."""
+    if isinstance(memory, Tensor):
+        return memory.index_select(0, rows.to(memory.device)) if memory.dim() else memory
+    if isinstance(memory, list | tuple):
+        return type(memory)(gathered(each, rows) for each in memory)
+    if isinstance(memory, dict):
+        return {name: gathered(each, rows) for name, each in memory.items()}
+    if not hasattr(memory, "__dict__") or isinstance(memory, type | PretrainedConfig):
+        return memory
+    copied = copy(memory)
+    copied.__dict__ = gathered(vars(memory), rows)
+    return copied
