@@ -1,14 +1,42 @@
-"""Trees over models with a recurrent state."""
+"""Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
+
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
-from hybrids import HYBRIDS, hybrid
-from reading import PROMPTS, TOLERANCE, Session, drawn, life
+import transformers
+from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
+from reading import PROMPTS, TOLERANCE, Session, drawn, error, forest, life
+from serving import letters, served, service
+from tiny import VOCABULARY, tiny_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
-from multidraft.models.huggingface import reader
+import multidraft as md
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, law_of_steps, target_law
+from multidraft.cli.main import app
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.prefill import start
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import Tree
+from multidraft.errors import AdviceError
+from multidraft.models import compat
+from multidraft.models.early_exit import first_layers
+from multidraft.models.gated_delta import DeltaLayer, Nets
+from multidraft.models.huggingface import CausalLM, reader
+from multidraft.models.kv_cache import TreeCache
+from multidraft.models.ngram import NGram
+from multidraft.models.recurrent import Paths, Reading
+from multidraft.sampling.settings import Sampling
+
+TOLD = [*ONE_PASS, *AS_PATHS]
+EVERY = [*TOLD, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
 
 
-def session(name, prompts=PROMPTS):
+def session(name: str, prompts: tuple[int, ...] = PROMPTS) -> Session:
     generator = torch.Generator().manual_seed(sum(prompts))
     plain = hybrid(name)
     made = Session(plain, reader(plain, 48), [drawn(n, generator) for n in prompts], generator)
@@ -16,6 +44,304 @@ def session(name, prompts=PROMPTS):
     return made
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_life(name):
+@pytest.mark.parametrize("name", EVERY)
+def test_every_family_reads_trees_as_it_reads_paths(name: str):
+    """Over a batch's life: before and after keeping, in pieces, with rows of many lengths that leave and join."""
+    assert isinstance(reader(hybrid(name), 9), CausalLM if name in ONE_PASS else Paths)
     assert life(lambda prompts: session(name, prompts)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_rows_may_all_leave_and_one_go_on_as_two(name: str):
+    run, late = session(name, (6,)), session(name, (5, 3))
+    run.select([])
+    run.model.join(late.model)
+    run.sequences = late.sequences
+    run.select([1, 1])
+    assert run.step() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba"])
+def test_a_prompt_may_be_kept_in_part(name: str):
+    """The state there was never formed, or let go."""
+    run = session(name, (5, 2))
+    more = [drawn(6, run.generator), drawn(3, run.generator)]
+    run.model.forward(more, [list(range(-1, len(own) - 1)) for own in more], "last")
+    run.model.keep([[0, 1, 2], [0]])
+    run.sequences = [run.sequences[0] + more[0][:3], run.sequences[1] + more[1][:1]]
+    assert run.step() < TOLERANCE
+
+
+def test_long_prompts_in_many_pieces_lose_no_digits():
+    """Logarithms of decays are summed over a piece, and subtracted."""
+    plain, generator = hybrid("qwen3_5"), torch.Generator().manual_seed(1)
+    run = Session(plain, reader(plain, 700), [drawn(650, generator)], generator)
+    assert run.prefill(512) < TOLERANCE
+    assert run.step() < TOLERANCE
+
+
+# Decoding
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_greedy_output_is_that_of_generate_with_any_drafter(name: str):
+    """Each family is the target of a pair, and the drafter of the family before it."""
+    names, prompts = list(HYBRIDS), [[5, 9, 3, 7, 1], [8, 7], [4]]
+    target, draft = hybrid(name), hybrid(names[(names.index(name) + 1) % len(names)])
+    settings = dict(max_new_tokens=9, do_sample=False)
+    expected = [target.generate(torch.tensor([p]), **settings)[0, len(p) :].tolist() for p in prompts]
+    for drafter, scheme in ((draft, "anchored:lorenz"), (NGram(VOCABULARY), "iid:recursive_rejection")):
+        rows, _ = md.generate(target, drafter, prompts, scheme, tree="2x2x1", temperature=0, max_new_tokens=9)
+        assert [row.tolist() for row in rows] == expected
+
+
+def law_error(name: str, draft: str) -> float:
+    """How far the laws of real steps, one and two, are from the target's, over every way that they can go."""
+    target, drafter = hybrid(name, vocab_size=3), hybrid(draft, vocab_size=3)
+
+    @cache
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        with torch.no_grad():
+            return target(torch.tensor([[1, 0, *tokens]]), use_cache=False).logits[0, -1].double().softmax(-1)
+
+    worst = 0.0
+    for tree, steps, count in (("2x1", 1, 3), ("1", 2, 4)):
+        config = DecodeConfig(md.scheme("iid:recursive_rejection"), StaticTree(Tree.parse(tree)))
+        with torch.inference_mode():
+            law = law_of_steps(first_state(target, drafter, [1, 0], config, Sampling()), config, steps)
+        worst = max(worst, largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
+    return worst
+
+
+PAIRS = [("qwen3_next", "falcon_h1"), ("qwen3_5", "mamba2"), ("olmo_hybrid", "bamba"), ("lfm2", "qwen3_5")]
+PAIRS += [("bamba", "qwen3_next"), ("falcon_h1", "lfm2"), ("mamba2", "olmo_hybrid")]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "draft"), PAIRS)
+def test_real_steps_have_the_target_law(name: str, draft: str):
+    assert law_error(name, draft) < 1e-5  # of float32
+
+
+# Wrong twins
+
+
+def a_sibling_for_a_parent(monkeypatch) -> None:
+    """Wrong: where a node has an elder sibling, it goes on from that one's state."""
+    right, reading = TreeCache.masks, Paths.reading
+
+    def masks(self: TreeCache, *given):
+        made, seen = right(self, *given), self.nets.seen.clone()
+        for row in seen if seen.shape[1] == seen.shape[2] else ():
+            above = row & ~torch.eye(len(row), dtype=torch.bool)
+            for node in range(len(row)):
+                elder = [other for other in range(node) if torch.equal(above[other], above[node])]
+                if elder:
+                    row[node] |= row[elder[-1]]
+        self.nets.seen = seen
+        return made
+
+    def other(self: Paths, row: int, nodes: list[int]) -> Reading:
+        made, own = reading(self, row, nodes), self.rows[row]
+        elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.states]
+        return made._replace(memory=own.states[elder[-1]][0], place=own.states[elder[-1]][1]) if elder else made
+
+    monkeypatch.setattr(TreeCache, "masks", masks)
+    monkeypatch.setattr(Paths, "reading", other)
+    monkeypatch.setattr(Paths, "read", lambda self, paths: one_by_one(self, paths))
+
+
+def one_by_one(self: Paths, paths: list) -> dict:
+    """The nodes in their order, so that elder siblings come first."""
+    said = {}
+    for path in paths:
+        said |= self.read_together([self.reading(*path)])
+    return said
+
+
+def the_root_stays(monkeypatch) -> None:
+    """Wrong: what is kept does not change the state."""
+    monkeypatch.setattr(Nets, "keep", lambda *_: None)
+    keep = Paths.keep
+
+    def wrong(self: Paths, chosen: list[list[int]]) -> None:
+        before = [row.states[-1] for row in self.rows]
+        keep(self, chosen)
+        for row, state in zip(self.rows, before, strict=True):
+            row.states[-1] = state
+
+    monkeypatch.setattr(Paths, "keep", wrong)
+
+
+def the_convolution_sees_slots(monkeypatch) -> None:
+    """Wrong: the last inputs are those of the last slots, whosever they are."""
+    right = DeltaLayer.convolve
+
+    def wrong(self: DeltaLayer, *given, **settings):
+        seen = self.nets.seen
+        self.nets.seen = torch.ones_like(seen).tril(seen.shape[2] - seen.shape[1])
+        said = right(self, *given, **settings)
+        self.nets.seen = seen
+        return said
+
+    monkeypatch.setattr(DeltaLayer, "convolve", wrong)
+
+
+def rows_stay(monkeypatch) -> None:
+    """Wrong: states stay where they were when rows leave."""
+    monkeypatch.setattr(Nets, "select", lambda *_: None)
+
+
+WRONG = [(wrong, name) for wrong in (a_sibling_for_a_parent, the_root_stays) for name in ("qwen3_5", "lfm2", "mamba2")]
+WRONG += [(wrong, name) for wrong in (the_convolution_sees_slots, rows_stay) for name in ONE_PASS]
+
+
+@pytest.mark.parametrize(("wrong", "name"), WRONG)
+def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeypatch):
+    run = session(name)
+    wrong(monkeypatch)
+    if wrong is rows_stay:
+        run.select([2, 0])
+    worst = run.step(9)
+    trees = forest(len(run.sequences), 7, run.generator)
+    assert max(worst, error(run.read(trees), run.expected(trees))) > 100 * TOLERANCE
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "draft"), PAIRS[1:4])
+def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str, monkeypatch):
+    a_sibling_for_a_parent(monkeypatch)
+    assert law_error(name, draft) > 1e-3
+
+
+# Interruptions, memory, ways in
+
+
+PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "keep"), (Nets, "settle")]
+PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_together"), ("lfm2", Paths, "keep")]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "owner", "method"), PLACES)
+@torch.inference_mode()
+def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type, method: str, monkeypatch):
+    config = DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse("2x1")))
+
+    def run(interrupted: int) -> list[list[int]]:
+        state = start([[1, 2], [3]], hybrid(name), NGram(VOCABULARY), config, [Sampling(0)] * 2, 30)
+        done, left, right = [[], []], interrupted, getattr(owner, method)
+
+        def alarmed(*given, **settings):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            return right(*given, **settings)
+
+        monkeypatch.setattr(owner, method, alarmed)
+        while min(map(len, done)) < 6:
+            try:
+                state, record = step(state, config)
+            except KeyboardInterrupt:
+                continue
+            done = [own + emitted.tokens for own, emitted in zip(done, record.emitted, strict=True)]
+        monkeypatch.setattr(owner, method, right)
+        return [own[:6] for own in done]
+
+    truth = run(-1)
+    for after in (1, 2, 3, 5):
+        try:
+            assert run(after) == truth
+        except AdviceError as said:
+            assert "or was interrupted while its caches were written" in str(said)  # noqa: PT017
+
+
+def test_pending_nodes_of_nets_take_what_is_said():
+    """A node takes its keys, its changes and two numbers a head, and no state; after keeping, nothing is pending."""
+    run = session("qwen3_5", (9,))
+    run.read(forest(1, 12, run.generator))
+    nets = list(run.model.cache.nets.layers.values())
+    for layer in nets:
+        heads, key, value = layer.kept.state.shape[1:]
+        assert sum(each.nbytes for each in layer.pending) == 12 * heads * (4 * key + 4 * value + 2 * 8)
+        assert layer.inputs.shape[1] == layer.kept.inputs.shape[1] + 12
+    run.model.keep([[]])
+    assert all(layer.pending is None and layer.inputs is None for layer in nets)
+
+
+def test_the_first_layers_of_a_hybrid_draft_and_the_model_stays_as_it_was():
+    plain = hybrid("qwen3_5")
+    before = {name: module for name, module in plain.named_modules()}
+    rows, _ = md.generate(plain, first_layers(plain, 2), [[1, 2, 3]], tree="2x1", temperature=0, max_new_tokens=6)
+    assert rows[0].tolist() == md.generate(plain, None, [[1, 2, 3]], temperature=0, max_new_tokens=6)[0][0].tolist()
+    assert {name: module for name, module in plain.named_modules()} == before
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_compiled_steps_are_done_without(name: str):
+    settings = dict(tree="2x1", temperature=0, max_new_tokens=5)
+    expected = md.generate(hybrid(name), NGram(VOCABULARY), [[1, 2]], **settings)[0][0]
+    with pytest.warns(UserWarning, match="goes on without compiled steps"):
+        rows, _ = md.generate(hybrid(name), NGram(VOCABULARY), [[1, 2]], compile=True, **settings)
+    assert torch.equal(rows[0], expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_the_command_line_and_the_server_take_such_a_target(name: str, tmp_path):
+    folder, tokenizer = tmp_path / "model", letters(VOCABULARY)
+    hybrid(name).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    given = ["--target", str(folder), "--prompt", "abcab", "--max-new-tokens", "8", "--temperature", "0"]
+    said = [
+        CliRunner().invoke(app, ["generate", *given, *more]) for more in (["--draft", "ngram"], ["--draft", "none"])
+    ]
+    assert [result.exit_code for result in said] == [0, 0], said[0].output
+    assert said[0].stdout == said[1].stdout
+    with served(service(AutoModelForCausalLM.from_pretrained(folder), NGram(VOCABULARY), tokenizer)) as client:
+        body = {"model": "toy", "prompt": "abcab", "max_tokens": 8, "temperature": 0}
+        texts = [client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)]
+    assert len(set(texts)) == 1
+    assert texts[0]
+    assert texts[0] in said[0].stdout
+
+
+# What is refused
+
+
+TINY = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("BertConfig", {"num_attention_heads": 4}, "bert is an encoder, whose tokens see later"),
+        ("RwkvConfig", {"attention_hidden_size": 32}, "rwkv is read wrongly by transformers where a batch goes on"),
+        ("RecurrentGemmaConfig", {"num_attention_heads": 4}, "recurrent_gemma keeps its state in its own layers"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(kind: str, settings: dict, message: str):
+    config = getattr(transformers, kind)(**TINY, **settings)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(AdviceError, match=message):
+        reader(model, 9)
+
+
+def test_versions_in_which_states_have_other_forms_are_refused(monkeypatch):
+    monkeypatch.setattr(compat, "STATES", compat.Version("99"))
+    for name in ("qwen3_5", "mamba2"):
+        with pytest.raises(AdviceError, match="a recurrent state, which is read from transformers 99 on; update it"):
+            reader(hybrid(name), 9)
+    reader(tiny_model("llama"), 9)
+
+
+def test_misuse_gets_advice():
+    run = session("lfm2")
+    with pytest.raises(AdviceError, match="2 rows for a reader of 3"):
+        run.model.forward([[1], [2]], [[-1], [-1]])
+    with pytest.raises(AdviceError, match="pending token 0 has parent 0"):
+        run.model.forward([[1]] * 3, [[0]] * 3)
+    with pytest.raises(AdviceError, match="rows of two different models"):
+        run.model.join(session("mamba2").model)
+    with pytest.raises(AdviceError, match="cannot take 10 tokens of row 0"):
+        run.model.part(0, 10, 20)
