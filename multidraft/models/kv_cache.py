@@ -205,8 +205,8 @@ class Pending:
 class TreeCache:
     """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
 
-    `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give the right `capacity` (the longest sequence
-    plus one tree) to avoid growing, which copies.
+    `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give
+    the right `capacity` (the longest sequence plus one tree) to avoid growing, which copies.
     """
 
     def __init__(self, layers: int, capacity: int, nets: Sequence[int] = ()):

@@ -155,12 +155,8 @@ class Paths:
         check_rows(len(chosen), len(self.rows))
         for row, path in zip(self.rows, chosen, strict=True):
             check_path(path, row.parents)
-        left = [
-            (index, own.beyond(path[-1]))
-            for index, (own, path) in enumerate(zip(self.rows, chosen, strict=True))
-            if path
-        ]
-        self.read([(row, path) for row, path in left if path])
+        behind = [row.beyond(path[-1] if path else ROOT) for row, path in zip(self.rows, chosen, strict=True)]
+        self.read([(row, path) for row, path in enumerate(behind) if path])
         ends = [row.states[path[-1] if path else ROOT] for row, path in zip(self.rows, chosen, strict=True)]
         alone(ends, [index for index, path in enumerate(chosen) if path])
         rows = zip(self.rows, chosen, ends, strict=True)

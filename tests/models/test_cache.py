@@ -190,39 +190,6 @@ def test_the_users_model_is_left_as_it_was():
 
 
 # What is refused
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        ("MambaConfig", {"hidden_size": 32}, "mamba has .*, which cannot be rolled back to a path"),
-        ("Mamba2Config", {"hidden_size": 32, "num_heads": 4, "head_dim": 16}, "mamba2 has .*, which cannot be rolled"),
-        (
-            "JambaConfig",
-            {"hidden_size": 32, "num_experts": 2, "use_mamba_kernels": False},
-            "jamba has .*, which cannot",
-        ),
-        ("FalconH1Config", {"hidden_size": 32, "num_attention_heads": 4}, "falcon_h1 has .*, which cannot be rolled"),
-        ("RecurrentGemmaConfig", {"hidden_size": 32, "num_attention_heads": 4}, "recurrent_gemma has .*, which cannot"),
-        ("MiniMaxConfig", {"hidden_size": 32, "num_local_experts": 2}, "minimax has layers of type linear_attention"),
-        ("Llama4TextConfig", {"hidden_size": 32}, "llama4_text has layers of type chunked_attention"),
-        ("BertConfig", {"hidden_size": 32, "num_attention_heads": 4}, "bert is an encoder, whose tokens see later"),
-        ("Qwen3NextConfig", {"hidden_size": 32, "num_experts": 4}, "qwen3_next has layers of type linear_attention"),
-        (
-            "GPTNeoConfig",
-            {"num_layers": 2, "attention_types": [[["local"], 2]]},
-            "gpt_neo builds its own local mask",
-        ),
-        ("RwkvConfig", {"hidden_size": 32}, "rwkv has a recurrent state, which cannot be rolled back"),
-        ("BloomConfig", {"hidden_size": 32, "n_head": 4}, "bloom takes no explicit positions"),
-        ("FalconConfig", {"hidden_size": 32, "num_attention_heads": 4, "alibi": True}, "falcon takes no explicit pos"),
-    ],
-)
-def test_models_that_cannot_be_trusted_are_refused(kind, settings, message):
-    settings = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, **settings}
-    config = getattr(transformers, kind)(**settings)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(AdviceError, match=message):
-        CausalLM(model)
 
 
 def test_settings_that_cannot_be_trusted_are_refused():

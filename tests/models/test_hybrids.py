@@ -1,5 +1,6 @@
 """Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
 
+import json
 from collections.abc import Callable
 from functools import cache
 
@@ -74,7 +75,7 @@ def test_a_prompt_may_be_kept_in_part(name: str):
 
 def test_long_prompts_in_many_pieces_lose_no_digits():
     """Logarithms of decays are summed over a piece, and subtracted."""
-    plain, generator = hybrid("qwen3_5"), torch.Generator().manual_seed(1)
+    plain, generator = hybrid("qwen3_5", max_position_embeddings=1024), torch.Generator().manual_seed(1)
     run = Session(plain, reader(plain, 700), [drawn(650, generator)], generator)
     assert run.prefill(512) < TOLERANCE
     assert run.step() < TOLERANCE
@@ -91,7 +92,7 @@ def test_greedy_output_is_that_of_generate_with_any_drafter(name: str):
     settings = dict(max_new_tokens=9, do_sample=False)
     expected = [target.generate(torch.tensor([p]), **settings)[0, len(p) :].tolist() for p in prompts]
     for drafter, scheme in ((draft, "anchored:lorenz"), (NGram(VOCABULARY), "iid:recursive_rejection")):
-        rows, _ = md.generate(target, drafter, prompts, scheme, tree="2x2x1", temperature=0, max_new_tokens=9)
+        rows, _ = md.generate(target, drafter, prompts, scheme=scheme, tree="2x2x1", temperature=0, max_new_tokens=9)
         assert [row.tolist() for row in rows] == expected
 
 
@@ -188,8 +189,9 @@ def the_convolution_sees_slots(monkeypatch) -> None:
 
 
 def rows_stay(monkeypatch) -> None:
-    """Wrong: states stay where they were when rows leave."""
-    monkeypatch.setattr(Nets, "select", lambda *_: None)
+    """Wrong: when rows leave, the states of the first ones are those that go on."""
+    right = Nets.select
+    monkeypatch.setattr(Nets, "select", lambda self, rows: right(self, list(range(len(rows)))))
 
 
 WRONG = [(wrong, name) for wrong in (a_sibling_for_a_parent, the_root_stays) for name in ("qwen3_5", "lfm2", "mamba2")]
@@ -211,7 +213,7 @@ def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeyp
 @pytest.mark.parametrize(("name", "draft"), PAIRS[1:4])
 def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str, monkeypatch):
     a_sibling_for_a_parent(monkeypatch)
-    assert law_error(name, draft) > 1e-3
+    assert law_error(name, draft) > 1e-4  # ten times what is let through above
 
 
 # Interruptions, memory, ways in
@@ -291,18 +293,15 @@ def test_the_command_line_and_the_server_take_such_a_target(name: str, tmp_path)
     folder, tokenizer = tmp_path / "model", letters(VOCABULARY)
     hybrid(name).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    given = ["--target", str(folder), "--prompt", "abcab", "--max-new-tokens", "8", "--temperature", "0"]
-    said = [
-        CliRunner().invoke(app, ["generate", *given, *more]) for more in (["--draft", "ngram"], ["--draft", "none"])
-    ]
+    given = ["--target", str(folder), "--prompt", "abcab", "--max-new-tokens", "8", "--temperature", "0", "--json"]
+    said = [CliRunner().invoke(app, ["generate", *given, "--draft", draft]) for draft in ("ngram", "none")]
     assert [result.exit_code for result in said] == [0, 0], said[0].output
-    assert said[0].stdout == said[1].stdout
+    text, plain = (json.loads(result.stdout)["records"][0]["text"] for result in said)
+    assert text == plain
     with served(service(AutoModelForCausalLM.from_pretrained(folder), NGram(VOCABULARY), tokenizer)) as client:
         body = {"model": "toy", "prompt": "abcab", "max_tokens": 8, "temperature": 0}
-        texts = [client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)]
-    assert len(set(texts)) == 1
-    assert texts[0]
-    assert texts[0] in said[0].stdout
+        texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)}
+    assert texts == {text}
 
 
 # What is refused
