@@ -223,7 +223,7 @@ class TreeNet(nn.Module):
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.net = net
+        self.net: Any = net
 
     def forward(self, hidden_states: Tensor, cache_params: Any, **others: Any) -> Tensor:
         layer, own = cache_params.layers[self.net.layer_idx], unwrap(type(self.net).forward)
@@ -231,7 +231,7 @@ class TreeNet(nn.Module):
         return FunctionType(own.__code__, own.__globals__ | ours)(self.net, hidden_states, cache_params, None)
 
 
-def is_net(module: nn.Module) -> bool:
+def is_net(module: Any) -> bool:
     """Whether it is a gated delta net that is written as those that we know."""
     return hasattr(module, "layer_idx") and set(unwrap(type(module).forward).__code__.co_names) >= CALLED
 
@@ -239,8 +239,9 @@ def is_net(module: nn.Module) -> bool:
 def nets_of(model: PreTrainedModel) -> list[int]:
     """The layers with gated delta nets that can be read in one pass; none where some layer cannot."""
     config = model.config.get_text_config(decoder=True)
-    offloaded = any("forward" in vars(module) for module in model.modules())  # by accelerate
-    if config.model_type not in FAMILIES or offloaded:
+    if config.model_type not in FAMILIES:
+        return []
+    if any("forward" in vars(module) for module in model.modules()):  # accelerate's, which would bring weights
         return []
     found = [module.layer_idx for module in model.modules() if is_net(module)]
     return found if len(found) == list(config.layer_types).count("linear_attention") else []

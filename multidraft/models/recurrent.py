@@ -6,9 +6,8 @@ its parent. What it remembers behind each node stays until the walk has chosen. 
 whole of each node's past; rows of a decoding batch share passes while their sequences are equally long.
 """
 
-import inspect
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.models.about import context, home, vocabulary_of
 from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
-from multidraft.models.compat import check_supported, continues, memory_of
+from multidraft.models.compat import called, check_supported, continues, memory_of
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 ROOT = -1  # the node that all kept tokens end in
@@ -72,7 +71,6 @@ class Paths:
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = context(model.config.get_text_config(decoder=True))
         self.memory, self.continues = memory_of(model), continues(model)
-        self.takes = set(inspect.signature(model.forward).parameters)
         self.rows: list[Row] = []  # none before the first forward
 
     def fresh(self, capacity: int) -> "Paths":
@@ -112,19 +110,15 @@ class Paths:
 
     def read(self, paths: list[tuple[int, list[int]]]) -> dict[tuple[int, int], Float[Tensor, " vocabulary"]]:
         """The logits behind the last node of each path, whose state is held from then on."""
-        said = {}
+        said, held = dict[tuple[int, int], Tensor](), [row.states for row in self.rows]
         while paths:
-            ready, later, groups = list[Reading](), [], dict[tuple[int, int], list[Reading]]()
-            for row, nodes in paths:
-                if self.rows[row].parents[nodes[0]] in self.rows[row].states:
-                    ready.append(self.reading(row, nodes))
-                else:
-                    later.append((row, nodes))
-            for one in ready:
+            groups = dict[tuple[int, int], list[Reading]]()
+            ready = [path for path in paths if self.rows[path[0]].parents[path[1][0]] in held[path[0]]]
+            for one in [self.reading(*path) for path in ready]:
                 groups.setdefault((id(one.memory), len(one.tokens)), []).append(one)
+            paths = [path for path in paths if path not in ready]
             for group in groups.values():
                 said |= self.read_together(group)
-            paths = later
         return said
 
     def reading(self, row: int, nodes: list[int]) -> Reading:
@@ -139,13 +133,16 @@ class Paths:
         """One pass over paths that are equally long, and follow what was remembered after one and the same pass."""
         tokens = torch.tensor([one.tokens for one in group], device=self.device)
         positions = group[0].first + torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
-        before = group[0].memory and gathered(group[0].memory, torch.tensor([one.place for one in group]))
+        places = torch.tensor([one.place for one in group])
+        before = None if group[0].memory is None else gathered(group[0].memory, places)
         given = {
             "position_ids": positions if self.context is None else positions.clamp(max=self.context - 1),
             "logits_to_keep": 1,
             self.memory: before,
         }
-        said = self.model(input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in self.takes})
+        said = self.model(
+            input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in called(self.model)}
+        )
         for index, one in enumerate(group):
             self.rows[one.row].states[one.node] = getattr(said, self.memory), index
         return {(one.row, one.node): said.logits[index, -1] for index, one in enumerate(group)}
@@ -163,9 +160,7 @@ class Paths:
         self.rows = [Row(row.text + row.spelled(path), {ROOT: end}) for row, path, end in rows]
 
     def select(self, rows: list[int]) -> None:
-        self.rows = [
-            Row(own.text, dict(own.states), own.tokens, own.parents) for own in (self.rows[row] for row in rows)
-        ]
+        self.rows = [replace(self.rows[row], states=dict(self.rows[row].states)) for row in rows]
 
     def join(self, other: Any) -> None:
         if other.model is not self.model:

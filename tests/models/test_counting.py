@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hybrids import hybrid
 from reading import chain, read_text
 from tiny import tiny_model
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scores, by_drafter, closed_up
 from multidraft.models.ensemble import SURE, Behind, Copying, Mixture, Several, merged, spread
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface import readable
 from multidraft.models.ngram import MOST, Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
 
@@ -274,7 +275,9 @@ def test_advice(make, advice):
 
 
 READERS = {
-    "model": lambda: CausalLM(tiny_model("llama")),
+    "model": lambda: readable(tiny_model("llama")),
+    "gated delta nets": lambda: readable(hybrid("qwen3_5")),
+    "paths": lambda: readable(hybrid("mamba2")),
     "table": lambda: TableModel(random_table(5, 3, 1), 5),
     "counts": lambda: NGram(5, 3),
     "look-up": lambda: Lookup(5),

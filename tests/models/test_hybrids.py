@@ -334,13 +334,9 @@ def test_versions_in_which_states_have_other_forms_are_refused(monkeypatch):
     reader(tiny_model("llama"), 9)
 
 
-def test_misuse_gets_advice():
-    run = session("lfm2")
-    with pytest.raises(AdviceError, match="2 rows for a reader of 3"):
-        run.model.forward([[1], [2]], [[-1], [-1]])
-    with pytest.raises(AdviceError, match="pending token 0 has parent 0"):
-        run.model.forward([[1]] * 3, [[0]] * 3)
+def test_misuse_gets_advice():  # beside what all readers have in common (`test_counting.py`)
+    run = session("lfm2", (6,))
     with pytest.raises(AdviceError, match="rows of two different models"):
-        run.model.join(session("mamba2").model)
+        run.model.join(session("mamba2", (6,)).model)
     with pytest.raises(AdviceError, match="cannot take 10 tokens of row 0"):
         run.model.part(0, 10, 20)
