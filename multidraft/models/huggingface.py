@@ -133,10 +133,11 @@ class CausalLM:
             logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
             if logits is not None:
                 return logits
+        seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
         output = self.reading(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),  # one where all layers are alike
+            attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
             past_key_values=self.cache.cache,
             use_cache=True,
             **({} if everything else self.last_logits),

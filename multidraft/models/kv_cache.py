@@ -291,7 +291,7 @@ class TreeCache:
 
     def masks(
         self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
-    ) -> dict[str, Float[Tensor, "rows 1 new slots"] | None]:
+    ) -> dict[str, Float[Tensor, "rows 1 new slots"]]:
         """By type of layer what the last pass's tokens add to their attention scores.
 
         That is 0 where they see, and the lowest number where they do not. Never a boolean mask: eager attention would
@@ -306,8 +306,7 @@ class TreeCache:
         if self.holes is not None:
             self.holes = self.holes.to(device)
             full[..., : self.base].masked_fill_(self.holes[:, None, None], lowest)
-        masks = {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
-        return masks | dict.fromkeys({"linear_attention"} & set(masks))  # nets read no mask
+        return {kind: self.windowed(full, window) if window else full for kind, window in windows.items()}
 
     def windowed(self, mask: Float[Tensor, "rows 1 new slots"], window: int) -> Float[Tensor, "rows 1 new slots"]:
         """The mask of a layer with such a window."""
