@@ -1,23 +1,22 @@
 """Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
 
-import json
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import transformers
+from commands import printed
 from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
 from reading import PROMPTS, TOLERANCE, Session, drawn, error, forest, life
 from serving import letters, served, service
+from steps import law_of_steps
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, law_of_steps, target_law
-from multidraft.cli.main import app
+from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig
@@ -293,10 +292,9 @@ def test_the_command_line_and_the_server_take_such_a_target(name: str, tmp_path)
     folder, tokenizer = tmp_path / "model", letters(VOCABULARY)
     hybrid(name).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    given = ["--target", str(folder), "--prompt", "abcab", "--max-new-tokens", "8", "--temperature", "0", "--json"]
-    said = [CliRunner().invoke(app, ["generate", *given, "--draft", draft]) for draft in ("ngram", "none")]
-    assert [result.exit_code for result in said] == [0, 0], said[0].output
-    text, plain = (json.loads(result.stdout)["records"][0]["text"] for result in said)
+    given = ["--target", folder, "--prompt", "abcab", "--max-new-tokens", 8, "--temperature", 0]
+    said = [printed("generate", *given, "--draft", draft) for draft in ("ngram", "none")]
+    text, plain = (each["records"][0]["text"] for each in said)
     assert text == plain
     with served(service(AutoModelForCausalLM.from_pretrained(folder), NGram(VOCABULARY), tokenizer)) as client:
         body = {"model": "toy", "prompt": "abcab", "max_tokens": 8, "temperature": 0}
