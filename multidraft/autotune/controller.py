@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multidraft.autotune.acceptance import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Rates
 from multidraft.autotune.costs import Costs, Timed
 from multidraft.autotune.growing import Growing, Kind, kind_of
-from multidraft.autotune.profile import FIRST, Profile
+from multidraft.autotune.profile import FIRST, MOST_SAMPLES, Profile
 from multidraft.autotune.store import Subject, place, profile_for, save
 from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NOTES = logging.getLogger("multidraft")
 AGAIN = 8  # steps after which prices are found anew
+PLAIN = 16  # steps of which one has no drafts, until enough of these have been timed
 PROBE, PAUSE, LONGEST = 2, 32, 512  # steps of a probe of a draft model that is not asked, and steps between two
 MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
 MEMORY, STEPS = 100.0, 32.0  # nodes over which what was accepted fades by a factor e, and steps over which speed does
@@ -118,6 +119,8 @@ class Auto:
             if rows != self.rows or self.steps % AGAIN == 0:
                 self.choose(rows)
             self.probe()
+            if self.steps % PLAIN == PLAIN - 1 and self.lacks_plain(rows):
+                self.policy = self.plain
         self.rows, self.steps = rows, self.steps + 1
         self.policy.begin(rows)
 
@@ -127,6 +130,10 @@ class Auto:
             return self.plain
         self.tried += 1
         return self.first
+
+    def lacks_plain(self, rows: int) -> bool:
+        """Whether steps without drafts, which all others are compared with, should be timed once more."""
+        return self.profile.spent.get(rows, 0.0) < self.budget and self.profile.measured(rows, False) < MOST_SAMPLES
 
     def choose(self, rows: int) -> None:
         """The prices of drafts: they have to win by a margin over the speed so far, and over no drafts."""

@@ -13,7 +13,7 @@ from multidraft.autotune.costs import Costs, Timed, fitted
 from multidraft.errors import AdviceError
 
 FORM = 8
-FIRST = 2  # steps without drafts, and with some, after which costs can be told
+FIRST = 3  # steps without drafts, and with some, after which costs can be told
 MOST_SAMPLES = 9  # alike steps that are kept, of which the median counts
 FEW, APART = 8, 4  # drafted nodes that are told apart, and of which more are told apart by so many
 TRUSTED = 20.0  # nodes after which measured acceptance is believed more than none

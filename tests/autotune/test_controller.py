@@ -137,7 +137,7 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(
     with caplog.at_level(logging.WARNING, "multidraft"):
         found = list(records(policy, *tables(), 120))
     policy.finish()
-    assert [record.names[0] for record in found[:4]] == [""] * 2 + ["1x6"] * 2
+    assert [record.names[0] for record in found[: 2 * FIRST]] == [""] * FIRST + ["1x6"] * FIRST
     assert sum(len(runs) for runs in made.samples[1].values()) > 10
     assert made.acceptance[1.0].weight.sum() > 20
     assert Profile.from_json(saved[-1]).spent == pytest.approx(made.spent, abs=1e-3)

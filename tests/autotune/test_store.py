@@ -124,3 +124,9 @@ def test_processes_that_share_work_share_a_profile() -> None:
 
 def test_a_profile_is_of_one_pair_and_scheme() -> None:
     assert store.place(subject().identity) != store.place(subject(4).identity)
+
+
+def test_what_is_shipped_can_be_read_and_knows_three_temperatures() -> None:
+    found = [Profile.from_json(entry.read_text()) for entry in store.shipped()]
+    assert len(found) == 4
+    assert all({*made.acceptance} == {0.0, 0.7, 1.0} and not made.samples for made in found)
