@@ -82,8 +82,8 @@ def read_level(
     several = config.scheme.law.several
     for line, (row, node) in enumerate(places):
         laws = [own[2][line] for own in parts]
-        ids, probabilities = together(laws) if several else laws[0]
-        trees[row].laws[node] = NodeLaw(ids, probabilities, parts[0][0][line], parts[0][1])
+        law = together(laws) if several else laws[0]
+        trees[row].laws[node] = NodeLaw(*law, parts[0][0][line], parts[0][1])
     return faults
 
 

@@ -171,6 +171,7 @@ class Copying(Together):
             self.rows = [Behind() for _ in tokens]
             self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
         copied = self.copied.forward(tokens, parents, scored)
+        assert isinstance(copied, Scores)  # of a look-up
         asked = dict[int, dict[int, int]]()  # by row, of scored tokens that are not sure: where they stand as pending
         for row, (behind, new, sure) in enumerate(zip(self.rows, tokens, copied.logits.exp().sum(-1), strict=True)):
             behind.tokens, behind.parents = behind.tokens + new, behind.parents + parents[row]

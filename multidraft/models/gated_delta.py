@@ -243,7 +243,7 @@ def nets_of(model: PreTrainedModel) -> list[int]:
         return []
     if any("forward" in vars(module) for module in model.modules()):  # accelerate's, which would bring weights
         return []
-    found = [module.layer_idx for module in model.modules() if is_net(module)]
+    found = [vars(module)["layer_idx"] for module in model.modules() if is_net(module)]
     return found if len(found) == list(config.layer_types).count("linear_attention") else []
 
 

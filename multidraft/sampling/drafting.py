@@ -159,6 +159,7 @@ def cut(counts: Int[np.ndarray, " bins"], most: int, tail: float) -> tuple[int, 
 
 def nucleus(found: Found, own: Sampling, logits: Float[Tensor, "lines columns"]) -> Found:
     """Of every line's likeliest columns those that hold top-p of the sum, which top-k has cut before."""
+    assert own.top_p is not None  # who asks has one
     wholes = [float(weights.sum()) for _, weights in found]
     if own.top_k is None:
         best = logits.amax(-1, keepdim=True)

@@ -19,7 +19,8 @@ from multidraft.verification.shapes import Draft, Rates, Rows
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
 ROUNDING_OF_SUMS = 1e-13
 MOST_BOXES = 100_000
-Target, Drafts = Float[np.ndarray, " vocab"], Float[np.ndarray, "drafts vocab"]
+Target = Float[np.ndarray, " vocab"]
+Drafts = Float[np.ndarray, "drafts vocab"]
 
 
 def optimal_distinct(target: Rows, draft: Draft, drafts: int | Int[Tensor, "*batch"]) -> Rates:

@@ -91,7 +91,7 @@ class Greedy(Staged):
         )
 
 
-def optimal_spechub(target: Rows, draft: Rows, drafts: int = 2) -> Rates:
+def optimal_spechub(target: Rows, draft: Rows, drafts: Counts = 2) -> Rates:
     """Largest acceptance rate with SpecHub's two drafts.
 
     The first draft is drawn from `q = draft`. If it is the most likely token `a`, the second is drawn from `q` without
@@ -115,7 +115,7 @@ def optimal_spechub(target: Rows, draft: Rows, drafts: int = 2) -> Rates:
     >>> optimal_spechub(p, q)
     tensor(1.)
     """
-    if drafts != 2:
+    if torch.as_tensor(drafts != 2).any():
         raise AdviceError(f"SpecHub proposes exactly two drafts, not {drafts}; law='anchored' is its relative for more")
     return optimal_greedy(target, draft, 2)
 

@@ -41,7 +41,7 @@ class Facts:
 
 Answer = tuple[Outcome, Callable[[], Facts]]
 Method = Callable[[Tensor, Tensor, Tensor, Iid], Answer]  # target, draft, drafted, and the law they were drawn by
-Formula = Callable[[Tensor, Tensor, Iid], Tensor]
+Formula = Callable[[Tensor, Tensor, Iid], Tensor | None]
 
 
 def variation(law: Float[np.ndarray, " vocabulary"], target: Float[np.ndarray, " vocabulary"]) -> float:
@@ -62,7 +62,9 @@ def closed(rule: Rule, rate: Formula) -> Method:
 def closed_facts(rule: Rule, rate: Formula, target: Tensor, draft: Tensor, law: Iid) -> Facts:
     """By summing over every ordered tuple where there are few."""
     if len(draft) ** (law.drafts + 1) > MOST_NUMBERS:
-        return Facts(float(rate(target, draft, law)), 0.0, "formula")
+        known = rate(target, draft, law)
+        assert known is not None  # of i.i.d. drafts
+        return Facts(float(known), 0.0, "formula")
     found = over_all_tuples(rule, law, target[None], draft[None])
     return Facts(float(found.acceptance), variation(found.emitted[0].numpy(), target.numpy()), "enumeration")
 
