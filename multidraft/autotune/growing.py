@@ -18,6 +18,7 @@ from multidraft.models.huggingface import Model
 from multidraft.models.ngram import Reader
 
 MOST = 4  # drafts at a node
+LEAST = 0.01  # of a pass that a node is taken to cost, however flat noise lets a pass appear
 GOES_ON = 0.75  # how often the next copied token is right where one was
 Kind = Literal["model", "copying", "free"]  # drafters whose every answer costs, or only some, or none
 
@@ -52,7 +53,7 @@ class Growing(DynamicTree):
         For each token that comes, the draft model has to read so many of a prompt.
         """
         self.rates, share = rates, (1 + margin) * rho / rows
-        self.node = share * costs.one_more()
+        self.node = share * max(costs.one_more(), LEAST * costs.target(1))
         self.entry = max(share * costs.entry(), 0.0) + margin * rho / rows * costs.seconds([], 0)
         self.read, self.level = share * costs.reading(), share * (costs.level(1) - costs.reading())
         gains = [max(self.value(1.0, own, False) - self.entry, 0.0) for own in rates.by_class]
