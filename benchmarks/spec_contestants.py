@@ -18,6 +18,8 @@ OURS = {  # by name: what drafts, and with which settings
     "ngram": ("ngram", dict(tree="auto")),
     "draft": ("DRAFT", dict(tree="auto")),
     "draft and copying": ("copy+DRAFT", dict(tree="auto")),
+    "head": ("eagle3:smollm2", dict(tree="auto")),
+    "head and copying": ("copy+eagle3:smollm2", dict(tree="auto")),
 }
 ASSISTANTS = {f"assisted, {n}": dict(num_assistant_tokens=n, assistant_confidence_threshold=0.0) for n in (2, 4)}
 ASSISTANTS |= {"assisted, 8, threshold 0.4": dict(num_assistant_tokens=8, assistant_confidence_threshold=0.4)}
@@ -34,7 +36,7 @@ def contestants(
     found = {
         name: ours(base.target, drafter(target, draft, loader), settings, new_tokens)
         for name, (draft, settings) in OURS.items()
-        if not only or name in only
+        if (not only or name in only) and (engine == "transformers" or "eagle3" not in draft)
     }
     if engine == "transformers":
         return partial(ids_of, chat), found | theirs(base.target, drafter(target, "DRAFT", loader), new_tokens)

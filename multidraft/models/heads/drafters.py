@@ -344,6 +344,7 @@ class MedusaDrafter(Marginal):
 
 
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
+SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 DRAFTERS: dict[type, type[Head]] = {Eagle3: EagleDrafter, DFlash: BlockDrafter, Medusa: MedusaDrafter}
 
 
@@ -355,8 +356,9 @@ def drafter(module: Any) -> Head:
 def head(name: str, target: Any) -> Head:
     """The draft head that a name such as `eagle3:FOLDER`, `dflash:FOLDER` or `medusa:FOLDER` stands for.
 
-    It drafts for this target alone, a Hugging Face model. Raises AdviceError where the files are of no head, of one of
-    another kind, or of one for another target; it says what differs.
+    It drafts for this target alone, a Hugging Face model. `eagle3:smollm2` is the one that is shipped, for SmolLM2.
+    Raises AdviceError where the files are of no head, of one of another kind, or of one for another target; it says
+    what differs.
     """
     match = NAMED.fullmatch(name)
     if match is None:
@@ -367,7 +369,7 @@ def head(name: str, target: Any) -> Head:
             f"a draft head reads hidden states, which a target of {type(target).__name__} does not tell; use a Hugging "
             "Face model, for a GGUF file with --engine transformers"
         )
-    folder = Path(match[2]).expanduser()
+    folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
     if not folder.is_dir():
         raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")
     config = target.config.get_text_config(decoder=True)
