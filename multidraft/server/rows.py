@@ -7,6 +7,7 @@ What rows that have left have read is kept while there is room: a prompt that be
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -233,8 +234,8 @@ class Reading:
         self.logprobs += listed(laws.log(), follow, top)
 
 
-def read(model: LanguageModel, piece: list[int], scored: Scored = "none") -> Tensor:
+def read(model: LanguageModel, piece: list[int], scored: Scored = "none") -> Any:
     """Let a model keep a piece of one row's text; the logits that are asked for."""
-    scores: Tensor = model.forward([piece], [list(range(-1, len(piece) - 1))], scored if piece else "none")
+    scores = model.forward([piece], [list(range(-1, len(piece) - 1))], scored if piece else "none")
     model.keep([list(range(len(piece)))])
     return scores

@@ -287,7 +287,6 @@ def test_compiled_steps_are_done_without(name: str):
     assert torch.equal(rows[0], expected)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_the_command_line_and_the_server_take_such_a_target(name: str, tmp_path):
     folder, tokenizer = tmp_path / "model", letters(VOCABULARY)
