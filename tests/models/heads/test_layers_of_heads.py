@@ -2,77 +2,50 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import multidraft as md
-from multidraft.models.heads.drafters import drafter
-from multidraft.models.heads.eagle3 import Eagle3
-from multidraft.models.heads.formats import EAGLE3, Settings
+from multidraft.cli.models import Loader, load
 from multidraft.models.heads.layers import Grown
-from multidraft.models.heads.loading import save_head
+from multidraft.zoo import smollm2
 
-LAYERS, SIZE = (1, 2, 3), 32
-SHAPE = {"vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-SHAPE |= {"num_key_value_heads": 2, "head_dim": 8, "bos_token_id": None, "eos_token_id": None}
-PROMPTS = [[3, 1], [5, 9], [8, 8], [30, 2]]
-
-
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, num_hidden_layers=4)).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.25)
-    torch.nn.init.normal_(model.lm_head.weight, std=0.5)
-    return model
-
-
-@pytest.fixture(scope="module")
-def folder(target, tmp_path_factory) -> str:
-    """A head that has seen 1,500 tokens which the target wrote, a hundred times."""
-    first = [[row % SIZE, 7 * row % SIZE] for row in range(48)]
-    written, _ = md.generate(target, None, first, max_new_tokens=30, generator=torch.Generator().manual_seed(1))
-    texts = torch.stack([torch.cat([torch.tensor(a), b]) for a, b in zip(first, written, strict=True)])
-    with torch.no_grad():
-        said = target(input_ids=texts, output_hidden_states=True)
-    laws = said.logits[:, 1:].softmax(-1)
-    features = torch.cat([said.hidden_states[layer][:, :-1] for layer in LAYERS], -1)
-    head = Eagle3(Settings(EAGLE3, LlamaConfig(**SHAPE, num_hidden_layers=1), LAYERS, SIZE, 32))
-    head.embed_tokens.weight.data.copy_(target.model.embed_tokens.weight)
-    head.lm_head.weight.data.copy_(target.lm_head.weight)
-    places = torch.arange(texts.shape[1] - 1)
-    mask, optimizer = (places[:, None] >= places)[None, None], torch.optim.AdamW(head.parameters(), lr=3e-3)
-    for _ in range(100):
-        logits = head.logits(head(texts[:, 1:], head.fuse(features), places.expand(len(texts), -1), mask, Grown()))
-        loss = -(laws * logits.log_softmax(-1)).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    out = tmp_path_factory.mktemp("head")
-    save_head(head.eval(), out, "tiny")
-    return str(out)
+ANSWERS = [  # that SmolLM2-135M-Instruct wrote at T = 0.7
+    "Gravity is a fundamental concept in physics that describes the curvature of spacetime caused by the presence of "
+    "matter and energy. It's a mysterious and counterintuitive phenomenon that arises from the Einstein theory of "
+    "general relativity. At its core, gravity is the natural tendency of matter to curve spacetime around itself, "
+    "which has been confirmed by numerous experiments across the universe.\n\nThe more we know about gravity, the "
+    "more we realize that it's a fundamental aspect of the universe that cannot be fully understood by classical "
+    "physics alone. This realization has led to significant advances in fields",
+    "1. **Read the recipe carefully before preparing**: This is one of the most essential tips to create a memorable "
+    "cooking journey.\n2. **Slow-cooker magic**: Consider using a slow-cooker, which allows for perfect slow-cooker "
+    "magic.\n3. **Use only high-quality ingredients and spices**: It's amazing how much of the best ingredients can "
+    "become just a few of the bad ones.\n\nBy following these tips, you can learn to cook from the best",
+    "Hamlet, a masterful blend of classic literature, religion, and social commentary, is said to have been written "
+    "by the renowned English playwright and poet, William Shakespeare. The play, written in 1603, is considered a "
+    "seminal work of tragedy, blending elements such as the chorus as a chorus with the use of Elizabethan language "
+    "in the play and the use of the double act in the final act. The play has been interpreted and reimagined many "
+    "times throughout history, but it is arguably the most famous example of Shakespeare's use of multiple",
+]
 
 
-def tokens_a_pass(target, folder: str, layers: tuple[int, ...]) -> float:
-    head = md.head(f"eagle3:{folder}", target)
-    assert head.hears == LAYERS
-    own = type(head.module.settings)(**vars(head.module.settings) | {"layers": layers})
-    head.module.settings = own
-    _, info = md.generate(
-        target,
-        drafter(head.module),
-        PROMPTS,
-        max_new_tokens=40,
-        tree="1",
-        scheme="iid:lorenz",
-        generator=torch.Generator().manual_seed(5),
-    )
-    return info.block_efficiency
+@pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
+def test_a_layer_off_is_seen_in_acceptance() -> None:
+    """Acceptance of one draft at T = 1, exact at every place of these texts: 0.278, and 0.264 or 0.261 one layer off."""
+    pair = load("smollm2", "eagle3:smollm2", Loader("transformers"))
+    texts = [torch.tensor(pair.tokenizer(text)["input_ids"]) for text in ANSWERS]
+    hears = tuple(pair.draft.hears)
+    right, lower, higher = (acceptance(pair, texts, tuple(k + off for k in hears)) for off in (0, -1, 1))
+    assert right > max(lower, higher) + 0.005, (right, lower, higher)
 
 
-@pytest.mark.parametrize("off", [(2, 3, 4), (0, 1, 2)])
-def test_a_layer_off_is_seen_in_acceptance(target, folder, off):
-    """A fixed seed; the right layers give about MEASURED tokens a pass, those beside them less."""
-    right, wrong = tokens_a_pass(target, folder, LAYERS), tokens_a_pass(target, folder, off)
-    assert right > wrong + 0.08, (right, wrong)
+@torch.no_grad()
+def acceptance(pair, texts: list[torch.Tensor], layers: tuple[int, ...]) -> float:
+    """The mean over all places of sum min(p, q), where the head is given the states of these layers."""
+    head, sums = pair.draft.module, []
+    for tokens in texts:
+        said = pair.target(input_ids=tokens[None], output_hidden_states=True)
+        features = torch.cat([said.hidden_states[layer][:, :-1] for layer in layers], -1)
+        places = torch.arange(len(tokens) - 1)
+        mask = (places[:, None] >= places)[None, None]
+        logits = head.logits(head(tokens[None, 1:], head.fuse(features), places[None], mask, Grown()))
+        laws = said.logits[:, 1:].float().softmax(-1)[..., head.ids]
+        sums.append(torch.minimum(laws, logits.float().softmax(-1)).sum(-1).flatten())
+    return float(torch.cat(sums).mean())
