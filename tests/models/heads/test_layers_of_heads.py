@@ -28,7 +28,7 @@ ANSWERS = [  # that SmolLM2-135M-Instruct wrote at T = 0.7
 
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 def test_a_layer_off_is_seen_in_acceptance() -> None:
-    """Acceptance of one draft at T = 1, exact at every place of these texts: 0.278, and 0.264 or 0.261 one layer off."""
+    """Acceptance of one draft at T = 1, exact at all places: 0.278, and 0.264 or 0.261 one layer off."""
     pair = load("smollm2", "eagle3:smollm2", Loader("transformers"))
     texts = [torch.tensor(pair.tokenizer(text)["input_ids"]) for text in ANSWERS]
     hears = tuple(pair.draft.hears)
