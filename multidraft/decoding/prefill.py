@@ -5,7 +5,7 @@ then drafts nothing, and takes no pass. Prompts of similar lengths are read toge
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -79,8 +79,8 @@ def read_all(
     said, told = list[Tensor](), list[Tensor]()
     for rows in groups:
         readers.append(own := reader(model, capacity, compiled, tells))
-        if states and isinstance(own, Listener):
-            own.hear([states[row] for row in rows])
+        if states and heard_by(own):
+            cast(Listener, own).hear([states[row] for row in rows])
         logits, noted = read(own, [texts[row] for row in rows], score)
         said, told = said + logits, told + noted
     for other in readers[1:]:

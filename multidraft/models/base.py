@@ -78,7 +78,6 @@ class LanguageModel(Protocol):
         ...
 
 
-@runtime_checkable
 class Listener(LanguageModel, Protocol):
     """A drafter that reads hidden states of the target: state k of a token is what layer k + 1 takes in.
 
@@ -96,12 +95,12 @@ class Listener(LanguageModel, Protocol):
 
 def heard_by(draft: object) -> tuple[int, ...]:
     """The states of the target that a draft model reads; most read none."""
-    return draft.hears if isinstance(draft, Listener) else ()
+    return getattr(draft, "hears", ())
 
 
-def tell(target: Any, draft: LanguageModel | None) -> None:
+def tell(target: Any, draft: Any) -> None:
     """Hand the states of what the target has just kept to the draft model, if it reads any."""
-    if isinstance(draft, Listener) and draft.hears:
+    if heard_by(draft):
         draft.hear(target.told)
 
 

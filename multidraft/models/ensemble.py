@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -52,8 +52,7 @@ class Together:
     def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
         for drafter in self.drafters:
             if own := heard_by(drafter):
-                assert isinstance(drafter, Listener)
-                drafter.hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
+                cast(Listener, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
 
     def keep(self, chosen: list[list[int]]) -> None:
         for drafter in self.drafters:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import CONTEXT, ends_with_advice, run, save_pair, synthetic
-from multidraft_research.training import corpus, evaluate, recipe
+from multidraft_research.training import corpus, descent, evaluate, recipe
 from multidraft_research.training.recipe import Recipe, Shape
 from transformers import LlamaForCausalLM
 
@@ -127,7 +127,7 @@ def test_a_model_against_itself_is_always_accepted(tokenizer):
 
 def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkeypatch):
     list(recipe.train_pair(text_file, tmp_path / "unbroken", TINY))
-    whole, interrupted = recipe.save_checkpoint, []
+    whole, interrupted = descent.save_checkpoint, []
 
     def interrupt(path, *rest):
         whole(path, *rest)
@@ -135,7 +135,7 @@ def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkey
             interrupted.append(path.name)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "save_checkpoint", interrupt)
+    monkeypatch.setattr(descent, "save_checkpoint", interrupt)
     for _ in ("target", "draft"):
         with pytest.raises(KeyboardInterrupt):
             list(recipe.train_pair(text_file, tmp_path / "broken", TINY))

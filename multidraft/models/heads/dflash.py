@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from multidraft.models.heads.formats import Settings
-from multidraft.models.heads.layers import Drafting, KeysValues, Layer, Mask, Turned, kinds, mask_of, norm
+from multidraft.models.heads.layers import Body, KeysValues, Layer, Mask, mask_of, norm
 
 
-class DFlash(nn.Module, Drafting):
+class DFlash(Body):
     """The head. Names of weights are those of `speculators`, which are the original ones.
 
     `fuse` and `remember` take the target's states in, `forward` reads blocks, `logits` are those of `ids`. With
@@ -24,22 +24,10 @@ class DFlash(nn.Module, Drafting):
     """
 
     def __init__(self, settings: Settings):
-        super().__init__()
-        config, self.settings, self.config = settings.layer, settings, settings.layer
-        width, inputs = config.hidden_size, len(settings.layers) * settings.target_width
-        self.fc = nn.Linear(inputs, width, bias=False)
-        self.hidden_norm = norm(config, width)
+        config = settings.layer
         normed = config.model_type == "qwen3"
-        self.layers = nn.ModuleList(Layer(config, normed) for _ in range(config.num_hidden_layers))
-        self.norm = norm(config, width)
-        self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.lm_head = nn.Linear(width, settings.drafted, bias=False)
-        self.reduce(settings)
-        self.rotary, self.kinds = Turned(config), kinds(config)
-
-    def settle(self, device: torch.device) -> None:
-        """Compute what no file holds."""
-        self.rotary = Turned(self.config).to(device)
+        super().__init__(settings, (Layer(config, normed) for _ in range(config.num_hidden_layers)))
+        self.hidden_norm = norm(config, config.hidden_size)
 
     def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
         """One state of those of the target's layers, which stand side by side."""

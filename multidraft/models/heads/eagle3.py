@@ -14,19 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from multidraft.models.heads.formats import Settings
-from multidraft.models.heads.layers import (
-    MLP,
-    Attention,
-    Drafting,
-    KeysValues,
-    Layer,
-    Mask,
-    Rotary,
-    Turned,
-    kinds,
-    mask_of,
-    norm,
-)
+from multidraft.models.heads.layers import MLP, Attention, Body, KeysValues, Layer, Mask, Rotary, mask_of, norm
 
 
 class First(nn.Module):
@@ -55,7 +43,7 @@ class First(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class Eagle3(nn.Module, Drafting):
+class Eagle3(Body):
     """The head. Names of weights are those of `speculators`.
 
     `fuse` makes one state of the target's, `forward` reads tokens with the states before them, `logits` are those of
@@ -63,28 +51,13 @@ class Eagle3(nn.Module, Drafting):
     all that is in a step is a function of its arguments.
     """
 
-    embed_tokens: nn.Embedding
-
     def __init__(self, settings: Settings):
-        super().__init__()
-        config, self.settings, self.config = settings.layer, settings, settings.layer
-        width, inputs = config.hidden_size, len(settings.layers) * settings.target_width
+        config, width = settings.layer, settings.target_width
         normed = config.model_type == "qwen3"
-        self.fc = nn.Linear(inputs, width, bias=False)
-        self.input_norm = norm(config, inputs) if settings.norm_before_fc else None
-        each = [norm(config, settings.target_width) for _ in settings.layers] if settings.fc_norm else None
-        self.fc_norm = nn.ModuleList(each) if each else None
         first = First(config, normed, settings.norm_before_residual)
-        self.layers = nn.ModuleList([first, *(Layer(config, normed) for _ in range(1, config.num_hidden_layers))])
-        self.norm = norm(config, width)
-        self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.lm_head = nn.Linear(width, settings.drafted, bias=False)
-        self.reduce(settings)
-        self.rotary, self.kinds = Turned(config), kinds(config)
-
-    def settle(self, device: torch.device) -> None:
-        """Compute what no file holds."""
-        self.rotary = Turned(self.config).to(device)
+        super().__init__(settings, [first, *(Layer(config, normed) for _ in range(1, config.num_hidden_layers))])
+        self.input_norm = norm(config, len(settings.layers) * width) if settings.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(norm(config, width) for _ in settings.layers) if settings.fc_norm else None
 
     def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
         """One state of those of the target's layers, which stand side by side."""

@@ -115,6 +115,15 @@ def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     return AutoConfig.for_model(family, **own)
 
 
+def shared(said: dict[str, Any], layer: PretrainedConfig) -> dict[str, Any]:
+    """What heads with layers of their own say alike of their tokens and their target."""
+    return {
+        "drafted": said.get("draft_vocab_size") or layer.vocab_size,
+        "target_width": said.get("target_hidden_size") or layer.hidden_size,
+        "target_name": verifier(said),
+    }
+
+
 def eagle3(found: dict[str, Any], target: PretrainedConfig) -> Settings:
     """An EAGLE-3 head, whose flags may stand on top or in `eagle_config`."""
     said = dict(found.get("eagle_config") or {}) | found
@@ -123,16 +132,14 @@ def eagle3(found: dict[str, Any], target: PretrainedConfig) -> Settings:
     layers = said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(target.num_hidden_layers)
     if count is not None and count != len(layers):
         raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; get its files again")
-    flags = {
+    flags: dict[str, Any] = {
         name: bool(said.get(name)) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     }
     return Settings(
         EAGLE3,
         layer,
         tuple(layers),
-        drafted=said.get("draft_vocab_size") or layer.vocab_size,
-        target_width=said.get("target_hidden_size") or layer.hidden_size,
-        target_name=verifier(found),
+        **shared(said, layer),
         logit_scale=float(said.get("logit_scale") or 1.0),
         **flags,
     )
@@ -149,9 +156,7 @@ def dflash(found: dict[str, Any], target: PretrainedConfig) -> Settings:
         DFLASH,
         layer,
         tuple(layers),
-        drafted=said.get("draft_vocab_size") or layer.vocab_size,
-        target_width=said.get("target_hidden_size") or layer.hidden_size,
-        target_name=verifier(found),
+        **shared(said, layer),
         block=said["block_size"],
         mask_token=said["mask_token_id"],
         from_anchor=bool(said.get("sample_from_anchor")),

@@ -2,7 +2,7 @@
 wherever the caller keeps them, and its mask may be any tree's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -153,6 +153,29 @@ class Layer(nn.Module):
         """The states behind it."""
         states = states + self.self_attn(self.input_layernorm(states), rotary, mask, cache, layer)
         return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Body(nn.Module, Drafting):
+    """A head of decoder layers: the target's states go in by `fc`, tokens by embeddings, and the last norm's go out."""
+
+    embed_tokens: nn.Embedding
+    lm_head: nn.Linear
+
+    def __init__(self, settings: Settings, layers: Iterable[nn.Module]):
+        super().__init__()
+        config, self.settings, self.config = settings.layer, settings, settings.layer
+        width = config.hidden_size
+        self.fc = nn.Linear(len(settings.layers) * settings.target_width, width, bias=False)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(config, width)
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.lm_head = nn.Linear(width, settings.drafted, bias=False)
+        self.reduce(settings)
+        self.rotary, self.kinds = Turned(config), kinds(config)
+
+    def settle(self, device: torch.device) -> None:
+        """Compute what no file holds."""
+        self.rotary = Turned(self.config).to(device)
 
 
 class Norm(nn.RMSNorm):

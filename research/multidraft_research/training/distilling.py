@@ -21,7 +21,7 @@ from multidraft_research.captures.recording import resize
 from multidraft_research.captures.shard import Shard
 from multidraft_research.studies.on_captures.rates import TUPLES, entry
 from multidraft_research.studies.running.cells import Cell
-from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
+from multidraft_research.training.descent import load_checkpoint, save_checkpoint
 
 SCHEME, COUNTS = "without_replacement:recursive_rejection", (1, 2, 3, 4)
 BEFORE, AFTER, GAIN, PANEL = "before", "after", "gain", "acceptance"

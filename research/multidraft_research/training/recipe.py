@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from transformers import (
 from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft_research.training import corpus
+from multidraft_research.training.descent import Descent, schedule
 
 
 @dataclass(frozen=True)
@@ -85,21 +87,6 @@ def new_model(role: str, recipe: Recipe) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between layers, AdamW for embeddings and norms (Jordan et al., 2024)."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    return [
-        torch.optim.Muon(matrices, lr=recipe.learning_rate, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=recipe.embedding_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
-def schedule(step: int, steps: int, recipe: Recipe) -> float:
-    """Share of the learning rate at `step`: a warm-up, a plateau, a linear decay to nothing."""
-    return min((step + 1) / recipe.warmup, 1.0, (steps - step) / (recipe.decay * steps))
-
-
 def windows(tokens: Int[Tensor, " tokens"], step: int, recipe: Recipe) -> Int[Tensor, "batch window"]:
     """The batch of a step; it depends on seed and step alone, so a resumed run sees what an unbroken one would."""
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
@@ -124,24 +111,20 @@ def train_model(
     """Train one model; resumes from the checkpoint in `folder` where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = new_model(role, recipe).to(device=device)  # type: ignore[call-arg]  # hidden self
-    optimizer = optimizers(model, recipe)
-    base = [group["lr"] for o in optimizer for group in o.param_groups]
-    steps = getattr(recipe, f"{role}_steps")
-    checkpoint = folder / f"{role}.pt"
-    first = load_checkpoint(checkpoint, model, optimizer)
+    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "embed" not in name]
+    rates = recipe.learning_rate, recipe.embedding_learning_rate
+    descent = Descent(model, matrices, *rates, folder / f"{role}.pt", weight_decay=0.01)
+    first, steps = descent.done, getattr(recipe, f"{role}_steps")
     progress = tqdm(
         range(first, steps), initial=first, total=steps, desc=f"training the {role}", mininterval=0, miniters=1
     )
     for step in progress:  # each of them shows, as a step may take seconds
-        for lr, group in zip(base, (g for o in optimizer for g in o.param_groups), strict=True):
-            group["lr"] = lr * schedule(step, steps, recipe)
-        loss = accumulate(model, teacher, windows(tokens, step, recipe).to(device))
-        for o in optimizer:
-            o.step()
-        model.zero_grad(set_to_none=True)
+        batch = windows(tokens, step, recipe).to(device)
+        share = schedule(step, steps, recipe.warmup, recipe.decay)
+        loss = descent.step(share, partial(accumulate, model, teacher, batch))
         progress.set_postfix(bits_per_token=f"{loss / math.log(2):.3f}", refresh=False)
         if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == steps:
-            save_checkpoint(checkpoint, model, optimizer, step + 1)
+            descent.save()
     return model.eval()
 
 
@@ -153,25 +136,6 @@ def accumulate(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "
         loss.backward()
         total += loss.item()
     return total
-
-
-def save_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer], step: int) -> None:
-    """Write beside the old checkpoint and move over it, so that an interruption leaves a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    torch.save({"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizer], "step": step}, new)
-    new.replace(path)
-
-
-def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer]) -> int:
-    """Fill model and optimizers from the checkpoint, if there is one; the number of steps already done."""
-    if not path.exists():
-        return 0
-    saved = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
-    model.load_state_dict(saved["model"])
-    for o, state in zip(optimizer, saved["optimizer"], strict=True):
-        o.load_state_dict(state)
-    return saved["step"]
 
 
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, role: str, out: Path) -> None:

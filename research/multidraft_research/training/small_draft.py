@@ -7,16 +7,17 @@ tokens that the draft has, at T = 1; `mix` adds minus the logarithm of the accep
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
+from multidraft_research.training.descent import Descent, schedule
 from multidraft_research.training.texts import NEAR, Text, in_batches
 
 CHECKPOINT = 25  # steps from one to the next
@@ -36,14 +37,6 @@ class Lesson:
     decay: float = 0.6
     mix: float = 0.0
     seed: int = 0
-
-    def share(self, step: int) -> float:
-        """Of the learning rates, at a step.
-
-        >>> [round(Lesson(steps=100, warmup=10, decay=0.5).share(step), 2) for step in (4, 40, 75)]
-        [0.5, 1.0, 0.5]
-        """
-        return min((step + 1) / self.warmup, 1.0, (self.steps - step) / (self.decay * self.steps))
 
 
 class Vocabulary:
@@ -125,38 +118,23 @@ def loss_of(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, mix: flo
     return (1 - mix) * entropy - mix * accepted.clamp(min=1e-3).log()
 
 
-def optimizers(model: nn.Module, lesson: Lesson) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of layers, AdamW for embeddings and norms."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "layers" not in name]
-    return [
-        torch.optim.Muon(matrices, lr=lesson.learning_rate, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=lesson.embedding_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def train(
     target: PreTrainedModel, texts: Sequence[Text], vocabulary: Vocabulary, lesson: Lesson, checkpoint: Path
 ) -> Iterator[tuple[int, float, LlamaForCausalLM]]:
     """Teach a draft, or go on from the checkpoint; after every step its number, its loss in nats, and the draft."""
     torch.manual_seed(lesson.seed)
     model = student(target, lesson.layers, vocabulary)
-    optimizer = optimizers(model, lesson)
-    base = [group["lr"] for one in optimizer for group in one.param_groups]
-    first = load_checkpoint(checkpoint, model, optimizer)
-    source = in_batches([len(text.tokens) for text in texts], lesson.batch, lesson.seed)
+    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name]
+    descent = Descent(model, matrices, lesson.learning_rate, lesson.embedding_learning_rate, checkpoint)
+    first, source = descent.done, in_batches([len(text.tokens) for text in texts], lesson.batch, lesson.seed)
     for step in range(lesson.steps):
         batch = [texts[index] for index in next(source)]
         if step < first:
             continue
-        for rate, group in zip(base, (group for one in optimizer for group in one.param_groups), strict=True):
-            group["lr"] = rate * lesson.share(step)
-        loss = accumulate(model, batch, vocabulary, lesson.mix)
-        for one in optimizer:
-            one.step()
-        model.zero_grad(set_to_none=True)
+        share = schedule(step, lesson.steps, lesson.warmup, lesson.decay)
+        loss = descent.step(share, partial(accumulate, model, batch, vocabulary, lesson.mix))
         if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps:
-            save_checkpoint(checkpoint, model, optimizer, step + 1)
+            descent.save()
         yield step + 1, loss, model
 
 
@@ -197,6 +175,6 @@ def acceptance(model: LlamaForCausalLM, texts: Sequence[Text], vocabulary: Vocab
 
 def overlap(logits: Float[Tensor, "places vocabulary"], wanted: Wanted, temperature: float) -> Float[Tensor, " places"]:
     """The sum of min(p, q); below T = 1, the target's law is that of the tokens that were kept."""
-    drafted = Wanted(wanted.ids, wanted.known, wanted.probability).drafted(logits / temperature).exp() * wanted.known
+    drafted = wanted.drafted(logits / temperature).exp() * wanted.known
     heated = wanted.probability ** (1 / temperature)
     return torch.minimum(drafted, heated if temperature == 1 else heated / heated.sum(1, keepdim=True)).sum(1)

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,9 +15,9 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from multidraft.models import compat
 from multidraft.models.heads.formats import DFLASH, EAGLE3, MEDUSA, Settings, usual_layers
 from multidraft.models.heads.loading import MODULES, Head
+from multidraft_research.training.descent import Descent, schedule
 from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.states import Seen
-from multidraft_research.training.recipe import load_checkpoint, save_checkpoint
 from multidraft_research.training.small_draft import NEAR, Vocabulary, Wanted, loss_of, overlap
 from multidraft_research.training.texts import in_batches
 
@@ -41,14 +42,6 @@ class Lesson:
     deeper: float = 0.8  # weight of a depth beside that of the one before
     mix: float = 0.0  # of minus the logarithm of the acceptance rate in the loss
     seed: int = 0
-
-    def rate(self, step: int) -> float:
-        """Share of the learning rates at a step.
-
-        >>> [round(Lesson(steps=100, warmup=10, decay=0.5).rate(step), 2) for step in (4, 40, 75)]
-        [0.5, 1.0, 0.5]
-        """
-        return min((step + 1) / self.warmup, 1.0, (self.steps - step) / (self.decay * self.steps))
 
 
 @dataclass(frozen=True)
@@ -114,15 +107,11 @@ def taught_of(head: Head) -> nn.ParameterList:
     return nn.ParameterList([each for each in head.parameters() if each.requires_grad])
 
 
-def optimizers(head: Head, lesson: Lesson) -> list[torch.optim.Optimizer]:
+def begun_descent(head: Head, lesson: Lesson, checkpoint: Path) -> Descent:
     """Muon for the matrices within, AdamW for outputs and all that is no matrix."""
-    size = head.settings.drafted
-    matrices = [each for each in head.parameters() if each.requires_grad and each.ndim == 2 and each.shape[0] != size]
-    others = [each for each in head.parameters() if each.requires_grad and (each.ndim != 2 or each.shape[0] == size)]
-    return [
-        torch.optim.Muon(matrices, lr=lesson.learning_rate, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=lesson.other_learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
+    taught, size = taught_of(head), head.settings.drafted
+    matrices = [each for each in taught if each.ndim == 2 and each.shape[0] != size]
+    return Descent(taught, matrices, lesson.learning_rate, lesson.other_learning_rate, checkpoint)
 
 
 def train(
@@ -132,24 +121,18 @@ def train(
 
     Ctrl-C ends it after the step that it comes in, with a checkpoint; a second one at once.
     """
-    optimizer, taught = optimizers(head, lesson), taught_of(head)
-    base = [group["lr"] for one in optimizer for group in one.param_groups]
-    first, tokens = load_checkpoint(checkpoint, taught, optimizer), 0
-    source = in_batches([len(one.text.tokens) for one in texts], lesson.batch, lesson.seed)
+    descent, tokens = begun_descent(head, lesson, checkpoint), 0
+    first, source = descent.done, in_batches([len(one.text.tokens) for one in texts], lesson.batch, lesson.seed)
     with Patience() as patience:
         for step in range(lesson.steps):
             batch = [texts[index] for index in next(source)]
             tokens += sum(len(one.text.tokens) for one in batch)
             if step < first:
                 continue
-            for rate, group in zip(base, (group for one in optimizer for group in one.param_groups), strict=True):
-                group["lr"] = rate * lesson.rate(step)
-            loss = accumulate(head, batch, vocabulary, lesson, step)
-            for one in optimizer:
-                one.step()
-                one.zero_grad(set_to_none=True)
+            share = schedule(step, lesson.steps, lesson.warmup, lesson.decay)
+            loss = descent.step(share, partial(accumulate, head, batch, vocabulary, lesson, step))
             if (step + 1) % CHECKPOINT == 0 or step + 1 == lesson.steps or patience.is_over:
-                save_checkpoint(checkpoint, taught, optimizer, step + 1)
+                descent.save()
             patience.check()
             yield step + 1, tokens, loss
 

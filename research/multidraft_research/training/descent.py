@@ -1,0 +1,72 @@
+"""What every training here shares: two optimizers, learning rates that rise, stay and fall, and a checkpoint."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
+    """Share of the learning rates at `step`: a warm-up, a plateau, a linear decay to nothing over the last `decay`.
+
+    >>> [round(schedule(step, steps=100, warmup=10, decay=0.5), 2) for step in (4, 40, 75)]
+    [0.5, 1.0, 0.5]
+    """
+    return min((step + 1) / warmup, 1.0, (steps - step) / (decay * steps))
+
+
+class Descent:
+    """Muon for matrices within a model, AdamW for all else (Jordan et al., 2024), from the checkpoint if there is one.
+
+    `done` is the number of steps that have been taken. All parameters of `taught` are.
+    """
+
+    def __init__(
+        self, taught: nn.Module, matrices: Sequence[nn.Parameter], rate: float, other_rate: float, checkpoint: Path,
+        weight_decay: float = 0.0,
+    ):  # fmt: skip
+        self.taught, self.checkpoint = taught, checkpoint
+        apart = set(map(id, matrices))
+        others = [each for each in taught.parameters() if id(each) not in apart]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay),
+            torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.rates = [group["lr"] for one in self.optimizers for group in one.param_groups]
+        self.done = load_checkpoint(checkpoint, taught, self.optimizers)
+
+    def step(self, share: float, accumulate: Callable[[], float]) -> float:
+        """A step at this share of the learning rates, on the gradients that `accumulate` makes; its loss."""
+        groups = (group for one in self.optimizers for group in one.param_groups)
+        for rate, group in zip(self.rates, groups, strict=True):
+            group["lr"] = rate * share
+        loss = accumulate()
+        for one in self.optimizers:
+            one.step()
+            one.zero_grad(set_to_none=True)
+        self.done += 1
+        return loss
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        save_checkpoint(self.checkpoint, self.taught, self.optimizers, self.done)
+
+
+def save_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer], step: int) -> None:
+    """Write beside the old checkpoint and move over it, so that an interruption leaves a whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    torch.save({"model": model.state_dict(), "optimizer": [o.state_dict() for o in optimizer], "step": step}, new)
+    new.replace(path)
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: list[torch.optim.Optimizer]) -> int:
+    """Fill model and optimizers from the checkpoint, if there is one; the number of steps already done."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for o, state in zip(optimizer, saved["optimizer"], strict=True):
+        o.load_state_dict(state)
+    return saved["step"]
