@@ -35,7 +35,7 @@ from multidraft.autotune.tuning import measured
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io.journal import Journal
-from multidraft.machine.identity import commit, hardware, versions
+from multidraft.machine import commit, hardware, versions
 from multidraft.zoo import Pair
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -17,7 +17,7 @@ from contestants import ASSISTED, DEFAULT, PLAIN, THEIRS, Case
 from multidraft_research.studies import pictures
 
 from multidraft.errors import AdviceError
-from multidraft.io import json_lines
+from multidraft.io import journal
 
 RESAMPLES = 2000
 MARKS = "<!-- decode: made by benchmarks/decode.py --into -->", "<!-- /decode -->"
@@ -54,8 +54,8 @@ class Rates:
 def read(path: Path, benchmark: str = "decode") -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings and the runs of a file, which may still be growing."""
     advice = f"give a file that benchmarks/{benchmark}.py has written"
-    texts, _ = json_lines.whole(path, "the results", advice)
-    lines = [json_lines.parse(text, f"{path} line {number}", advice) for number, text in enumerate(texts, 1)]
+    texts, _ = journal.whole(path, "the results", advice)
+    lines = [journal.parse(text, f"{path} line {number}", advice) for number, text in enumerate(texts, 1)]
     if not lines or lines[0].get("benchmark") != benchmark:
         raise AdviceError(f"{path} holds no results; {advice}")
     return lines[0], lines[1:]

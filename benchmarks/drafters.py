@@ -18,7 +18,7 @@ from tqdm import tqdm
 import multidraft as md
 from multidraft.cli.models import Models, load
 from multidraft.decoding.metrics import Info
-from multidraft.machine.identity import hardware
+from multidraft.machine import hardware
 
 PROMPTS = Path(md.__file__).parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 Case = tuple[str, str, str]

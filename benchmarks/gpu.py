@@ -30,7 +30,7 @@ from multidraft.cli.models import silence  # noqa: E402
 from multidraft.errors import AdviceError  # noqa: E402
 from multidraft.io import files  # noqa: E402
 from multidraft.io.journal import Journal, Record  # noqa: E402
-from multidraft.machine.identity import commit, hardware, versions  # noqa: E402
+from multidraft.machine import commit, hardware, versions  # noqa: E402
 
 LIMIT = 590.0  # seconds of a piece
 

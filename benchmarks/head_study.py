@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
-from multidraft.machine.identity import hardware
+from multidraft.machine import hardware
 
 WAYS = {  # the scheme, the walk, and whether it is of chains alone
     "matching, target-only sampling": ("top:naive", "commit", False),

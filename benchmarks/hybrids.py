@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
-from multidraft.machine.identity import commit, hardware
+from multidraft.machine import commit, hardware
 from multidraft.models.base import LanguageModel
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.recurrent import Paths

@@ -19,7 +19,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.machine.identity import hardware
+from multidraft.machine import hardware
 
 RULES = ["iid:lorenz", "anchored:lorenz", "iid:k_sequential", "iid:recursive_rejection", "iid:naive"]
 RULES += ["without_replacement:recursive_rejection", "greedy:maximal_coupling", "top:naive"]

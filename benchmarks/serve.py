@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import FIXED, TREE
-from multidraft.machine.identity import commit, hardware, versions
+from multidraft.machine import commit, hardware, versions
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 QUICK = dict(requests=4, new_tokens=12, clients=[2], rate=[2.0], tree=[FIXED])

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from multidraft.errors import AdviceError
 from multidraft.io.journal import Journal
-from multidraft.machine.identity import commit, hardware, versions
+from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
 Run = dict[str, Any]

@@ -30,7 +30,7 @@ from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import warm_up
 from multidraft.generation.defaults import SCHEME
-from multidraft.machine.identity import commit, hardware
+from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import optional
+from multidraft.errors import AdviceError, optional
 from multidraft.io import files
 
 try:

@@ -2,21 +2,21 @@
 
 import sys
 
-from multidraft.machine import signals
+from multidraft import machine
 
 
 def main() -> None:
     """Run the command line; Ctrl-C and a polite kill end it with one line and code 130, at any moment."""
-    signals.listen()
+    machine.hear_signals()
     try:
         from multidraft.cli import main as commands
 
         commands.main()
     except KeyboardInterrupt:
         print("multidraft: stopped", file=sys.stderr)
-        sys.exit(signals.STOPPED)
+        sys.exit(machine.STOPPED)
     finally:
-        signals.ignore()
+        machine.ignore_signals()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from multidraft.autotune.profile import Profile
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.machine.identity import cpu, versions
+from multidraft.machine import cpu, versions
 from multidraft.models.huggingface import Model, home
 from multidraft.verification.scheme import Scheme
 

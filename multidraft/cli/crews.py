@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import islice
 from types import ModuleType
 
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import optional
+from multidraft.errors import AdviceError, optional
 from multidraft.io.journal import Journal, Record
 
 WORKERS = "Processes that share the work, with the same results. Default: one; with --ray HOST:PORT, all of it."

@@ -161,7 +161,7 @@ def begun(path: Path, shards: Shards) -> "Journal":
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     """A trace with what there is to say of the whole run."""
     from multidraft.decoding.trace_file import TraceFile
-    from multidraft.machine.identity import hardware, versions
+    from multidraft.machine import hardware, versions
 
     return TraceFile(path, pair.tokenizer, {"run": report.settings, "versions": versions(), "hardware": hardware()})
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from multidraft import __version__
+from multidraft import __version__, machine
 from multidraft.cli import terminal
 from multidraft.cli.generate import generate
 from multidraft.cli.options import Checked, without_types
@@ -17,7 +17,6 @@ from multidraft.cli.schemes import schemes
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError
-from multidraft.machine import signals
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
@@ -39,7 +38,7 @@ def one_line(ctx: Any) -> Iterator[None]:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
     except KeyboardInterrupt as interrupt:
-        line, code = str(interrupt) or "stopped", signals.STOPPED
+        line, code = str(interrupt) or "stopped", machine.STOPPED
     except BrokenPipeError:
         terminal.give_up()
         line = "what reads the output was closed before the end; read all of it, or write into a file"
@@ -123,5 +122,5 @@ def options(
 def main() -> None:
     """Run a command; streams take any text, and signals end it as Ctrl-C does."""
     terminal.prepare()
-    signals.listen()
+    machine.hear_signals()
     app()

@@ -12,7 +12,7 @@ from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import HALF_CHARACTER
 from multidraft.errors import AdviceError
 from multidraft.generation.text import written
-from multidraft.io import files, json_lines
+from multidraft.io import files, journal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
 
 def parse_line(index: int, line: str, where: str) -> Prompt:
     """One line of a prompts file."""
-    item = json_lines.parse(line, where, FORM)
+    item = journal.parse(line, where, FORM)
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
         raise AdviceError(f'{where} has no "prompt" string; {FORM}')
     made = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])

@@ -6,7 +6,7 @@ from multidraft.cli import terminal
 from multidraft.cli.compare import ASSISTED, LOOKUP, Runs, hint, interval, speedup
 from multidraft.cli.decode import Decoded
 from multidraft.cli.prompts import Prompt
-from multidraft.machine.identity import hardware, versions
+from multidraft.machine import hardware, versions
 
 if TYPE_CHECKING:
     from multidraft.decoding.metrics import Info

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.serving import Serving, template_of
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import optional
+from multidraft.errors import AdviceError, optional
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from multidraft.errors import AdviceError
-from multidraft.io import json_lines
+from multidraft.io import journal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +26,7 @@ class TraceFile:
     """A trace that is written as it comes. Every line brings the text of the tokens that are new in it."""
 
     def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]):
-        self.writer, self.tokenizer = json_lines.Writer(path), tokenizer
+        self.writer, self.tokenizer = journal.Writer(path), tokenizer
         self.known: set[int] = set()
         self.next_row = self.first_row = 0
         self.write({"record": "trace", "format": FORMAT} | settings)
@@ -68,7 +68,7 @@ def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
 
 def read(path: Path) -> "Reading":
     """A trace file's records, and what is wrong with them."""
-    return Reading(path, *json_lines.whole(path, "the trace", HOW))
+    return Reading(path, *journal.whole(path, "the trace", HOW))
 
 
 class Reading:
@@ -104,7 +104,7 @@ class Reading:
 
 def parsed(line: str, where: str) -> dict[str, Any]:
     """One line's record."""
-    record = json_lines.parse(line, where, HOW)
+    record = journal.parse(line, where, HOW)
     if not isinstance(record, dict) or not is_record(record):
         raise AdviceError(f"{where} is no record of a trace; {HOW}")
     return record

@@ -16,8 +16,7 @@ from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_flag
+from multidraft.errors import AdviceError, check_flag
 from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation.inputs import (
     Prompts,

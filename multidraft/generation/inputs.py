@@ -15,8 +15,7 @@ from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS, Walker
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer, shown
+from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation.defaults import FIXED
 from multidraft.models import huggingface
 from multidraft.models.base import LanguageModel, heard_by

@@ -23,8 +23,7 @@ from multidraft.decoding.state import DecodeConfig, check_generators
 from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.warming import compile_steps, warm_up
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import shown
+from multidraft.errors import AdviceError, shown
 from multidraft.generation.defaults import TUNE_BUDGET
 from multidraft.generation.inputs import Prompts, as_lists, lengths, vocabulary_of
 from multidraft.models import compat

@@ -5,8 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import optional
+from multidraft.errors import AdviceError, optional
 
 PICTURES = (".svg", ".png", ".pdf")
 NEW = ".new-"  # begins the name of a file that is not yet whole
@@ -60,17 +59,13 @@ def fault_of(path: Path, inputs: Sequence[Path]) -> str | None:
         return "is a folder; give the name of a file, or choose another path"
     if not path.parent.is_dir():
         return f"lies in {str(path.parent)!r}, which is no folder; make it first, or choose another path"
-    if path.exists() and any(same(path, other) for other in inputs):
+    own, there = path.resolve(), [other for other in inputs if other.exists()]
+    if path.exists() and any(path.samefile(other) or other.resolve() in own.parents for other in there):
         return "is an input of the same call; choose another path"
     if is_regular(path):
-        with tempfile.TemporaryFile(dir=path.resolve().parent):
+        with tempfile.TemporaryFile(dir=own.parent):
             return None
     return None if os.access(path, os.W_OK) else "cannot be written; choose another path"
-
-
-def same(path: Path, other: Path) -> bool:
-    """Whether two paths are one file, or the second is a folder that holds the first."""
-    return other.exists() and (path.samefile(other) or other.resolve() in path.resolve().parents)
 
 
 def is_regular(path: Path) -> bool:
@@ -102,12 +97,6 @@ def cache() -> Path:
     except ImportError:  # run from the sources, where nothing could be installed
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multidraft"
     return user_cache_path("multidraft", appauthor=False)
-
-
-def clear(folder: Path) -> None:
-    """Remove what a kill has left half written in a folder."""
-    for path in folder.glob(f"{NEW}*"):
-        path.unlink(missing_ok=True)
 
 
 def cannot_write(path: Path, error: OSError) -> AdviceError:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.machine.device import Call, available, captured, readable
+from multidraft.machine import available, readable
 from multidraft.models.kv_cache import Storage, TreeCache
 
 WIDEST = 256  # tokens of a step that is compiled; a wider one is bound by arithmetic
@@ -33,6 +33,24 @@ LENDING = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
 Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
 Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
+
+
+def captured(call: Callable[[], list[Tensor]], pool: Any) -> Callable[[], list[Tensor]]:
+    """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
+    here, aside, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        for _ in range(2):
+            call()
+    here.wait_stream(aside)
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
+        results = call()
+
+    def replay() -> list[Tensor]:
+        graph.replay()
+        return [result.clone() for result in results]  # which the next replay of any graph of the pool may overwrite
+
+    return replay
 
 
 def bucket(count: int, least: int = 1) -> int:
@@ -96,7 +114,7 @@ class Frame:
         self.slots = memory[0].shape[2] - 1 - self.places % SPARE
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
-        self.replay: Call | None = None
+        self.replay: Callable[[], list[Tensor]] | None = None
         self.mark()
 
     def mark(self) -> None:

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer
+from multidraft.errors import AdviceError, is_integer
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 

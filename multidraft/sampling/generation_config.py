@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import shown
+from multidraft.errors import AdviceError, shown
 from multidraft.models import compat
 from multidraft.sampling.settings_table import BIAS, FACTOR, check_all, check_stops, check_tokens, require
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer, is_number, shown
+from multidraft.errors import AdviceError, is_integer, is_number, shown
 
 MOST_TOKENS, MOST_STOPS, LONGEST_STOP = 10_000_000, 64, 1000
 

@@ -6,10 +6,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.machine.device import placed
 from multidraft.verification.loops import paired
 from multidraft.verification.precision import BELOW_ONE
 from multidraft.verification.shapes import Rows
+
+
+def placed(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, for which the host does not wait: its own memory has been read when the call returns."""
+    return values.to(device, non_blocking=True)
 
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:

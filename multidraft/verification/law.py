@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer, is_number, shown
+from multidraft.errors import AdviceError, is_integer, is_number, shown
 from multidraft.verification.distributions import normalise, pick
 from multidraft.verification.precision import least
 from multidraft.verification.shapes import Draft, Rates, Rows, Tokens, Tuples

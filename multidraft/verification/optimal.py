@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import is_integer
+from multidraft.errors import AdviceError, is_integer
 from multidraft.verification.distributions import check_distribution
 from multidraft.verification.law import Law, check_draft_probability, check_drafts
 from multidraft.verification.laws import LAWS

@@ -11,8 +11,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import shown
+from multidraft.errors import AdviceError, shown
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
 from multidraft.verification.outside import Outside, as_rule

@@ -12,7 +12,7 @@ COMMAND = [sys.executable, "-m", "multidraft", "generate", "--target", "embedded
 COMMAND += ["--max-new-tokens", "900", "--tree", "1"]
 SLOW = """
 import importlib.abc, importlib.util, signal, sys
-from multidraft.machine import signals
+from multidraft import machine
 class Heard(importlib.abc.Loader):
     def create_module(self, spec): return None
     def exec_module(self, module):
@@ -24,7 +24,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         return importlib.util.spec_from_loader(name, Heard()) if name == "loaded" else None
 sys.meta_path.insert(0, Finder())
-signals.listen()
+machine.hear_signals()
 import loaded
 print("swallowed")
 """

@@ -5,7 +5,7 @@ import torch
 from multidraft_research.studies.acceptance import random_pairs
 
 import multidraft as md
-from multidraft.machine.device import captured
+from multidraft.models.compiled import captured
 from multidraft.verification.registry import entries
 from multidraft.zoo.pair import load_pair
 

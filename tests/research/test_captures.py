@@ -16,7 +16,7 @@ from commands import run as command
 from deadly import Deadly
 from multidraft_research.captures import work
 from multidraft_research.captures.capturing import Manner, capture, largest
-from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
+from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.work import Capturing, Passage, check_room
 from multidraft_research.studies.acceptance import random_pairs
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, 
         manifest.write('{"file": "00001.safete')
     (tmp_path / "torn" / "00001.safetensors").write_bytes(b"half")
     (tmp_path / "torn" / f"{outputs.NEW}123.safetensors").write_bytes(b"half")
-    outputs.clear(tmp_path / "torn")
+    clear(tmp_path / "torn")
     captured(tmp_path / "torn", manner)
     assert len(calls) == 4
     assert files(tmp_path / "torn") == files(tmp_path / "whole")

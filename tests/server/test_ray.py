@@ -62,7 +62,7 @@ def toy() -> Iterator[httpx2.Client]:
         with bound("127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(deployment(Toy(name="toy", limits=Limits(rows=2, queue=4)), 2, 2, 0), name=NAME, route_prefix="/")
+        serve.run(deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=NAME, route_prefix="/")
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield client
         serve.shutdown()

@@ -4,7 +4,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from multidraft.errors.missing import optional
+from multidraft.errors import optional
 
 PACKAGE = "llama-cpp-python, which is built where it is installed, by cmake and a C++ compiler"
 ERROR = 4  # the level of ggml's errors

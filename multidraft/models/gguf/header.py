@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.machine.device import available, readable
+from multidraft.machine import available, readable
 from multidraft.models.gguf.binding import library
 
 MAGIC = b"GGUF"

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 
 from multidraft.errors import AdviceError
-from multidraft.machine.device import available, readable
+from multidraft.machine import available, readable
 from multidraft.models.gguf.batch import Batch, Token
 from multidraft.models.gguf.binding import last_error
 from multidraft.models.gguf.weights import Weights

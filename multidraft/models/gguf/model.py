@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import GenerationConfig
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_integer, shown
+from multidraft.errors import AdviceError, check_integer, shown
 from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
 from multidraft.models.gguf.batch import Token
 from multidraft.models.gguf.memory import Memory

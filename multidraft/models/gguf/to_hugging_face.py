@@ -18,8 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import optional
+from multidraft.errors import AdviceError, optional
 from multidraft.io.files import NEW
 
 if TYPE_CHECKING:

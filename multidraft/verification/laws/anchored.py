@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_flag, check_integer
+from multidraft.errors import AdviceError, check_flag, check_integer
 from multidraft.verification.distributions import most_likely, pick
 from multidraft.verification.law import Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multidraft.errors import AdviceError
-from multidraft.io import journal, json_lines
+from multidraft.io import files, journal
 from multidraft_research.captures import shard
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.shard import Shard
@@ -46,10 +46,10 @@ class Capture:
         path = folder / MANIFEST
         if not path.is_file():
             raise AdviceError(f"there is no capture in {str(folder)!r}; {HOW}")
-        lines, _ = json_lines.whole(path, "the manifest", HOW)
-        (settings,) = journal.parsed(path, lines[:1]) or [{}]
+        lines, _ = journal.whole(path, "the manifest", HOW)
+        settings = journal.first(path, lines)
         check_settings(settings, path)
-        entries = [entry(record, path) for record in journal.sound(path, lines)]
+        entries = [entry(record, path) for record in journal.sound(lines)]
         if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
             raise AdviceError(
                 f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; {AGAIN}"
@@ -109,6 +109,12 @@ def is_whole(folder: Path, record: dict[str, Any]) -> bool:
         return sha256((folder / made.file).read_bytes()).hexdigest() == made.sha256
     except (OSError, AdviceError):
         return False
+
+
+def clear(folder: Path) -> None:
+    """Remove what a kill has left half written in a folder."""
+    for path in folder.glob(f"{files.NEW}*"):
+        path.unlink()
 
 
 def check_settings(settings: Any, path: Path) -> None:

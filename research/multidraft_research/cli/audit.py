@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
-from multidraft.machine.identity import hardware
+from multidraft.machine import hardware
 
 if TYPE_CHECKING:
     from multidraft.auditing import Report

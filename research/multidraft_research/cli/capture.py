@@ -16,7 +16,7 @@ from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.machine.identity import versions
+from multidraft.machine import versions
 from multidraft_research.cli.pretrained import load_pretrained
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def captured(
     """The capture in a folder, made or gone on with, in this process unless there is a crew."""
     from multidraft.cli.crews import alone, run
     from multidraft.io.journal import Journal
-    from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, is_whole
+    from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
 
     files.make_folder(folder, "--out")
@@ -120,7 +120,7 @@ def captured(
     right = (record.get("id") == passage.id and is_whole(folder, record) for record, passage in pairs)
     journal.keep(sum(takewhile(bool, right)))
     if len(journal.records) < len(passages):
-        files.clear(folder)
+        clear(folder)
         terminal.note(f"up to {check_room(pair, len(passages), manner, vocabulary, folder) / 1e6:,.0f} MB")
     try:
         run(

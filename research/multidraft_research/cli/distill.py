@@ -10,9 +10,9 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED, settle, silence
 from multidraft.errors import AdviceError
-from multidraft.io import files, json_lines
+from multidraft.io import files, journal
 from multidraft.io.lock import hold
-from multidraft.machine.identity import commit, hardware, versions
+from multidraft.machine import commit, hardware, versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def teach(draft: str | None, source: "Capture", lesson: "Lesson", out: Path, as_
 
 def check_same(note: Path, ours: dict[str, Any]) -> None:
     """Raise where a folder is of another lesson; else note this one."""
-    theirs = json_lines.parse(note.read_text(), str(note), "choose another --out") if note.is_file() else ours
+    theirs = journal.parse(note.read_text(), str(note), "choose another --out") if note.is_file() else ours
     if theirs != ours:
         changed = [f"{name} {theirs.get(name)} is now {ours[name]}" for name in ours if theirs.get(name) != ours[name]]
         raise AdviceError(f"{note.parent} is of another lesson ({'; '.join(changed)}); choose another --out")

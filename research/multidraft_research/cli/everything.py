@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import solver
+from multidraft.errors import AdviceError, optional
 from multidraft.io import files
-from multidraft.machine.identity import commit, hardware, versions
+from multidraft.machine import commit, hardware, versions
 from multidraft_research.cli.measured import Asked, measured
 from multidraft_research.cli.others import OTHERS
 from multidraft_research.studies.listed import LISTED
@@ -28,7 +27,7 @@ def everything(asked: Asked, as_json: bool) -> None:
     if len(asked.drafts) > 1:
         raise AdviceError("`study all` takes one --draft; several are compared by each study, such as `study blocks`")
     for module, package in SOLVERS.items():
-        solver(module, package)  # rather than after hours
+        optional(module, package, "transport")  # rather than after hours
     done: dict[str, Results] = {}
     for name, results in all_measured(asked):
         done[name] = results

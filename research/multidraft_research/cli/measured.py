@@ -14,7 +14,7 @@ from multidraft.cli import terminal
 from multidraft.cli.crews import RAY, WORKERS, crew_of
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.machine.identity import hardware, versions
+from multidraft.machine import hardware, versions
 from multidraft_research.cli.capture import DEMO, PROMPTS, SHIPPED, Source, captured, digest
 from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from multidraft.cli import terminal
-from multidraft.machine.identity import versions
+from multidraft.machine import versions
 from multidraft_research.cli import curves as curves_command
 from multidraft_research.cli import solve_time as solve_time_command
 from multidraft_research.cli.measured import Asked, captured_for, finish, written

@@ -13,7 +13,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.machine.identity import hardware, versions
+from multidraft.machine import hardware, versions
 from multidraft_research.cli.capture import Source, captured
 from multidraft_research.studies import pictures
 

@@ -15,7 +15,7 @@ from multidraft.cli.models import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.io.lock import hold
-from multidraft.machine.identity import hardware, versions
+from multidraft.machine import hardware, versions
 
 if TYPE_CHECKING:
     from multidraft_research.training.recipe import Recipe, Shape, Teacher

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors.checks import check_integer
+from multidraft.errors import check_integer
 from multidraft.verification.law import Staged
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Float, Int
 
-from multidraft.errors.missing import solver
+from multidraft.errors import optional
 from multidraft_research.solvers.network import sets_of_draws
 
 Groups = list[tuple[Int[np.ndarray, "_ _"], Float[np.ndarray, " _"]]]  # sets of one size, and their coefficients
@@ -70,7 +70,7 @@ def minimise(function: Potential, deviation: float, iterations: int) -> tuple[Fl
             raise StopIteration
 
     options = {"maxiter": iterations, "gtol": 0.0, "ftol": 0.0}
-    result = solver("scipy.optimize", "SciPy").minimize(
+    result = optional("scipy.optimize", "SciPy", "transport").minimize(
         function, start, jac=True, method="L-BFGS-B", callback=small_enough, options=options
     )
     function(result.x)

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.checks import check_integer, is_number, shown
+from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import FULL

@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import solver
+from multidraft.errors import AdviceError, optional
 from multidraft_research.solvers.moved import Moved, trimmed, upper_bound
 from multidraft_research.solvers.network import Network, merged
 
@@ -68,7 +67,7 @@ def linear_program(target: Float[np.ndarray, " vocab"], network: Network, second
 def _solve(target: np.ndarray, network: Network, seconds: float | None = None) -> Any:
     """The program with one variable for each edge."""
     refuse(network)
-    optimize, sparse = solver("scipy.optimize", "SciPy"), solver("scipy.sparse", "SciPy")
+    optimize, sparse = optional("scipy.optimize", "SciPy", "transport"), optional("scipy.sparse", "SciPy", "transport")
     ones, column = np.ones(len(network.token)), np.arange(len(network.token))
     by_token = sparse.coo_matrix((ones, (network.token, column)), (len(target), len(column)))
     by_set = sparse.coo_matrix((ones, (network.owner, column)), (len(network.probability), len(column)))

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Bool, Float
 
-from multidraft.errors.missing import solver
+from multidraft.errors import optional
 from multidraft_research.solvers.moved import Moved, upper_bound
 from multidraft_research.solvers.network import Network
 
@@ -68,7 +68,7 @@ def _flow(
     tokens, token = np.unique(network.token[edges], return_inverse=True)
     left, right = 1 + np.arange(len(sets)), 1 + len(sets) + np.arange(len(tokens))
     sink = 1 + len(sets) + len(tokens)
-    graph = solver("ortools.graph.python.max_flow", "OR-Tools").SimpleMaxFlow()
+    graph = optional("ortools.graph.python.max_flow", "OR-Tools", "transport").SimpleMaxFlow()
     graph.add_arcs_with_capacity(np.zeros_like(left), left, _capacity(network.probability[sets]))
     graph.add_arcs_with_capacity(right, np.full_like(right, sink), _capacity(target[tokens]))
     between = graph.add_arcs_with_capacity(left[owner], right[token], np.full(len(owner), SCALE, dtype=np.int64))

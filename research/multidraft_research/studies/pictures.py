@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from multidraft.errors.missing import optional
+from multidraft.errors import optional
 from multidraft.io import files
 from multidraft.io.files import check_picture as check
 

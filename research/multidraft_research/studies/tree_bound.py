@@ -6,8 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from multidraft.auditing.enumeration import Conditional, Forest
-from multidraft.errors import AdviceError
-from multidraft.errors.missing import solver
+from multidraft.errors import AdviceError, optional
 from multidraft_research.solvers.linear_program import EXACT
 
 Tokens = tuple[int, ...]
@@ -70,7 +69,7 @@ def solve(
     variables: list[tuple[int, Tokens]], conditional: Conditional, probability: Float[np.ndarray, " trees"]
 ) -> float:
     """The program's value, by HiGHS."""
-    optimize, sparse = solver("scipy.optimize", "SciPy"), solver("scipy.sparse", "SciPy")
+    optimize, sparse = optional("scipy.optimize", "SciPy", "transport"), optional("scipy.sparse", "SciPy", "transport")
     rows: dict[tuple[Tokens, int], int] = {}
     entries = [(owner, column, 1.0) for column, (owner, _) in enumerate(variables)]
     next_token = cache(lambda u: conditional(u).tolist())

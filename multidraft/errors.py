@@ -1,9 +1,34 @@
-"""What kind of value a caller has passed: type hints are not checked, and a wrong kind must end with advice."""
+"""What a user can mend: each message says what is wrong and what to do; and the checks that are made in many places.
 
+Type hints are not checked at run time: a value of a wrong kind must end with advice, too.
+"""
+
+from importlib import import_module
 from numbers import Integral, Real
+from types import ModuleType
 from typing import Any
 
-from multidraft.errors import AdviceError
+
+class AdviceError(ValueError):
+    """Bad input; the command line prints the message on one line and exits with code 2."""
+
+
+class MissingExtra(AdviceError, ImportError):
+    """A package is not installed that only some users need."""
+
+
+def optional(module: str, package: str, extra: str) -> ModuleType:
+    """Import `module` where it is used, or say how to get `package`.
+
+    >>> optional("no.such", "Nothing", "transport")
+    Traceback (most recent call last):
+    ...
+    multidraft.errors.MissingExtra: this needs Nothing: pip install "multidraft[transport]"
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(f'this needs {package}: pip install "multidraft[{extra}]"') from error
 
 
 def is_integer(value: object) -> bool:

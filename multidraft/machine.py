@@ -1,0 +1,111 @@
+"""The machine that this runs on: its processors and packages, its memory, and the signals that end a run.
+
+torch is imported where it is used: the command line hears signals before it loads anything.
+"""
+
+import os
+import platform
+import signal
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+LOADING = "<frozen importlib._bootstrap>"
+STOPPED = 130  # the exit code of an interrupted command, as a shell gives it
+
+
+def hardware() -> dict[str, str | int | None]:
+    """The processor's name, the threads that torch uses, and the GPU's name where there is one."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    vectors = torch.backends.cpu.get_cpu_capability()
+    return {"cpu": cpu(), "vectors": vectors, "threads": torch.get_num_threads(), "gpu": gpu}
+
+
+@cache
+def cpu() -> str:
+    """The processor's name."""
+    names = [line.split(":", 1)[1].strip() for line in listed(PROCESSORS) if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions(*more: str) -> dict[str, str]:
+    """Versions of what decides a result, as far as it is installed, and of `more` packages."""
+    packages = ("multidraft", "torch", "transformers", "tokenizers", "numba", *more)
+    found = {package: version_of(package) for package in packages}
+    return {"python": platform.python_version()} | {name: known for name, known in found.items() if known}
+
+
+@cache
+def version_of(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str:
+    """The commit that this code is of, and whether anything has been changed since; "unknown" without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-changed", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or "unknown"
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def available(device: "torch.device") -> int | None:
+    """Bytes that can be had on a device; all of a machine where it does not say how many are taken, else None."""
+    import torch
+
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if device.type != "cpu":
+        return None
+    if lines := listed(MEMORY):
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def listed(path: Path) -> list[str]:
+    """The lines of a listing, which not every system has."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def readable(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def hear_signals() -> None:
+    """From here on Ctrl-C and a polite kill raise KeyboardInterrupt."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; while a module is loaded, which might swallow it, end at once with one line."""
+    while frame is not None:
+        if frame.f_code.co_filename == LOADING:
+            os.write(2, b"multidraft: stopped\n")
+            os._exit(STOPPED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def ignore_signals() -> None:
+    """Hear nothing any more: all is done, and nothing is left to be stopped."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

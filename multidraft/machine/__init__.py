@@ -1,1 +1,0 @@
-"""Facts of the machine: devices, memory, identity."""
