@@ -33,7 +33,7 @@ def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Me
 def at_roots(scheme: Scheme, scored: Scored, rows: list[int], decision: Decision) -> dict[int, Measured]:
     """The same of rows whose roots drew the same number of tokens."""
     laws = [scored.trees[row].laws[0] for row in rows]
-    target = compressed(scored.targets([(row, 0) for row in rows]), laws)
+    target = torch.from_numpy(compressed(scored.targets([(row, 0) for row in rows]), laws))
     draft = stacked(laws, scheme.drafts, more=1)
     best, expected = optimum(target, draft, scheme.law), scheme.expected_acceptance(target, draft)
     if expected is not None:  # above the optimum only by rounding

@@ -23,10 +23,11 @@ from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.rules.recursive_rejection import residual
+from multidraft.verification.rules.recursive_rejection import left_by_one
 from multidraft.verification.scheme import Scheme
 
-Compressed = tuple[Float[Tensor, " places"], Float[Tensor, " places"]]  # of one node, the target and what is left of it
+Line = Float[np.ndarray, " places"]
+Compressed = tuple[Line, Line]  # of one node, the target and what is left of it
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
 
 
@@ -95,7 +96,7 @@ def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
 def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dict[int, Tensor]) -> dict[int, Verdict]:
     """Verdicts at nodes that drew the same number of tokens."""
     laws = [trees[row].laws[node] for row, (node, _) in asked.items()]
-    target = compressed([targets[row] for row in asked], laws)
+    target = torch.from_numpy(compressed([targets[row] for row in asked], laws))
     weights = torch.tensor([[weight] for _, weight in asked.values()], dtype=torch.float64)
     drafted = torch.tensor([trees[row].places[node] for row, (node, _) in asked.items()])
     outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
@@ -108,17 +109,25 @@ def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dic
 
 def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Callable[[], Compressed], Callable[[], float]]:
     """One node's residual beside the target, and its sum, computed when they are asked for."""
-    return lambda: (target[index], outcome.residual[index]), lambda: float(outcome.residual_mass[index])
+    return (
+        lambda: (target[index].numpy(), outcome.residual[index].numpy()),
+        lambda: float(outcome.residual_mass[index]),
+    )
 
 
-def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[Tensor, "nodes places"]:
+def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[np.ndarray, "nodes places"]:
     """The targets on the laws' ids, filled up with zeros, and in the last place their mass on all other tokens."""
     lines = np.zeros((len(laws), 1 + max(len(law.ids) for law in laws)))
     for line, target, law in zip(lines, targets, laws, strict=True):
         own = line[: len(law.ids)]
-        own[:] = target[torch.from_numpy(law.ids).to(target.device)].cpu().numpy()
-        line[-1] = max(float(target.sum(dtype=torch.float64)) - own.sum(), 0.0)
-    return torch.from_numpy(lines)
+        if target.is_cpu:  # where NumPy's calls cost a fraction
+            values = target.numpy()
+            own[:], whole = values[law.ids], values.sum(dtype=np.float64)
+        else:
+            own[:] = target[torch.from_numpy(law.ids).to(target.device)].cpu().numpy()
+            whole = float(target.sum(dtype=torch.float64))
+        line[-1] = max(whole - own.sum(), 0.0)
+    return lines
 
 
 def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]:
@@ -140,7 +149,7 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
     @cache
     def parts() -> Compressed:
         places = compressed([target], [law])[0]
-        return places, residual(places, stacked([law], 1, more=1)[0], weight, accept)
+        return places, left_by_one(places, law.probabilities, weight, accept)
 
     rest = Expanded(law, target, parts, lambda: float(parts()[1].sum()))
     return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), rest)
@@ -163,10 +172,10 @@ class Expanded(Rest):
     def law(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token: the others have their share of the target."""
         target, residual = self.parts()
-        share = float(residual[-1] / target[-1]) if target[-1] > 0 else 0.0
-        weights = self.target.double() * share
-        weights[torch.from_numpy(self.draft.ids).to(weights.device)] = residual[: len(self.draft.ids)].to(weights)
-        return weights
+        share = residual[-1] / target[-1] if target[-1] > 0 else 0.0
+        weights = np.multiply(self.target.cpu().numpy(), share, dtype=np.float64)
+        weights[self.draft.ids] = residual[: len(self.draft.ids)]
+        return torch.from_numpy(weights)
 
     def draw(self, number: float) -> int:
         """A token in proportion to it; the likeliest where nothing but rounding is left."""

@@ -14,7 +14,6 @@ from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick_each
-from multidraft.verification.rules.recursive_rejection import residual
 from multidraft.verification.scheme import Scheme
 
 
@@ -45,7 +44,7 @@ def use_once(scheme: Scheme) -> None:
     numbers = torch.zeros(1, scheme.law.numbers, dtype=torch.float64)
     for first in (0.0, 2.0):
         target = torch.tensor([[first] + [0.0] * (2 * scheme.drafts)], dtype=torch.float64).softmax(-1)
-        for weights in (residual(target[0], target[0], 1.0, 0.5)[None], target.float()):
+        for weights in (target, target.float()):
             pick_each(weights, [0.5])
         draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.several else target
         _ = scheme.verify(target, draft, scheme.law.draw(draft, numbers)).residual

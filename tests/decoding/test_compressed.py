@@ -88,6 +88,11 @@ def sharing(laws: list[NodeLaw], drafts: int, more: int = 0, right=draft.stacked
     return dense / dense.sum(-1, keepdim=True)
 
 
+def sharing_one(places: np.ndarray, law: np.ndarray, *rest: float, right=verify.left_by_one) -> np.ndarray:
+    """The mutant for a single draft."""
+    return right(places, np.append(0.7 * law, 0.3), *rest)
+
+
 LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.startswith("top:")]  # at the draft law
 
 
@@ -115,4 +120,5 @@ def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, mo
     monkeypatch.setattr(draft, "SUPPORT", 2)
     assert error() <= EXACT
     monkeypatch.setattr(verify, "stacked", sharing)
+    monkeypatch.setattr(verify, "left_by_one", sharing_one)
     assert error() > BIASED

@@ -3,13 +3,14 @@
 SpecInfer; Multi-Candidate Speculative Decoding. The coupling is a part of other rules too.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import next_target, ratio
+from multidraft.verification.precision import FULL, SPARE, next_target, ratio
 from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
 
 
@@ -25,15 +26,21 @@ def remainder(target: Rows, law: Rows) -> Rows:
     return (target - law).clamp_(min=0)
 
 
-def residual(
-    target: Float[Tensor, " vocabulary"], law: Float[Tensor, " vocabulary"], weight: float, accept: float
-) -> Float[Tensor, " vocabulary"]:
+def left_by_one(
+    target: Float[np.ndarray, " places"], law: Float[np.ndarray, " drafted"], weight: float, accept: float
+) -> Float[np.ndarray, " places"]:
     """Probability of emitting each token otherwise than as the one drawn from `law` and accepted with `accept`.
 
-    The target is scaled to `weight`.
+    The target is scaled to `weight`; the law has its first places. One line of `couple` in NumPy, whose calls cost less.
     """
-    scaled = weight * target.double()
-    return next_target(remainder(scaled, law.double()), scaled).mul_(1 - accept)
+    scaled = weight * target
+    left = scaled.copy()
+    left[: len(law)] -= law
+    np.maximum(left, 0.0, out=left)
+    left += SPARE * scaled
+    lacks = 1 - scaled.sum()
+    left *= (1 - accept) / ((lacks if lacks > FULL else 0.0) + left.sum())
+    return left
 
 
 def couple(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> tuple[Rates, Rows]:
