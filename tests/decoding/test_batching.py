@@ -287,7 +287,7 @@ def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
     config = config_of(tiny, "anchored:lorenz", "deferred")
     truth, outcomes = Server(config).run(COUNT), {"went on": 0, "said so": 0}
     for owner, name in PLACES:
-        for after in itertools.count(1):
+        for after in itertools.chain(range(1, 7), itertools.count(8, 3)):  # each of the first calls, then every third
             server, alarm = Server(config), Alarm(after)
             with monkeypatch.context() as patch:
                 alarm.set_on(patch, owner, name)
@@ -349,17 +349,17 @@ def growth_of_short_ones(model: PreTrainedModel, count: int, leak: list[Tensor] 
 GROWTH = 4_000  # bytes: what a step holds varies with its tree; a tensor of one number is 64 of them
 
 
-@pytest.mark.parametrize("tokens", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_memory_is_flat_over_a_long_generation(long_model, tokens):
     assert growth_of_a_long_one(long_model, tokens) < GROWTH
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_memory_is_flat_over_many_short_generations(long_model, count):
     assert growth_of_short_ones(long_model, count) < GROWTH
 
 
 def test_a_leak_is_seen(long_model):
     leak: list[Tensor] = []
-    assert growth_of_a_long_one(long_model, 60, leak) > 2 * GROWTH
-    assert growth_of_short_ones(long_model, 20, leak) > 2 * GROWTH
+    assert growth_of_a_long_one(long_model, 40, leak) > 2 * GROWTH
+    assert growth_of_short_ones(long_model, 12, leak) > 2 * GROWTH

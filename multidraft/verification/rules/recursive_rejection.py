@@ -31,7 +31,7 @@ def left_by_one(
 ) -> Float[np.ndarray, " places"]:
     """Probability of emitting each token otherwise than as the one drawn from `law` and accepted with `accept`.
 
-    The target is scaled to `weight`; the law has its first places. One line of `couple` in NumPy, whose calls cost less.
+    The target is scaled to `weight`; the law has its first places. NumPy's calls cost less than `couple`'s.
     """
     scaled = weight * target
     left = scaled.copy()
