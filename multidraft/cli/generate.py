@@ -4,28 +4,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from multidraft.cli import compare, terminal
 from multidraft.cli import options as o
-from multidraft.cli.chat import Session, check_session
+from multidraft.cli import terminal
 from multidraft.cli.crews import crew_of
-from multidraft.cli.decode import SEEDS_APART, Decoded, Job, context, decode
+from multidraft.cli.decode import SEEDS_APART, Decoded, Job, Shards, Texts, context, decode, spread
 from multidraft.cli.models import Loader, Models, usual
-from multidraft.cli.prompts import Prompt, digest, read_prompts
-from multidraft.cli.report import Report
-from multidraft.cli.terminal import Live, Screen
-from multidraft.cli.workers import Shards, spread
+from multidraft.cli.prompts import Prompt, Session, digest, read_prompts
+from multidraft.cli.report import Report, rival, rivals
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.io.journal import Journal
 from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
     from multidraft.decoding.trace_file import TraceFile
-    from multidraft.io.journal import Journal
 
 JSONL = (
     "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
 )
-Rivals = dict[str, tuple[int, float]]  # tokens and seconds, by name
 WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
 
 
@@ -83,6 +79,12 @@ class Output:
     compare: Annotated[bool, o.asked("Also decode plainly, and as transformers drafts.", o.OUTPUT, "--compare")] = False
     as_json: o.Json = False
 
+    def check_session(self, limit: int | None) -> None:
+        """Raise on what a conversation cannot do."""
+        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": limit}
+        for name in (name for name, given in told.items() if given):
+            raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
+
     def check(self, inputs: list[Path | str | None]) -> None:
         """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
         files.check(self.trace, "--trace", inputs)
@@ -104,16 +106,15 @@ class Output:
 def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Drafting, run: Run, output: Output) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     if asked.talks:
-        told = {"--json": output.as_json, "--compare": output.compare, "--jsonl": output.jsonl}
-        check_session(told | {"--limit": asked.limit})
+        output.check_session(asked.limit)
     chosen = [] if asked.talks else read_prompts(asked.prompt, asked.prompts, asked.limit)
     loader = Loader(named.engine, named.trust)
     loader.check()
-    target, draft = usual(named.target, named.draft)
+    target, draft = usual(named.target, named.draft, loader.tells and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles}
-    job = Job(draft, run.batch, run.seed, output.compare, settings)
+    job = Job(target, draft, loader, asked.chat, run.batch, run.seed, settings)
     job.check()
-    shards = Shards(target, loader, asked.chat, job, chosen)
+    shards = Shards(job, chosen)
     if (run.workers or 1) > 1 or run.ray is not None:
         folder = output.folder(asked.talks)
         with hold(folder, output.wait):
@@ -125,8 +126,8 @@ def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Draft
 
 def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
     """Decode in this process, and report; where no models were named, say which were taken."""
-    job, report = shards.job, Report(shards.manner, output.compare)
-    journal = None if output.jsonl is None else begun(output.jsonl, shards)
+    job, report = shards.job, Report(shards.job.manner)
+    journal = None if output.jsonl is None else begun(output.jsonl, shards, output.compare)
     done = len(journal.records) if journal else 0
     if done and output.trace is not None and output.trace.exists():
         raise AdviceError(
@@ -134,25 +135,20 @@ def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
         )
     pair, chosen = shards.models, shards.read(shards.prompts)
     if unnamed and not output.as_json:
-        terminal.note(f"target {shards.target}, draft {job.draft} (--target and --draft name others)")
+        terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
     if output.trace is not None:
         job = replace(job, trace=trace_file(output.trace, pair, report))
     if talks:
-        return Session(
-            pair.tokenizer, context(pair), lambda said, screen: decode(pair, job, [said], screen=screen)
-        ).run()
-    run_all(pair, job, chosen[done:], report, Screen() if output.as_json else Live(), journal)
+        return Session(pair.tokenizer, context(pair), lambda prompt: answer(pair, job, prompt)).run()
+    run_all(pair, job, chosen[done:], report, output, journal)
     report.print(output.as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {done + report.complete} of {len(chosen)} prompts")
 
 
-def begun(path: Path, shards: Shards) -> "Journal":
+def begun(path: Path, shards: Shards, compare: bool) -> Journal:
     """The results so far, and where to write the others; raises where they are of another run."""
-    from multidraft.io.journal import Journal
-
-    own = {"results": "multidraft generate", "compare": shards.job.compare, "prompts": digest(shards.prompts)}
-    journal = Journal(path, shards.manner | shards.loading | own)
+    journal = Journal(path, shards.job.identity | {"compare": compare, "prompts": digest(shards.prompts)})
     if journal.records:
         terminal.note(f"{path} has {len(journal.records)} of {len(shards.prompts)} prompts; going on with the others")
     return journal
@@ -166,41 +162,58 @@ def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     return TraceFile(path, pair.tokenizer, {"run": report.settings, "versions": versions(), "hardware": hardware()})
 
 
+def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
+    """An answer in a conversation, shown as it comes, and a summary."""
+    texts = Texts(shows=True)
+    try:
+        info = decode(pair, job, [prompt], texts=texts)[1]
+    except KeyboardInterrupt:
+        return texts.whole[0], "stopped"
+    pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
+    return texts.whole[0], f"{info.tokens} tokens, {pace}"
+
+
 def run_all(
-    pair: Models, job: Job, prompts: list[Prompt], report: Report, screen: Screen, journal: "Journal | None"
+    pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output, journal: Journal | None
 ) -> None:
-    """Decode all prompts; plain decoding takes its turn after each batch, so that a noisy machine hits both alike."""
+    """Decode all prompts; ways that are compared take turns, so that a noisy machine hits all alike."""
     from tqdm import tqdm
 
-    def keep(records: list[dict[str, object]]) -> None:
-        if journal is not None:
-            for record in records:
-                journal.append(record)
+    texts = Texts(shows=not output.as_json, heads=True)
+    if texts.shows:
+        terminal.legend()
 
-    bar = tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=isinstance(screen, Live))
+    def keep(records: list[dict[str, object]]) -> None:
+        for record in records if journal is not None else ():
+            journal.append(record)
+
+    bar = tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=texts.shows)
     try:
         for first in range(0, len(prompts), job.batch):
             rows = prompts[first : first + job.batch]
             if not first:
                 short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
-                all_ways(pair, short, rows, Screen())
-            report.add(rows, *all_ways(pair, job, rows, screen))
+                all_ways(pair, short, rows, Texts(), output.compare)
+            report.add(rows, *all_ways(pair, job, rows, texts, output.compare))
             keep(report.records[-len(rows) :])
-            screen.forget()
+            texts.begin([])
             bar.update(len(rows))
     except KeyboardInterrupt:
-        report.interrupt(screen.rows, screen.texts)
+        report.interrupt(texts.rows, texts.whole)
         keep(report.records[report.complete :])
     finally:
         bar.close()
-        screen.close()
+        if texts.shows:
+            terminal.show("\n")
 
 
-def all_ways(pair: Models, job: Job, rows: list[Prompt], screen: Screen) -> tuple[Decoded, Decoded | None, Rivals]:
-    """A batch with drafts, plainly, and in transformers' own ways to draft: these where a comparison is wanted."""
-    drafted = decode(pair, job, rows, screen=screen)
-    if not job.compare:
+def all_ways(
+    pair: Models, job: Job, rows: list[Prompt], texts: Texts, compares: bool
+) -> tuple[Decoded, Decoded | None, dict[str, tuple[int, float]]]:
+    """A batch with drafts; to compare, plainly and in transformers' own ways to draft, too."""
+    drafted = decode(pair, job, rows, texts=texts)
+    if not compares:
         return drafted, None, {}
     plain, seed = decode(pair, job, rows, drafts=False), job.seed * SEEDS_APART
-    ways = compare.rivals(pair, job.settings)
-    return drafted, plain, {name: compare.rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}
+    ways = rivals(pair, job.settings, job.target)
+    return drafted, plain, {name: rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}

@@ -13,13 +13,13 @@ from multidraft import __version__, machine
 from multidraft.cli import terminal
 from multidraft.cli.generate import generate
 from multidraft.cli.options import Checked, without_types
-from multidraft.cli.schemes import schemes
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
+COLUMNS = ["scheme", "exact", "cost of the rule", "source"]
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
@@ -101,6 +101,46 @@ def show_version(asked: bool) -> bool:
         typer.echo(f"multidraft {__version__}")
         raise typer.Exit()
     return asked
+
+
+def schemes(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that pages show.")] = False,
+) -> None:
+    """List the schemes: drafting law, verification rule, whether it is exact, what it costs, where it is from."""
+    import multidraft as md
+
+    if as_json and as_markdown:
+        raise AdviceError("--json and --markdown are two forms of one list; choose one")
+    entries: list[dict[str, Any]] = md.schemes()
+    if as_json:
+        return terminal.print_json(entries)
+    laws = sorted({entry["law"] for entry in entries})
+    if as_markdown:
+        rows = [
+            [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{n}`" for n in names), *rest]
+            for (rule, *rest), names in alike(entries, "; small vocabularies only").items()
+        ]
+        return print("\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows]))
+    rows = [
+        [name, *rest]
+        for (rule, *rest), names in alike(entries, " *").items()
+        for name in ([f"LAW:{rule}"] if len(names) == len(laws) else names)
+    ]
+    terminal.print_table(COLUMNS, rows)
+    terminal.note(f"LAW is any of {', '.join(laws)}. * for small vocabularies only")
+
+
+def alike(entries: list[dict[str, Any]], small: str) -> dict[tuple[str, ...], list[str]]:
+    """The names of schemes that differ in their law alone, by rule, exactness, cost and source.
+
+    With a scheme's source goes the name that it has in other papers with the deferred walk.
+    """
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for e in entries:
+        cost, source = e["cost"] + small * e["small"], "; ".join(filter(None, [e["source"], e["known_as"]]))
+        lines.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source), []).append(e["name"])
+    return lines
 
 
 app = typer.Typer(

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -12,7 +13,7 @@ from multidraft.errors import AdviceError
 from multidraft.zoo.pair import FOLDER
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from multidraft.models.huggingface import Model
 
@@ -55,6 +56,11 @@ class Loader(NamedTuple):
     engine: str | None = None
     trust: bool = False
 
+    @property
+    def tells(self) -> bool:
+        """Whether targets tell their hidden states, which a draft head reads: those on llama.cpp do not."""
+        return self.engine != LLAMA_CPP
+
     def check(self) -> None:
         """Raise on an engine that does not exist."""
         if self.engine not in (None, *ENGINES):
@@ -64,8 +70,10 @@ class Loader(NamedTuple):
 USUAL_WAY = Loader()
 
 
-def usual(target: str | None, draft: str | None) -> tuple[str, str]:
+def usual(target: str | None, draft: str | None, tells: bool = True) -> tuple[str, str]:
     """Both names, where some may be left out: smollm2 if its package is installed, else embedded; and the pair's draft.
+
+    `tells`: whether the target will tell its hidden states.
 
     >>> usual("embedded", None), usual("embedded", "ngram")
     (('embedded', 'embedded'), ('embedded', 'ngram'))
@@ -84,14 +92,24 @@ def usual(target: str | None, draft: str | None) -> tuple[str, str]:
     for name in drafts:
         if name in PAIRS and name != target:
             raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
-    return target, shipped(target) if draft is None else draft
+    return target, shipped(target, tells) if draft is None else draft
 
 
-def shipped(target: str) -> str:
-    """The drafter that comes with a target; where there is none yet, what followed the same tokens before."""
-    if target != SMOLLM2:
-        return target
-    return f"{COPY}+{SMOLLM2}" if (FOLDER / "smollm2_draft" / "draft.gguf").exists() else "lookup"
+def shipped(target: str, tells: bool) -> str:
+    """The drafter that comes with a target: copying and a head, or a small model where the target tells no states.
+
+    >>> shipped("smollm2", tells=True), shipped("smollm2", tells=False)
+    ('copy+eagle3:smollm2', 'copy+smollm2')
+    """
+    return target if target != SMOLLM2 else f"{COPY}+{HEADS[0]}:{SMOLLM2}" if tells else f"{COPY}+{SMOLLM2}"
+
+
+@cache
+def small_draft() -> "Model":
+    """The small draft model that comes with smollm2, on Hugging Face's engine."""
+    from multidraft.models.loading import load_model
+
+    return checked(load_model(placed(SMOLLM2, "draft", USUAL_WAY)), SMOLLM2)
 
 
 def parse(text: str | None) -> list[list[Member]]:
@@ -143,7 +161,7 @@ def load(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> M
     """The named target with the named drafters side by side, or None in their place."""
     from multidraft.models.ensemble import Several
 
-    target, draft = usual(target, draft)
+    target, draft = usual(target, draft, loader.tells)
     listed = parse(draft)
     names = models_in(listed)
     model, loaded, tokenizer = load_models(target, names, loader)
@@ -159,7 +177,7 @@ def load_models(
     from multidraft.generation.inputs import check_vocabularies
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.gguf.tokenizer import LlamaTokenizer
-    from multidraft.models.loading import load_model, load_tokenizer
+    from multidraft.models.loading import check_sizes, load_model, load_tokenizer
 
     loader.check()
     silence()
@@ -174,8 +192,12 @@ def load_models(
     }
     for name, tokenizer in tokenizers.items():
         check_pieces(names[0], tokenizers[names[0]], name, tokenizer)
-    models: list[Model] = [files[name] if name in files else load_model(name, **settings) for name in names]
-    check_loaded([target, *drafts], models, tokenizers[names[0]])
+    models: list[Model] = [
+        files[place] if place in files else checked(load_model(place, **settings), name)
+        for place, name in zip(names, [target, *drafts], strict=True)
+    ]
+    if names[0] not in files:
+        check_sizes(tokenizers[names[0]], models[0], target)  # type: ignore[arg-type]  # it is of transformers
     for draft in models[1:]:
         check_vocabularies(models[0], draft)
     return models[0], models[1:], tokenizers[names[0]]
@@ -221,21 +243,16 @@ def existing(name: str) -> Path:
     return path
 
 
-def check_loaded(names: Sequence[str], models: "list[Model]", tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Move Hugging Face models to the GPU, and raise unless they run and the first one's tokenizer fits."""
+def checked(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
+    """A model of transformers on the GPU, if there is one; raises unless it runs there."""
     import torch
-    from transformers import PreTrainedModel
 
-    from multidraft.models.loading import check_runs, check_sizes
+    from multidraft.models.loading import check_runs
 
-    for name, model in zip(names, models, strict=True):
-        if not isinstance(model, PreTrainedModel):
-            continue
-        if torch.cuda.is_available():
-            model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
-        check_runs(model, name)
-        if model is models[0]:
-            check_sizes(tokenizer, model, name)
+    if torch.cuda.is_available():
+        model.cuda()  # type: ignore[call-arg]  # a decorator of transformers hides self
+    check_runs(model, name)
+    return model
 
 
 def check_pieces(target: str, first: "PreTrainedTokenizerBase", draft: str, second: "PreTrainedTokenizerBase") -> None:

@@ -1,6 +1,7 @@
-"""Prompts as they come from the command line or a file, checked before anything is decoded."""
+"""Prompts as they come from the command line, a file or a conversation, checked before anything is decoded."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -8,16 +9,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
+from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import HALF_CHARACTER
 from multidraft.errors import AdviceError
-from multidraft.generation.text import written
+from multidraft.generation.text import Message, written
 from multidraft.io import files, journal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
+COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
 
 
@@ -104,3 +109,64 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
     if target == EMBEDDED:
         reason = "the embedded pair continues text and was never taught to chat"
     raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
+
+
+class Session:
+    """`multidraft generate --chat`: a conversation, each of whose answers is asked for by number.
+
+    `answer` shows it, and returns it with a summary.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        context: int | None,
+        answer: Callable[[Prompt], tuple[str, str]],
+    ):
+        self.tokenizer, self.context, self.answer = tokenizer, context, answer
+        self.messages: list[Message] = []
+        self.answers = 0  # so far; the number of one is what its random numbers depend on
+
+    def run(self) -> None:
+        """Answer until /exit or the end of the input."""
+        with suppress(ImportError):
+            import readline  # noqa: F401  # with it, input() edits lines and remembers them
+        terminal.legend()
+        typer.echo(COMMANDS)
+        while (line := ask()) not in (None, "/exit"):
+            self.hear(line or "")
+
+    def hear(self, line: str) -> None:
+        """A command, or a message to answer; one that cannot be answered is forgotten."""
+        if line == "/reset":
+            self.messages = []
+        elif line.startswith("/"):
+            typer.echo(COMMANDS)
+        elif line:
+            before = list(self.messages)
+            try:
+                self.reply(line)
+            except AdviceError as error:
+                self.messages = before
+                typer.echo(f"{error}; /reset makes room")
+
+    def reply(self, line: str) -> None:
+        """Answer a message. What there was of an answer that is stopped belongs to the conversation."""
+        self.messages.append({"role": "user", "content": line})
+        prompt = Prompt(self.answers, "the conversation", "", line, written(self.tokenizer, self.messages))
+        check_length(prompt, self.context)
+        self.answers += 1
+        text, summary = self.answer(prompt)
+        self.messages.append({"role": "assistant", "content": text})
+        terminal.show(f"\n[{summary}]\n")
+
+
+def ask() -> str | None:
+    """The next line, None at the end of the input; Ctrl-C begins another."""
+    try:
+        return input("\n> ").strip()
+    except EOFError:
+        typer.echo()
+        return None
+    except KeyboardInterrupt:
+        return ""

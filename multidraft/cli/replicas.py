@@ -1,28 +1,129 @@
-"""The server on Ray: the same app in every replica, behind Ray Serve's proxies; `application` is for `serve deploy`."""
+"""What `multidraft serve` serves, by an engine here or in replicas on Ray; `application` is for `serve deploy`.
+
+A replica has the same app, behind Ray Serve's proxies. What is served is small enough to be sent to where the models
+are loaded.
+"""
 
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ray import serve
-from ray.serve.metrics import Gauge
-
-from multidraft.cli.crews import join, one_gpu
-from multidraft.cli.serving import Serving
-from multidraft.errors import AdviceError
+from multidraft.cli import options as o
+from multidraft.cli import terminal
+from multidraft.cli.crews import check_address, join, one_gpu
+from multidraft.cli.models import Loader, Models, load, parse, usual
+from multidraft.errors import AdviceError, optional
 from multidraft.server.limits import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve import Application
 
+    from multidraft.autotune.controller import Limits as TreeLimits
+    from multidraft.decoding.state import DecodeConfig
     from multidraft.server.metrics import Metrics
+    from multidraft.server.service import Service
 
 NAME = "multidraft"
 SECONDS = 5  # between two looks at the numbers
 Ready = Callable[[int], None]  # is told the port
+
+
+@dataclass(frozen=True)
+class Serving(o.Drafting, o.Named):
+    """The settings of `multidraft serve`, of which the models are only named."""
+
+    names: tuple[str, ...] = ()  # of the model in requests; none for the target's own
+    api_key: str | None = None
+    template: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    threads: int | None = None  # on the processor; None for as many as torch takes by itself
+
+    @property
+    def known_as(self) -> list[str]:
+        """The model's names in requests."""
+        return list(self.names) or [usual(self.target, self.draft)[0]]
+
+    @property
+    def loader(self) -> Loader:
+        """How the models are loaded."""
+        return Loader(self.engine, self.trust)
+
+    def check(self) -> None:
+        """Raise on what cannot work, before anything is loaded."""
+        if not all(name.strip() for name in self.names):
+            raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
+        if self.api_key is not None and not self.api_key.strip():
+            raise AdviceError("the API key is empty, so nobody could be told from anybody; give some, or leave it out")
+        self.configured()
+
+    def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
+        """How to decode; where trees are chosen later, their limits and the plan."""
+        from multidraft.generation.inputs import configured
+
+        drafters = len(parse(usual(self.target, self.draft, self.loader.tells)[1]))
+        return configured(self.scheme, self.tree, self.walk, self.plan, drafters)
+
+    def app(self) -> "FastAPI":
+        """The app over the models, which are loaded here and now; call it in a thread that ends.
+
+        OpenMP keeps helpers for every thread that has computed. Where those are more than processors, the engine's own
+        hardly wait for their work without sleeping, which costs most of it.
+        """
+        import gc
+
+        from multidraft.server.app import build
+
+        app = build(self.service())
+        gc.collect()
+        gc.freeze()  # or looking through all that was loaded would stop every thread whenever a body has many parts
+        return app
+
+    def service(self) -> "Service":
+        """The service that the app is over."""
+        import torch
+
+        from multidraft.server.engine import Engine
+        from multidraft.server.service import Service
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)  # of the threads that begin from here on, the engine's among them
+        models = load(self.target, self.draft, self.loader)
+        if self.template is not None:
+            models.tokenizer.chat_template = self.template
+        if not models.tokenizer.chat_template:
+            terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
+        engine = Engine(models.target, models.draft, self.choosing(models), self.limits)
+        return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
+
+    def choosing(self, models: Models) -> "DecodeConfig":
+        """How to decode, with trees that the rows under way decide if that is asked for."""
+        from multidraft.autotune.controller import auto
+        from multidraft.autotune.store import Subject
+
+        config, limits, plan = self.configured()
+        if limits is None or models.draft is None:
+            return config
+        subject = Subject(models.target, models.draft, config.scheme, config.walk)
+        return replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
+
+
+def template_of(path: Path | None) -> str | None:
+    """The text of a file with a chat template."""
+    if path is None:
+        return None
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except (OSError, UnicodeError, TemplateSyntaxError) as error:
+        raise AdviceError(f"cannot read the chat template {str(path)!r}: {error}; check the file") from None
+    return text
 
 
 def application(settings: dict[str, Any]) -> "Application":
@@ -44,6 +145,8 @@ def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Applicati
     An engine is at its best with many rows: replicas come when three quarters of them are taken, and what an engine
     cannot begin at once waits in Serve's queue, for whichever has room first.
     """
+    from ray import serve
+
     rows = serving.limits.rows
     made: Any = serve.deployment(
         serve.ingress(lambda: app_of(serving))(),
@@ -73,6 +176,8 @@ def app_of(serving: Serving) -> "FastAPI":
 
 def mirror(metrics: "Metrics") -> None:
     """Pass all numbers on to Ray's exporter, for as long as the process lives: `/metrics` is that of any replica."""
+    from ray.serve.metrics import Gauge
+
     gauges: dict[str, Any] = {}
     while True:
         for metric in metrics.registry.collect():
@@ -85,10 +190,13 @@ def mirror(metrics: "Metrics") -> None:
         time.sleep(SECONDS)
 
 
-def run(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
-    """Serve until stopped; `ready` is called when requests are taken."""
+def run_on_ray(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
+    """Serve from replicas until stopped; `ready` is called when requests are taken."""
     from multidraft.server.process import bound
 
+    serving.check()
+    serve = optional("ray.serve", "Ray", "ray")
+    check_address(address)
     with bound(host, port) as listener:
         port = listener.getsockname()[1]
     gpus = one_gpu(join(address, heard=True))

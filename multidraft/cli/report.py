@@ -1,76 +1,97 @@
-"""What `multidraft generate` reports: a table for people, one JSON object for scripts."""
+"""What `multidraft generate` reports, beside what --compare asks for: plain decoding, transformers' ways to draft."""
 
-from typing import TYPE_CHECKING
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
-from multidraft.cli.compare import ASSISTED, LOOKUP, Runs, hint, interval, speedup
-from multidraft.cli.decode import Decoded
-from multidraft.cli.prompts import Prompt
-from multidraft.machine import hardware, versions
+from multidraft.cli.models import SMOLLM2, small_draft
 
 if TYPE_CHECKING:
+    from multidraft.cli.decode import Decoded
+    from multidraft.cli.models import Models
+    from multidraft.cli.prompts import Prompt
     from multidraft.decoding.metrics import Info
 
+ASSISTED, LOOKUP = "assisted", "lookup"  # what transformers drafts with: the draft model, or the prompt
 RIVALS = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
+LOOKED_UP = 10  # tokens that prompt look-up drafts at most, as its authors have it
+RESAMPLES = 2000
+MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint
 SHOWN_TREES = 3
+SAMPLING = "temperature top_k top_p min_p repetition_penalty".split()  # settings that transformers has by these names
+
+
+@dataclass
+class Runs:
+    """How many tokens each batch made, in how many seconds; empty where a way to decode was not taken."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more batch."""
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+
+    def rate(self, batches: Sequence[int] | None = None) -> float:
+        """Tokens per second, over all batches or some."""
+        some = range(len(self.tokens)) if batches is None else batches
+        return sum(self.tokens[i] for i in some) / max(sum(self.seconds[i] for i in some), 1e-9)
+
+    def over(self, plain: "Runs") -> float | None:
+        """Tokens per second over those of plain decoding, where both are known."""
+        return self.rate() / max(plain.rate(), 1e-9) if self.tokens and plain.tokens else None
+
+    def interval(self, plain: "Runs | None" = None) -> tuple[float, float] | None:
+        """95 % of the bootstrap over batches of the rate, or of its ratio to the plain one; None for one batch."""
+        chance, batches = random.Random(0), range(len(self.tokens))
+        if len(batches) < 2 or (plain is not None and not plain.tokens):
+            return None
+        samples = (chance.choices(batches, k=len(batches)) for _ in range(RESAMPLES))
+        rates = sorted(self.rate(some) / (max(plain.rate(some), 1e-9) if plain else 1) for some in samples)
+        return rates[round(0.025 * RESAMPLES)], rates[round(0.975 * RESAMPLES) - 1]
 
 
 class Report:
-    """Results batch by batch, summed up."""
+    """Results batch by batch, summed up: tables for people, one JSON object for scripts."""
 
-    def __init__(self, settings: dict[str, object], compare: bool):
+    def __init__(self, settings: dict[str, object]):
         from multidraft.decoding.metrics import Info
 
-        self.settings, self.compare, self.interrupted = settings, compare, False
+        self.settings, self.interrupted = settings, False
         self.records: list[dict[str, object]] = []
         self.info, self.plain = Info(), Info()
-        self.runs = {side: Runs() for side in ("drafted", "plain", *RIVALS)}
+        self.runs = {way: Runs() for way in ("drafted", "plain", *RIVALS)}
 
     def add(
-        self, prompts: list[Prompt], drafted: Decoded, plain: Decoded | None, rivals: dict[str, tuple[int, float]]
+        self, prompts: "list[Prompt]", drafted: "Decoded", plain: "Decoded | None", rivals: dict[str, tuple[int, float]]
     ) -> None:
         """One batch: its prompts, the texts with drafts and without, and the rivals' tokens and seconds."""
         for row, prompt in enumerate(prompts):
             record: dict[str, object] = {"id": prompt.id, "task": prompt.task, "text": drafted[0][row]}
             self.records.append(record | ({"plain_text": plain[0][row]} if plain else {}))
         self.info += drafted[1]
-        self.runs["drafted"].add(drafted[1].tokens, drafted[1].total_seconds)
+        ways = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | rivals
         if plain:
             self.plain += plain[1]
-            self.runs["plain"].add(plain[1].tokens, plain[1].total_seconds)
-        for name, ran in rivals.items():
+            ways["plain"] = plain[1].tokens, plain[1].total_seconds
+        for name, ran in ways.items():
             self.runs[name].add(*ran)
-
-    def compared(self) -> dict[str, object]:
-        """Plain decoding and transformers' ways to draft beside ours; None for what was not measured."""
-        ours, plain = self.runs["drafted"], self.runs["plain"]
-        both = bool(plain.tokens)
-        found: dict[str, object] = {
-            "plain_tokens_per_second": plain.rate() if both else None,
-            "speedup": speedup(ours, plain) if both else None,
-            "speedup_interval": interval(ours, plain) if both else None,
-            "plain_seconds": self.plain.as_dict()["seconds"] if both else None,
-        }
-        for name in RIVALS:
-            theirs, ran = self.runs[name], bool(self.runs[name].tokens)
-            found |= {
-                f"{name}_tokens_per_second": theirs.rate() if ran else None,
-                f"{name}_tokens_per_second_interval": interval(theirs) if ran else None,
-                f"{name}_speedup": speedup(theirs, plain) if ran else None,
-                f"{name}_speedup_interval": interval(theirs, plain) if ran else None,
-            }
-        return found | {"hint": self.hint}
 
     @property
     def complete(self) -> int:
         """How many prompts came to their end."""
         return sum("interrupted" not in record for record in self.records)
 
-    def interrupt(self, prompts: list[Prompt], texts: list[list[str]]) -> None:
+    def interrupt(self, prompts: "list[Prompt]", texts: list[str]) -> None:
         """What there is of a batch that was stopped."""
         self.interrupted = True
-        for prompt, pieces in zip(prompts, texts, strict=True):
-            if text := "".join(pieces):
+        for prompt, text in zip(prompts, texts, strict=True):
+            if text:
                 self.records.append({"id": prompt.id, "task": prompt.task, "text": text, "interrupted": True})
 
     @property
@@ -81,62 +102,199 @@ class Report:
     def print(self, as_json: bool) -> None:
         """For people or for scripts."""
         if as_json:
-            terminal.print_json(self.as_dict())
-        elif self.complete:
-            width = 4 if self.compare else 2
-            columns, rows = ["", "multi-draft", "plain", "ratio"][:width], [row[:width] for row in self.rows()]
-            terminal.print_table(columns, rows, numbers=True)
-            if self.hint:
-                terminal.note(self.hint)
+            return terminal.print_json(self.as_dict())
+        if not self.complete:
+            return
+        width = 2 + bool(self.plain.tokens)
+        if self.plain.tokens:
+            terminal.print_table(["", "tokens per second", "times plain decoding"], self.ways(), numbers=True)
+        columns, rows = ["", "multi-draft", "plain"][:width], [row[:width] for row in self.rows()]
+        terminal.print_table(columns, rows, numbers=True)
+        if self.hint:
+            terminal.note(self.hint)
 
     def as_dict(self) -> dict[str, object]:
         """Plain names; null for what was not measured."""
+        from multidraft.machine import hardware, versions
+
         numbers = self.info.as_dict() if self.complete else dict.fromkeys(self.info.as_dict())
         settings = self.settings | {"prompts": self.complete}
         run = {"interrupted": self.interrupted, "settings": settings, "versions": versions(), "hardware": hardware()}
-        return numbers | self.compared() | run | {"records": self.records}
+        return numbers | self.compared() | run | {"hint": self.hint, "records": self.records}
+
+    def compared(self) -> dict[str, object]:
+        """Ours, plain decoding and transformers' ways to draft; None for what was not measured."""
+        plain, found = self.runs["plain"], dict[str, object]()
+        for name, runs in self.runs.items():
+            prefix = "" if name == "drafted" else f"{name}_"
+            if name != "plain":
+                found |= {f"{prefix}speedup": runs.over(plain), f"{prefix}speedup_interval": runs.interval(plain)}
+            if name in RIVALS:
+                found[f"{name}_tokens_per_second_interval"] = runs.interval()
+            if prefix:
+                found[f"{name}_tokens_per_second"] = runs.rate() if runs.tokens else None
+        return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain.tokens else None}
+
+    def ways(self) -> list[list[str]]:
+        """Every way to decode: its tokens a second, and those over plain decoding's, with the interval."""
+        plain, rows = self.runs["plain"], []
+        for name, shown in {"drafted": "multi-draft", "plain": "plain decoding", **RIVALS}.items():
+            runs = self.runs[name]
+            between = runs.interval(plain) if name != "plain" else None
+            said = f" ({between[0]:.2f} to {between[1]:.2f})" if between else ""
+            if runs.tokens:
+                rows.append([shown, f"{runs.rate():.1f}", f"{runs.over(plain):.2f}{said}"])
+        return rows
 
     def rows(self) -> list[list[str]]:
-        """The summary: a name, ours, plain decoding's, and the ratio of the two."""
+        """The summary: a name, ours, and plain decoding's."""
         from multidraft.decoding.metrics import PARTS
 
-        info, plain, compared = self.info, self.plain, bool(self.runs["plain"].tokens)
+        info, plain = self.info, self.plain
         error = f" ± {info.acceptance_error:.3f}" if info.acceptance_error > 0 else ""
-        first = [
-            ["tokens", f"{info.tokens}", f"{plain.tokens}", ""],
-            ["tokens per second", f"{info.tokens_per_second:.1f}", *self.ratio("drafted")],
-            *(self.rival(name) for name in RIVALS if self.runs[name].tokens),
-            ["block efficiency", f"{info.block_efficiency:.3f}", f"{plain.block_efficiency:.3f}", ""],
-            ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", "", ""],
-            ["optimal acceptance rate", f"{info.optimal_acceptance_rate:.3f}", "", ""],
-            ["trees", self.trees, "", ""],
-            ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), "", ""],
-            ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), "", ""],
-            ["seconds", f"{info.total_seconds:.2f}", f"{plain.total_seconds:.2f}" if compared else "", ""],
+        return [
+            ["tokens", f"{info.tokens}", f"{plain.tokens}"],
+            ["tokens per second", f"{info.tokens_per_second:.1f}", f"{plain.tokens_per_second:.1f}"],
+            ["tokens a pass (block efficiency)", f"{info.block_efficiency:.3f}", f"{plain.block_efficiency:.3f}"],
+            ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", ""],
+            ["optimal acceptance rate", f"{info.optimal_acceptance_rate:.3f}", ""],
+            ["trees", self.trees, ""],
+            ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
+            ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
+            ["seconds", f"{info.total_seconds:.2f}", f"{plain.total_seconds:.2f}"],
+            *([f"  {part}", share(info, part), share(plain, part)] for part in PARTS),
         ]
-        return [*first, *([f"  {part}", share(info, part), share(plain, part), ""] for part in PARTS)]
 
     @property
     def trees(self) -> str:
-        """The trees that were taken, the most frequent first, with their shares; 1 alone is no draft."""
-        total = sum(self.info.shapes.values())
-        most = self.info.shapes.most_common(SHOWN_TREES)
-        return ", ".join(f"{name or 'none'} {count / total:.0%}" for name, count in most)
+        """The trees that were taken, the most frequent first, with their shares."""
+        shapes = Counter[str]()
+        for name, count in self.info.shapes.items():
+            shapes[short(name)] += count
+        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(SHOWN_TREES))
 
-    def rival(self, name: str) -> list[str]:
-        """One of transformers' ways to draft in our column."""
-        return [f"  {RIVALS[name]}", f"{self.runs[name].rate():.1f}", *self.ratio(name)]
 
-    def ratio(self, name: str) -> list[str]:
-        """Tokens a second of plain decoding, and how many times faster another way is, with the interval of that."""
-        runs, plain = self.runs[name], self.runs["plain"]
-        if not plain.tokens:
-            return ["", ""]
-        between = interval(runs, plain)
-        said = f" ({between[0]:.2f} to {between[1]:.2f})" if between else ""
-        return [f"{plain.rate():.1f}", f"{speedup(runs, plain):.2f}x{said}"]
+def short(tree: str) -> str:
+    """A tree's name; of one that is given by the drafts of every slot, how large it is.
+
+    >>> short("2x1"), short("3/2,1,0/1,0,0"), short("")
+    ('2x1', '7 drafts in 3 levels', 'none')
+    """
+    levels = tree.split("/")
+    drafts = sum(int(count) for level in levels for count in level.split(",")) if len(levels) > 1 else 0
+    return f"{drafts} drafts in {len(levels)} levels" if drafts else tree or "none"
 
 
 def share(info: "Info", part: str) -> str:
     """Seconds of one part and its share."""
     return f"{info.seconds[part]:.2f} ({info.seconds[part] / max(info.total_seconds, 1e-9):4.0%})"
+
+
+def hint(info: "Info", plain: "Info", tree: str) -> str | None:
+    """One line where a chain would be faster by the seconds that were measured, or where drafts do not pay."""
+    if not (info.drafts and info.nodes and info.tokens and plain.tokens):
+        return None
+    rates = [chain_rate(info, plain, depth) / plain.tokens_per_second for depth in range(1, len(info.lengths))]
+    best, ours = max(rates), info.tokens_per_second / plain.tokens_per_second
+    chain = "x".join("1" * (rates.index(best) + 1))
+    runs = f"tree {tree} runs at {ours:.2f} times plain decoding"
+    if tree != chain and best > max(MARGIN * ours, 1):
+        return f"hint: {runs} here; by the seconds of its parts, --tree {chain} would run at about {best:.2f} times"
+    if ours * MARGIN < 1:
+        accepted = (info.rank_rates or [0.0])[0]
+        return f"hint: no drafts are best here: --draft none ({runs}, {accepted:.0%} of first drafts accepted)"
+    return None
+
+
+def chain_rate(info: "Info", plain: "Info", depth: int) -> float:
+    """Tokens per second to be expected of a chain, cautiously.
+
+    Each of its drafts is taken to be accepted as often as the first draft of a node was, though alone it would be more
+    often. Of the target's seconds it saves those of the nodes that it does not have: what a pass took beyond a plain
+    one, in proportion. It saves the draft passes of the levels that it does not have, and nothing else.
+    """
+    steps, seconds, first = info.drafts, info.seconds, (info.rank_rates or [0.0])[0]
+    alone = plain.seconds["target"] / plain.row_passes
+    nodes = max(seconds["target"] / steps - alone, 0.0) * min(depth * steps / info.nodes, 1.0)
+    draft = seconds["draft"] / steps * depth / (len(info.lengths) - 1)
+    others = sum(seconds[part] for part in ("rule", "cache", "measure", "rest")) / steps
+    return sum(first**level for level in range(depth + 1)) / (alone + nodes + draft + others)
+
+
+def rivals(pair: "Models", settings: dict[str, Any], target: str) -> dict[str, dict[str, Any]]:
+    """What transformers' own loop is given for each way to draft that it has, where it can do what the settings ask.
+
+    It cannot draft with a head: the small model that comes with smollm2 takes its place.
+    """
+    from transformers import PreTrainedModel
+
+    from multidraft.models.base import heard_by
+
+    if not isinstance(pair.target, PreTrainedModel) or settings["stop"]:
+        return {}
+    found: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": LOOKED_UP}}
+    readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
+    drafts = [draft for draft in (pair.draft, *readers) if isinstance(draft, PreTrainedModel)]
+    if target == SMOLLM2 and heard_by(pair.draft):
+        drafts = drafts or [small_draft()]
+    if len(drafts) == 1:
+        found[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}
+    return found
+
+
+@cache
+def widened(draft: Any, vocabulary: int) -> Any:
+    """A draft model with a part of its target's tokens as one with all of them; the others have probability 0."""
+    import copy
+
+    import torch
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    ids = getattr(draft.config, "target_ids", None)
+    if ids is None:
+        return draft
+    places, count = torch.full((vocabulary,), len(ids)), len(ids)
+    places[ids] = torch.arange(count)
+
+    class Widened(type(draft)):  # type: ignore[misc]  # whatever the draft is
+        def forward(self, input_ids: Any = None, **others: Any) -> Any:
+            found = super().forward(input_ids=places[input_ids], **others)
+            logits = found.logits.new_full((*found.logits.shape[:2], vocabulary), -float("inf"))
+            logits[..., ids] = found.logits[..., :count]
+            return CausalLMOutputWithPast(logits=logits, past_key_values=found.past_key_values)
+
+    wide = copy.copy(draft)
+    wide.__class__, wide.config = Widened, copy.deepcopy(draft.config)
+    wide.config.vocab_size = vocabulary
+    return wide
+
+
+def rival(
+    pair: "Models", prompts: "list[Prompt]", settings: dict[str, Any], seed: int, way: dict[str, Any]
+) -> tuple[int, float]:
+    """Tokens and seconds of transformers' own loop with a way to draft; it takes one prompt at a time."""
+    import time
+
+    import torch
+
+    target: Any = pair.target  # its type hides `generate`
+    own, tokens, start = way | as_transformers(target, settings), 0, time.perf_counter()
+    for prompt in prompts:
+        torch.manual_seed(seed + prompt.index)
+        ids = torch.tensor([prompt.tokens], device=target.device)
+        tokens += target.generate(ids, attention_mask=torch.ones_like(ids), **own).shape[1] - ids.shape[1]
+    if target.device.type == "cuda":
+        torch.cuda.synchronize()
+    return tokens, time.perf_counter() - start
+
+
+def as_transformers(target: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by transformers' names, where what is left out is off; with a pad token, which it wants."""
+    ends = target.generation_config.eos_token_id
+    end = ends[0] if isinstance(ends, list) else ends
+    known = [token for token in (target.generation_config.pad_token_id, end, 0) if token is not None]
+    made = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": known[0]}
+    if settings["temperature"] == 0:
+        return made | {"do_sample": False}
+    given = {name: settings[name] for name in SAMPLING if settings[name] is not None}
+    return made | {"do_sample": True, "top_k": 0, "top_p": 1.0} | given

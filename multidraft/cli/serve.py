@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.serving import Serving, template_of
+from multidraft.cli.replicas import Ready, Serving, run_on_ray, template_of
 from multidraft.errors import AdviceError, optional
 from multidraft.server.limits import Limits
 
@@ -97,49 +97,36 @@ def serve(
     own = {"names": tuple(server.name or ()), "api_key": server.api_key, "template": template_of(chat_template)}
     shared = asdict(named) | asdict(drafting) | {"limits": Limits(**asdict(bounds)), "threads": engines.threads}
     serving = Serving(**own | shared)
+    ready = partial(announce, serving.known_as[0], server.host)
     if engines.ray is not None:
-        return on_ray(serving, server, engines.ray, engines.replicas, engines.most_replicas or engines.replicas)
+        least, most = engines.replicas, engines.most_replicas or engines.replicas
+        if least > most:
+            raise AdviceError(f"--replicas {least} is more than --most-replicas {most}; give fewer, or allow more")
+        return run_on_ray(engines.ray, serving, server.host, server.port, least, most, ready)
     if engines.threads is not None and engines.threads > (here := os.cpu_count() or 1):
         raise AdviceError(f"--threads {engines.threads} is more than the {here} processors of this machine; give fewer")
     if engines.replicas > 1 or engines.most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
-    here_and_now(serving, server)
-
-
-def here_and_now(serving: Serving, server: Server) -> None:
-    """Serve from this process until stopped."""
-    from multidraft.server.process import bound, run
-
     if server.access_log:
         log = logging.getLogger("multidraft.access")
         log.setLevel(logging.INFO)
         log.addHandler(handler := logging.StreamHandler())
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    run_here(serving, server.host, server.port, ready)
+
+
+def run_here(serving: Serving, host: str, port: int, ready: Ready) -> None:
+    """Serve from this process until stopped; `ready` is called when requests are taken."""
+    from multidraft.server.process import bound, run
 
     def load() -> "FastAPI":
         serving.check()
         return serving.app()
 
-    name = serving.known_as[0]
-    with bound(server.host, server.port) as listener:
+    with bound(host, port) as listener:
         port = listener.getsockname()[1]
-        wait = f"loading {name}; {server.host} port {port} answers /health meanwhile"
-        ready = partial(announce, name, server.host, port)
-        run(serving.limits, listener, load, lambda: terminal.note(wait), ready)
-
-
-def on_ray(serving: Serving, server: Server, address: str, least: int, most: int) -> None:
-    """Serve from replicas until stopped."""
-    if least > most:
-        raise AdviceError(f"--replicas {least} is more than --most-replicas {most}; give fewer, or allow more")
-    serving.check()
-    optional("ray.serve", "Ray", "ray")
-    from multidraft.cli.crews import check_address
-    from multidraft.cli.replicas import run
-
-    check_address(address)
-    ready = partial(announce, serving.known_as[0], server.host)
-    run(address, serving, server.host, server.port, least, most, ready)
+        wait = f"loading {serving.known_as[0]}; {host} port {port} answers /health meanwhile"
+        run(serving.limits, listener, load, lambda: terminal.note(wait), partial(ready, port))
 
 
 def announce(name: str, host: str, port: int) -> None:

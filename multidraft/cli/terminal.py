@@ -1,20 +1,17 @@
-"""What people and scripts see: text that streams piece by piece, coloured by origin, tables, JSON, and progress."""
+"""What people and scripts see: pieces of text, coloured by origin, tables, JSON, and notes on lines of their own."""
 
 import io
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from multidraft.io import files as outputs
-
-if TYPE_CHECKING:
-    from multidraft.cli.prompts import Prompt
 
 COLOURS = {"accepted": "green", "corrected": "yellow", "bonus": "cyan"}
 LEGEND = {"accepted": "drafted and accepted", "corrected": "corrected", "bonus": "bonus"}
@@ -23,12 +20,14 @@ CONTROL |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)} 
 WIDE = 1000  # columns of a table that goes into a file or a pipe: nothing wraps
 LONGEST = 600  # characters of a message
 SHOWN_OF_PROMPT = 400
+OPEN: list[str] = []  # what ends the line of text that stdout shows, if one is unfinished
 
 
 def show(piece: str, kind: str | None = None) -> None:
     """Write a piece of text as it is, coloured where stdout is a terminal."""
     if sys.stdout.isatty():
         piece = visible(piece)  # a model may emit any byte, also those that command a terminal
+    OPEN[:] = [] if piece.endswith("\n") else ["\n"]
     typer.secho(piece, nl=False, fg=COLOURS.get(kind or ""), dim=kind is None or None, color=colour())
     sys.stdout.flush()
 
@@ -81,8 +80,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 def note(line: str) -> None:
-    """A line for people, on stderr, so that stdout stays what scripts read."""
-    typer.echo(visible(line), err=True)
+    """A line for people, on stderr, so that stdout stays what scripts read; it ends a line of text that is shown."""
+    typer.echo("".join(OPEN) + visible(line), err=True)
+    OPEN.clear()
+
+
+class Notes(logging.Handler):
+    """The library's notes, as ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(record.getMessage())
 
 
 def message(text: str) -> str:
@@ -92,7 +99,8 @@ def message(text: str) -> str:
 
 
 def prepare() -> None:
-    """Streams that take any text: UTF-8 whatever the locale says, and nowhere where one is closed."""
+    """Streams that take any text: UTF-8 whatever the locale says, and nowhere where one is closed; our own notes."""
+    logging.getLogger("multidraft").addHandler(Notes())
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))
@@ -105,68 +113,3 @@ def give_up() -> None:
     """Forget what stdout did not take, or Python would try again at the end and say so."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class Screen:
-    """Shows nothing, says what there is to show, and knows the texts of the batch so far."""
-
-    def __init__(self) -> None:
-        self.rows: list[Prompt] = []
-        self.texts: list[list[str]] = []
-
-    def begin(self, prompts: "list[Prompt]") -> None:
-        """A batch is about to be decoded."""
-        self.rows, self.texts = prompts, [[] for _ in prompts]
-
-    def show(self, row: int, piece: str, kind: str) -> None:
-        """A row of it has a new piece of text."""
-        self.texts[row].append(piece)
-
-    def end(self, prompts: "list[Prompt]") -> None:
-        """The batch is done."""
-
-    def forget(self) -> None:
-        """The batch is kept elsewhere."""
-        self.rows, self.texts = [], []
-
-    def close(self) -> None:
-        """All is done, or was interrupted."""
-
-
-class Spoken(Screen):
-    """Shows a text as it comes."""
-
-    def show(self, row: int, piece: str, kind: str) -> None:
-        super().show(row, piece, kind)
-        show(piece, kind)
-
-
-class Live(Spoken):
-    """One prompt at a time with its text as it comes; a batch is shown when it is done."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        legend()
-
-    def begin(self, prompts: "list[Prompt]") -> None:
-        super().begin(prompts)
-        self.held: list[list[tuple[str, str]]] = [[] for _ in prompts]
-        if len(prompts) == 1:
-            heading(prompts[0].id, prompts[0].text)
-
-    def show(self, row: int, piece: str, kind: str) -> None:
-        if len(self.held) == 1:
-            return super().show(row, piece, kind)
-        Screen.show(self, row, piece, kind)
-        self.held[row].append((piece, kind))
-
-    def end(self, prompts: "list[Prompt]") -> None:
-        for prompt, pieces in zip(prompts, self.held, strict=True):
-            if len(prompts) > 1:
-                heading(prompt.id, prompt.text)
-            for piece, kind in pieces:
-                show(piece, kind)
-            typer.echo("\n")
-
-    def close(self) -> None:
-        typer.echo()

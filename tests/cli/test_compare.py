@@ -7,8 +7,8 @@ from commands import printed, written
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multidraft.cli.compare import ASSISTED, LOOKUP, Runs, hint, interval, rivals, speedup, widened
 from multidraft.cli.models import Models
+from multidraft.cli.report import ASSISTED, LOOKUP, Runs, hint, rivals, widened
 from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
@@ -22,14 +22,14 @@ def runs(*rates: float) -> Runs:
 def test_the_interval_is_that_of_prompts() -> None:
     """Prompts on which both sides are as slow do not widen the interval of the ratio; a single prompt has none."""
     ours, plain = runs(20, 200, 40, 400), runs(10, 100, 20, 200)
-    assert speedup(ours, plain) == 2
-    assert interval(ours, plain) == (2, 2)
-    low, high = interval(ours) or (0, 0)
+    assert ours.over(plain) == 2
+    assert ours.interval(plain) == (2, 2)
+    low, high = ours.interval() or (0, 0)
     assert low < 165 < high
-    low, high = interval(runs(10, 20, 30), runs(10, 10, 10)) or (0, 0)
+    low, high = runs(10, 20, 30).interval(runs(10, 10, 10)) or (0, 0)
     assert low == 1
     assert high == 3
-    assert interval(runs(10), plain) is None
+    assert runs(10).interval(plain) is None
 
 
 def wide(target: float) -> Info:
@@ -87,5 +87,5 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too() -> Non
     assert draft.config.vocab_size == len(ids) + 1
     settings = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(tokens), pad_token_id=0)
     assert torch.equal(target.generate(tokens, assistant_model=wide, **settings), target.generate(tokens, **settings))
-    way = rivals(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None})
+    way = rivals(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None}, "llama")
     assert way == {LOOKUP: {"prompt_lookup_num_tokens": 10}, ASSISTED: {"assistant_model": wide}}

@@ -24,8 +24,9 @@ HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nra
 def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installed, pair):
     monkeypatch.delenv(names.USUAL)
     monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
-    monkeypatch.setattr(names, "shipped", lambda target: target)
-    assert names.usual(None, None) == (pair, pair)
+    own = {"smollm2": ("copy+eagle3:smollm2", "copy+smollm2"), "embedded": ("embedded", "embedded")}
+    assert tuple(names.usual(None, None, tells)[1] for tells in (True, False)) == own[pair]
+    assert names.usual(None, None)[0] == pair
     assert names.usual(None, "ngram") == (pair, "ngram")
     assert names.usual(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
     assert names.usual("some/model", "none") == ("some/model", "none")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from serving import letters
 
-from multidraft.cli import serving
+from multidraft.cli import replicas
 from multidraft.cli.models import Models
-from multidraft.cli.serving import Serving
+from multidraft.cli.replicas import Serving
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import apart
 from multidraft.server.rows import Ended, Job
@@ -22,7 +22,7 @@ def service(monkeypatch) -> Iterator:
     """Makes services over a pair of tables; torch's threads are afterwards what they were."""
     before, made = torch.get_num_threads(), []
     pair = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
-    monkeypatch.setattr(serving, "load", lambda *_: Models(*pair, letters(SIZE)))
+    monkeypatch.setattr(replicas, "load", lambda *_: Models(*pair, letters(SIZE)))
 
     def make(**settings):
         made.append(apart(Serving(**settings).service).result())

@@ -9,7 +9,7 @@ from commands import ends_with_advice, results, run, written
 from plans import made_up
 
 from multidraft.autotune import store
-from multidraft.cli import crews, workers
+from multidraft.cli import crews, decode
 
 COUNT = 5
 SETTINGS = ["--max-new-tokens", 6, "--tree", "2x1", "--seed", 3]
@@ -45,7 +45,7 @@ def small(monkeypatch) -> list[int]:
             done.append(shard)
             yield work(shard)
 
-    monkeypatch.setattr(workers, "SHARD", 2)
+    monkeypatch.setattr(decode, "SHARD", 2)
     monkeypatch.setattr(crews.Processes, "__call__", here)
     return done
 
@@ -104,7 +104,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_processes_decode_the_same(prompts, alone, monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "SHARD", 2)
+    monkeypatch.setattr(decode, "SHARD", 2)
     assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
     found = {record["id"]: record for record in results(*tmp_path.iterdir())}
     assert [found[record["id"]] for record in alone] == alone
@@ -117,7 +117,7 @@ def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path)
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setattr(workers, "SHARD", 2)
+    monkeypatch.setattr(decode, "SHARD", 2)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         cluster.add_node(num_cpus=1)

@@ -18,7 +18,7 @@ import yaml
 from serving import PATIENCE
 from serving import toy as toy_service
 
-from multidraft.cli.serving import Serving
+from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.server.limits import Limits
 from multidraft.server.process import bound
