@@ -139,7 +139,7 @@ def select(state: State, going: list[int]) -> State:
 
 def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int, int]]) -> list[Tensor | None] | None:
     """The whole sequences that end at nodes, of rows whose processors look at them; None if there is no such row."""
-    if all(row.prefix is None for row in rows):
+    if all(rows[row].prefix is None for row, _ in places):
         return None
     paths = [[trees[row].tokens[node] for node in trees[row].path(node)] for row, node in places]
     pairs = zip((rows[row].prefix for row, _ in places), paths, strict=True)
