@@ -19,7 +19,8 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import cpu, versions
-from multidraft.models.huggingface import Model, home
+from multidraft.models.compat import home
+from multidraft.models.huggingface import Model
 from multidraft.verification.scheme import Scheme
 
 NOTES = logging.getLogger("multidraft")

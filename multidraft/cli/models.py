@@ -175,8 +175,8 @@ def load_models(
 ) -> "tuple[Model, list[Model], PreTrainedTokenizerBase]":
     """A target, draft models and their tokenizer; tokenizers are loaded first: they are small and often wrong."""
     from multidraft.generation.inputs import check_vocabularies
+    from multidraft.models.gguf.file import LlamaTokenizer
     from multidraft.models.gguf.model import GGUF
-    from multidraft.models.gguf.tokenizer import LlamaTokenizer
     from multidraft.models.loading import check_sizes, load_model, load_tokenizer
 
     loader.check()

@@ -17,13 +17,13 @@ from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation.defaults import FIXED
-from multidraft.models import huggingface
-from multidraft.models.base import LanguageModel, heard_by
+from multidraft.models import compat
+from multidraft.models.base import LanguageModel, check_sizes, heard_by
+from multidraft.models.compat import home
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
-from multidraft.models.huggingface import Model, home
-from multidraft.models.vocabularies import check_sizes
+from multidraft.models.huggingface import Model
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
@@ -201,17 +201,17 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
 
 def context_of(model: Model) -> int | None:
     """The largest number of tokens in a sequence."""
-    return huggingface.context(model.config) if isinstance(model, PreTrainedModel) else model.context
+    return compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context
 
 
 def vocabulary_of(model: Model) -> int:
     """How far the tokens go that the model knows."""
-    return huggingface.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
+    return compat.vocabulary_of(model).size if isinstance(model, PreTrainedModel) else model.vocabulary
 
 
 def is_reduced(model: Model) -> bool:
     """Whether a draft model knows a part of the target's tokens only."""
-    known = huggingface.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
+    known = compat.vocabulary_of(model) if isinstance(model, PreTrainedModel) else model
     return getattr(known, "ids", None) is not None
 
 

@@ -27,7 +27,8 @@ from multidraft.errors import AdviceError, shown
 from multidraft.generation.defaults import TUNE_BUDGET
 from multidraft.generation.inputs import Prompts, as_lists, lengths, vocabulary_of
 from multidraft.models import compat
-from multidraft.models.huggingface import Model, answers_prompts, home
+from multidraft.models.compat import home
+from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling import generation_config
 from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.gate import RowFault

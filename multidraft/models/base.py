@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, is_integer
 
+MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 
 
@@ -122,6 +123,58 @@ def answers(model: LanguageModel, answer: Answer) -> list[tuple[Tensor, Tensor |
     return [(answer.logits, answer.ids) if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))]
 
 
+class Vocabulary:
+    """How a model's own tokens, of which there are `size`, stand for the target's.
+
+    Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next
+    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands
+    for all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
+    """
+
+    def __init__(self, size: int, target_ids: Any = None):
+        self.columns, self.places, self.other, self.target_ids = size, None, 0, target_ids
+        self.ids: Int[Tensor, " columns"] | None = None
+        self.size = size  # that the target's tokens go up to, as far as this model knows
+        if target_ids is not None:
+            check_ids(target_ids, size)
+            self.ids, self.columns, self.other = torch.tensor(target_ids), size - 1, size - 1
+            self.places = {token: place for place, token in enumerate(target_ids)}
+            self.size = max(target_ids) + 1
+
+    def own(self, tokens: list[int]) -> list[int]:
+        """The target's tokens as the model reads them."""
+        if self.places is not None:
+            return [self.places.get(token, self.other) for token in tokens]
+        return [token if token < self.columns else self.other for token in tokens]
+
+
+def check_ids(target_ids: Any, size: int) -> None:
+    """Raise unless a model of this size has a token for each id, all distinct, and one for all others."""
+    is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
+    if not is_list or not len(target_ids) == len(set(target_ids)) == size - 1 > 0:
+        raise AdviceError(
+            f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
+            "the last token of the model stands for all others"
+        )
+
+
+def are_close(size: int, other: int) -> bool:
+    """Whether two vocabularies differ at most as paddings do."""
+    return abs(size - other) <= min(MOST, SHARE * max(size, other))
+
+
+def check_sizes(target: int, draft: int, is_reduced: bool = False) -> None:
+    """Raise unless the draft's tokens can be the target's; that the tokenizers agree, sizes cannot tell.
+
+    The vocabularies may differ as paddings do; a reduced one goes up to any token that the target has.
+    """
+    if not (draft <= target if is_reduced else are_close(target, draft)):
+        raise AdviceError(
+            f"the target has {target} tokens and the draft {draft}; the two need one tokenizer, "
+            "so choose a draft model of the target's family"
+        )
+
+
 def closed_up(staying: Sequence[int]) -> list[int]:
     """An order of the rows that stay in which the fewest change their index: the last ones fill the gaps.
 
@@ -133,16 +186,15 @@ def closed_up(staying: Sequence[int]) -> list[int]:
     return [row if row in stays else last.pop(0) for row in range(count)]
 
 
+def count_scored(scored: Scored, new: int) -> int:
+    """How many of a row's new tokens are scored, the last ones."""
+    return {"all": new, "last": min(new, 1), "none": 0}[scored]
+
+
 def check_rows(brought: int, held: int) -> None:
     """Raise unless there are tokens, or choices, for each row that a reader holds."""
     if brought != held:
         raise AdviceError(f"{brought} rows for a reader of {held}; rows leave by select(rows) and come by join(other)")
-
-
-def check_nothing_pending(*pending: int) -> None:
-    """Raise where rows are about to join in the middle of a step."""
-    if any(pending):
-        raise AdviceError("tokens are pending; keep some, or none, before rows join")
 
 
 def check_parents(parents: Sequence[int], pending: int) -> None:
@@ -152,13 +204,33 @@ def check_parents(parents: Sequence[int], pending: int) -> None:
             raise AdviceError(f"pending token {index} has parent {parent}; use -1, or a token that is read before it")
 
 
-def check_path(path: Sequence[int], parents: Sequence[int]) -> None:
-    """Raise unless pending tokens with these parents form a path that follows the kept ones."""
-    before = -1
-    for index in path:
-        if not 0 <= index < len(parents) or parents[index] != before:
-            raise AdviceError(
-                f"the pending tokens {list(path)} are no path of the tree with parents {list(parents)}; "
-                "keep tokens of which each follows the one before it"
-            )
-        before = index
+def check_paths(chosen: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
+    """Raise unless each row's choice is a path that follows its kept tokens, among pending ones with these parents."""
+    check_rows(len(chosen), len(parents))
+    for path, above in zip(chosen, parents, strict=True):
+        before = -1
+        for index in path:
+            if not 0 <= index < len(above) or above[index] != before:
+                raise AdviceError(
+                    f"the pending tokens {list(path)} are no path of the tree with parents {list(above)}; "
+                    "keep tokens of which each follows the one before it"
+                )
+            before = index
+
+
+def check_nothing_pending(*pending: int) -> None:
+    """Raise where rows are about to join in the middle of a step."""
+    if any(pending):
+        raise AdviceError("tokens are pending; keep some, or none, before rows join")
+
+
+def check_same(model: object, other: object) -> None:
+    """Raise unless the rows of two readers may join."""
+    if model is not other:
+        raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+
+
+def check_part(row: int, length: int, held: int) -> None:
+    """Raise unless a row has kept so many tokens."""
+    if not 0 < length <= held:
+        raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")

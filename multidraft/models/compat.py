@@ -1,6 +1,7 @@
-"""Which Hugging Face models can be trusted with trees, and what differs between transformers 4.57 and the newest.
+"""What a Hugging Face model's settings say, which models can be trusted with trees, and what versions differ in.
 
-Models that cannot are refused by name, never wrong in silence. What is private in transformers is used here alone.
+Models that cannot be trusted are refused by name, never wrong in silence. What is private in transformers is used here
+alone; versions are 4.57 to the newest.
 """
 
 import inspect
@@ -10,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from packaging.version import Version
@@ -18,6 +20,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     __version__,
@@ -25,8 +28,8 @@ from transformers import (
 from transformers.generation import GenerationMixin
 
 from multidraft.errors import AdviceError
+from multidraft.models.base import Vocabulary
 
-BEFORE_5 = Version(__version__) < Version("5")
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
@@ -42,23 +45,65 @@ UNFIT = {
     "recurrent_gemma": "keeps its state in its own layers, where batches cannot part; use another model",
     "rwkv": "is read wrongly by transformers where a batch goes on token by token; use another model",
 }
-if BEFORE_5:  # where nothing in the model says so
+if Version(__version__) < Version("5"):  # where nothing in the model says so
     UNFIT |= {
         "moshi": "ignores explicit positions before transformers 5; update it",
         "xglm": "adds the cache's length to explicit positions before transformers 5; update it",
     }
+VOCABULARIES: WeakKeyDictionary[PreTrainedModel, Vocabulary] = WeakKeyDictionary()
+
+
+def text_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The settings of the decoder, where a model has others beside it."""
+    return model.config.get_text_config(decoder=True)
+
+
+def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
+    """Its tokens; `target_ids` in the settings of a draft model say that they are a part of the target's."""
+    if model not in VOCABULARIES:
+        VOCABULARIES[model] = Vocabulary(text_config(model).vocab_size, getattr(model.config, "target_ids", None))
+    return VOCABULARIES[model]
+
+
+def home(model: PreTrainedModel) -> torch.device:
+    """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "meta"))
+
+
+def windows(config: PretrainedConfig) -> dict[str, int | None]:
+    """The window of each type of layer (None: a token sees all before it); without types, all layers are alike."""
+    window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if layer_types is None:
+        return {"all": window}
+    return {kind: window if kind == "sliding_attention" else None for kind in layer_types}
+
+
+def context(config: PretrainedConfig) -> int | None:
+    """The largest number of tokens in a sequence.
+
+    Rotary frequencies of type longrope change for the whole sequence once it outgrows the original context, and keys in
+    a cache would no longer match: such a model is used up to there.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "longrope" in (rope.get("rope_type"), rope.get("type")):
+        return rope.get("original_max_position_embeddings") or config.original_max_position_embeddings
+    return getattr(config, "max_position_embeddings", None)
 
 
 def is_stateful(model: PreTrainedModel) -> bool:
     """Whether it remembers more than keys and values."""
-    types = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+    types = set(getattr(text_config(model), "layer_types", None) or ())
     others = {kind for kind in types if not kind.endswith("attention") or kind == "linear_attention"}
     return bool(others) or getattr(model, "_is_stateful", False) or "cache_params" in called(model)
 
 
 def needs_paths(model: PreTrainedModel) -> bool:
     """Whether a mask and positions cannot say what its tokens see."""
-    config = model.config.get_text_config(decoder=True)
+    config = text_config(model)
     types = set(getattr(config, "layer_types", None) or ())
     positions = "position_ids" in called(model) and not getattr(config, "alibi", False)
     own_mask = model.config.model_type == "gpt_neo"  # which counts slots, not positions
@@ -70,11 +115,6 @@ def continues(model: PreTrainedModel) -> bool:
     return not is_stateful(model) or model.config.model_type in CONTINUING
 
 
-def memory_of(model: PreTrainedModel) -> str:
-    """What its forward pass calls that which it remembers."""
-    return next(name for name in MEMORIES if name in called(model))
-
-
 def called(model: PreTrainedModel) -> Collection[str]:
     """What its forward pass may be called with."""
     return inspect.signature(model.forward).parameters
@@ -82,18 +122,28 @@ def called(model: PreTrainedModel) -> Collection[str]:
 
 def check_supported(model: PreTrainedModel) -> None:
     """Raise AdviceError, which names the model and the reason, unless its trees can be trusted."""
-    name, config = model.config.model_type, model.config.get_text_config(decoder=True)
-    if reason := UNFIT.get(name):
-        raise AdviceError(f"{name} {reason}")
-    if getattr(config, "is_encoder_decoder", False):
-        raise AdviceError(f"{name} is an encoder-decoder; use a decoder-only model")
-    if not model.can_generate():
-        raise AdviceError(f"{type(model).__name__} gives no logits of tokens; load {name} with AutoModelForCausalLM")
-    if is_stateful(model) and Version(__version__) < STATES:
-        raise AdviceError(f"{name} has a recurrent state, which is read from transformers {STATES} on; update it")
-    if not any(kind in called(model) for kind in MEMORIES):
-        raise AdviceError(f"{name} gives nothing to go on from after a pass; use another model")
-    check_call(model, name)
+    name, config = model.config.model_type, text_config(model)
+    attention = config._attn_implementation
+    for is_so, what in (
+        (name in UNFIT, UNFIT.get(name)),
+        (getattr(config, "is_encoder_decoder", False), "is an encoder-decoder; use a decoder-only model"),
+        (
+            not model.can_generate(),
+            f"is a {type(model).__name__} here, which gives no logits of tokens; load it with AutoModelForCausalLM",
+        ),
+        (
+            is_stateful(model) and Version(__version__) < STATES,
+            f"has a recurrent state, which is read from transformers {STATES} on; update it",
+        ),
+        (not set(MEMORIES) & set(called(model)), "gives nothing to go on from after a pass; use another model"),
+        (
+            attention not in ("sdpa", "eager") and not needs_paths(model),
+            f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"',
+        ),
+        (model.training, "is in training mode, where dropout changes its distribution; call model.eval() first"),
+    ):
+        if is_so:
+            raise AdviceError(f"{name} {what}")
     if any(scales_by_pass(module) for module in model.modules()):
         warnings.warn(
             f"{name} is quantised with scales of whole passes: a token's probabilities then depend a little on what is "
@@ -105,17 +155,6 @@ def check_supported(model: PreTrainedModel) -> None:
 def scales_by_pass(module: torch.nn.Module) -> bool:
     """Whether a layer rounds all its inputs together (dynamic int8 of PyTorch)."""
     return isinstance(module, torch.ao.nn.quantized.dynamic.Linear) and module._packed_params.dtype == torch.qint8
-
-
-def check_call(model: PreTrainedModel, name: str) -> None:
-    """Raise unless the forward pass takes a mask where it needs one, and is the same at every call."""
-    attention = model.config.get_text_config(decoder=True)._attn_implementation
-    if attention not in ("sdpa", "eager") and not needs_paths(model):
-        raise AdviceError(f'{attention} takes no tree mask; load {name} with attn_implementation="sdpa" or "eager"')
-    if model.training:
-        raise AdviceError(
-            f"{name} is in training mode, where dropout changes its distribution; call model.eval() first"
-        )
 
 
 def body(model: PreTrainedModel) -> tuple[str, nn.Module]:

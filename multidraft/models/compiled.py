@@ -136,20 +136,12 @@ class Frame:
             whole = self.masks[kind].fill_(self.hidden)
             whole[:rows, :, :new, : mask.shape[3]] = mask
 
-    def record(self, step: Step, pool: Any) -> None:
-        """Run for the first time: what is to be compiled is compiled, and on a GPU what is launched is captured."""
-        if self.tokens.is_cuda:
-            self.replay = captured(lambda: [self.call(step)], pool)
-        else:
-            self.call(step)
-
-    def run(self, step: Step) -> Float[Tensor, "rows tokens vocabulary"]:
-        """The logits, of padded rows and tokens too."""
-        return self.replay()[0] if self.replay else self.call(step)
-
-    def call(self, step: Step) -> Tensor:
-        """Run the step itself."""
-        return step(self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory)
+    def run(self, step: Step, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
+        """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
+        given = self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory
+        if pool is not None and self.tokens.is_cuda:
+            self.replay = captured(lambda: [step(*given)], pool)
+        return self.replay()[0] if self.replay else step(*given)
 
 
 class Room(Storage):
@@ -196,7 +188,7 @@ class Room(Storage):
                 # No two share a storage, so that a compiler need not ask whether they overlap.
                 memory = [from_dlpack(buffer) for layer in cache.layers for buffer in layer.buffers]
                 frame = Frame(each, kinds, dtype, memory)
-                frame.record(step, self.pool)
+                frame.run(step, self.pool)
                 self.frames[each] = frame
         return self.frames[size]
 
@@ -243,7 +235,12 @@ class Steps:
         del free
         room = Room(len(cache.layers), rows, capacity)
         slot = sum(buffer[0, :, 0].nbytes for layer in cache.layers for buffer in layer.buffers)
-        check_fits(room.rows * room.capacity * slot, self.device)
+        needed, left = room.rows * room.capacity * slot, available(self.device)
+        if left is not None and needed > left:
+            raise AdviceError(
+                f"keys and values of compiled steps need {readable(needed)}, and {readable(left)} are free; "
+                "decode fewer or shorter rows at once"
+            )
         self.rooms.append(room)
         return room
 
@@ -322,13 +319,3 @@ def own_copy(function: Callable) -> Callable:
     """A copy for one model: a compiler keeps what it has made with the code, and looks through all of it."""
     bare = inspect.unwrap(function)  # what checks shapes has no code of the function's own
     return FunctionType(bare.__code__.replace(), bare.__globals__)
-
-
-def check_fits(size: int, device: torch.device) -> None:
-    """Raise unless so many bytes can be had."""
-    room = available(device)
-    if room is not None and size > room:
-        raise AdviceError(
-            f"keys and values of compiled steps need {readable(size)}, and {readable(room)} are free; "
-            "decode fewer or shorter rows at once"
-        )

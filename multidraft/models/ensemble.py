@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Listener, Scored, Scores, by_drafter, heard_by
+from multidraft.models.base import LanguageModel, Listener, Scored, Scores, are_close, by_drafter, heard_by
 from multidraft.models.huggingface import readable
 from multidraft.models.ngram import Lookup
-from multidraft.models.vocabularies import are_close
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
@@ -171,27 +170,27 @@ class Copying(Together):
             self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
         copied = self.copied.forward(tokens, parents, scored)
         assert isinstance(copied, Scores)  # of a look-up
-        asked = dict[int, dict[int, int]]()  # by row, of scored tokens that are not sure: where they stand as pending
+        asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one
         for row, (behind, new, sure) in enumerate(zip(self.rows, tokens, copied.logits.exp().sum(-1), strict=True)):
             behind.tokens, behind.parents = behind.tokens + new, behind.parents + parents[row]
-            first = len(behind.tokens) - min(len(new), len(sure))
-            unsure = {i: first + i for i in range(len(behind.tokens) - first) if sure[i] < SURE}
-            if unsure and not self.frugal:
-                asked[row] = unsure
-        return self.mixed(copied, asked) if asked else copied
+            count = min(len(new), len(sure))
+            nodes = range(len(behind.tokens) - count, len(behind.tokens))
+            asked += [(row, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
+        return self.mixed(copied, asked) if asked and not self.frugal else copied
 
-    def mixed(self, copied: Scores, asked: dict[int, dict[int, int]]) -> Scores:
+    def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
         """The laws at scored tokens, of which some are asked of the other drafter."""
-        self.catch_up({row: len(self.rows[row].kept) - CHUNK for row in asked})
-        read = [own.hand_on(max(asked.get(row, {-1: -1}).values())) for row, own in enumerate(self.rows)]
-        at_end = all(len(own) == 1 for own in asked.values())
+        last = {row: node for row, _, node in asked}
+        self.catch_up({row: len(self.rows[row].kept) - CHUNK for row in last})
+        read = [own.hand_on(last.get(row, -1)) for row, own in enumerate(self.rows)]
+        at_end = len(last) == len(asked)
         answer = self.other.forward([own[0] for own in read], [own[1] for own in read], "last" if at_end else "all")
         [(logits, ids)] = by_drafter(self.other, answer)
-        rows, places = zip(*((row, i) for row, own in asked.items() for i in own), strict=True)
-        lines = [
-            -1 if at_end else self.line(row, asked[row], i, len(read[row][0]))
-            for row, i in zip(rows, places, strict=True)
-        ]
+        rows, places, _ = zip(*asked, strict=True)
+        lines = [-1] * len(asked)
+        if not at_end:  # as far before the last token that it has read as they stand
+            ends = {row: self.rows[row].places[node] + 1 - len(read[row][0]) for row, node in last.items()}
+            lines = [self.rows[row].places[node] - ends[row] for row, _, node in asked]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
         own = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
         said = scaled(own, 1 - copied.logits[rows, places].exp().sum(-1))
@@ -199,11 +198,6 @@ class Copying(Together):
         law = Scores(said.logits.new_full(shape, -torch.inf), said.ids.new_zeros(shape))
         law.logits[rows, places], law.ids[rows, places] = said
         return merged([copied, law])
-
-    def line(self, row: int, asked: dict[int, int], scored: int, count: int) -> int:
-        """Which of the tokens that the other has just read is a scored one."""
-        places = self.rows[row].places
-        return count - 1 - places[max(asked.values())] + places[asked[scored]]
 
     def catch_up(self, missing: dict[int, int]) -> None:
         """Let the other read so many kept tokens of some rows, piece by piece; nothing that it has read is pending."""
@@ -249,8 +243,7 @@ def merged(parts: list[Scores]) -> Scores:
     """The sum of laws, with one column for each token."""
     ids, order = torch.cat([part.ids for part in parts], -1).sort(dim=-1, stable=True)
     probabilities = torch.cat([part.logits for part in parts], -1).exp().gather(-1, order)
-    places = (ids.diff(dim=-1) != 0).cumsum(-1)
-    places = torch.nn.functional.pad(places, (1, 0))
+    places = torch.nn.functional.pad((ids.diff(dim=-1) != 0).cumsum(-1), (1, 0))
     sums = torch.zeros_like(probabilities).scatter_add(-1, places, probabilities)
     return Scores(sums.log(), torch.zeros_like(ids).scatter(-1, places, ids))
 

@@ -169,9 +169,8 @@ class Nets:
 
     def __init__(self, places: Iterable[int]):
         self.layers = {place: DeltaLayer(self) for place in places}
-        self.seen: Bool[
-            Tensor, "rows new slots"
-        ]  # which pending slots are on the path to each new one, its own included
+        # which pending slots are on the path to each new one, its own included
+        self.seen: Bool[Tensor, "rows new slots"]
 
     def keep(self, paths: list[list[int]], width: int) -> None:
         """Go on from the ends of these paths of slots."""

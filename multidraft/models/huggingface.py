@@ -1,6 +1,5 @@
 """Any decoder-only Hugging Face model, as a target or as a drafter: trees as masks, over gated delta nets too."""
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +10,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.about import context, home, vocabulary_of, windows
-from multidraft.models.base import LanguageModel, Scored, check_nothing_pending
-from multidraft.models.compat import check_supported, needs_paths
+from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
+from multidraft.models.compat import (
+    called,
+    check_supported,
+    context,
+    home,
+    needs_paths,
+    text_config,
+    vocabulary_of,
+    windows,
+)
 from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.prefix import PrefixModel
 from multidraft.models.recurrent import Paths
+from multidraft.models.table import PrefixModel
 
 Model = PreTrainedModel | LanguageModel
 SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
@@ -70,7 +77,7 @@ class CausalLM:
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):
         check_supported(model)
-        config = model.config.get_text_config(decoder=True)
+        config = text_config(model)
         self.model = model
         self.device = home(model)
         self.tokens = vocabulary_of(model)
@@ -88,8 +95,7 @@ class CausalLM:
         self.unkept: list[list[int]] = []
         self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells and not nets else None
         self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
-        parameters = inspect.signature(model.forward).parameters
-        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in called(model) else {}
 
     def fresh(self, capacity: int) -> "CausalLM":
         return CausalLM(self.model, capacity, self.steps is not None, self.tells)
@@ -178,16 +184,14 @@ class CausalLM:
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
-        if other.model is not self.model:
-            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        check_same(self.model, other.model)
         check_nothing_pending(other.cache.width)
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
         self.texts, self.unkept = self.texts + other.texts, self.unkept + other.unkept
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "CausalLM":
-        if not 0 < length <= self.cache.lengths[row]:
-            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        check_part(row, length, self.cache.lengths[row])
         part = self.fresh(capacity)
         if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone, so it is read again
             part.forward([self.texts[row][:length]], [list(range(-1, length - 1))], "none")

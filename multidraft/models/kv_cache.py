@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import check_nothing_pending, check_parents, check_path, check_rows
+from multidraft.models.base import check_nothing_pending, check_parents, check_paths, check_rows
 from multidraft.models.gated_delta import Nets
 
 LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
@@ -321,8 +321,7 @@ class TreeCache:
         check_rows(len(chosen), len(self.lengths))
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
             return self._settle()
-        for path, own in zip(chosen, self.pending, strict=True):
-            check_path(path, own.parents)
+        check_paths(chosen, [own.parents for own in self.pending])
         paths = [[own.slots[token] for token in path] for path, own in zip(chosen, self.pending, strict=True)]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]

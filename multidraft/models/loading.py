@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.models.compat import check_supported
-from multidraft.models.huggingface import home
+from multidraft.models.compat import check_supported, home, text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,8 +46,7 @@ def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
     if folder.is_dir() and not (folder / "config.json").exists():
         raise AdviceError(f"folder {name!r} has no config.json; give one that `save_pretrained` has written")
     for file in SETTINGS if folder.is_dir() else ():
-        check_object(folder / file)
-    check_config(folder / "config.json")
+        check_sane(folder / file)
     try:
         return kind.from_pretrained(str(folder) if folder.is_dir() else name, **settings)
     except Exception as error:  # files can be broken in more ways than there are kinds of errors
@@ -63,19 +61,20 @@ def pretrained(kind: Any, name: str, what: str, **settings: object) -> Any:
         raise AdviceError(f"cannot load a {what} from {name!r}: {reason(error)}; {advice}") from None
 
 
-def check_object(path: Path) -> None:
-    """Raise unless a file of settings is missing or holds a JSON object: transformers would do without some of them."""
+def settings_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is none; transformers would do without some that are broken."""
     try:
-        is_object = not path.exists() or isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+        found = None
+    if not isinstance(found, dict):
         raise AdviceError(f"{path.name} in {str(path.parent)!r} is broken: it holds no JSON object; get the file again")
+    return found
 
 
-def check_config(path: Path) -> None:
-    """Raise where a configuration asks for far more than any model has: building it would take hours."""
-    config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def check_sane(path: Path) -> None:
+    """Raise where settings are broken, or ask for far more than any model has: building it would take hours."""
+    config = settings_in(path)
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for name, most in MOST.items():
             if isinstance(size := part.get(name), int) and size > most:
@@ -111,7 +110,7 @@ def check_whole(name: str, loading: dict[str, Any]) -> None:
 def check_runs(model: "PreTrainedModel", name: str) -> None:
     """Raise unless the model can be used with trees, and reads a token to finite logits, one for each of its tokens."""
     check_supported(model)
-    size = model.config.get_text_config(decoder=True).vocab_size
+    size = text_config(model).vocab_size
     try:
         with torch.inference_mode():
             logits = model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=home(model)), use_cache=False).logits
@@ -128,7 +127,7 @@ def check_runs(model: "PreTrainedModel", name: str) -> None:
 
 def check_sizes(tokenizer: "PreTrainedTokenizerBase", model: "PreTrainedModel", name: str) -> None:
     """Raise where a tokenizer has far more pieces than the model has tokens, or less than half as many."""
-    pieces, tokens = len(tokenizer), model.config.get_text_config(decoder=True).vocab_size
+    pieces, tokens = len(tokenizer), text_config(model).vocab_size
     if not tokens / 2 <= pieces <= 1.02 * tokens:  # a few special ones may have no logits
         raise AdviceError(
             f"the tokenizer of {name!r} has {pieces} pieces and the model {tokens} tokens; "

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import Scores
-from multidraft.models.prefix import Prefix, PrefixModel
+from multidraft.models.table import Prefix, PrefixModel
 
 MOST = 64  # tokens that a run brings into a law, the most frequent ones
 LEAST = 0.01  # what a guess without any match is worth

@@ -15,10 +15,26 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from multidraft.errors import AdviceError
-from multidraft.models.about import context, home, vocabulary_of
-from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
-from multidraft.models.compat import called, check_supported, continues, memory_of
+from multidraft.models.base import (
+    Scored,
+    check_nothing_pending,
+    check_parents,
+    check_part,
+    check_paths,
+    check_rows,
+    check_same,
+    count_scored,
+)
+from multidraft.models.compat import (
+    MEMORIES,
+    called,
+    check_supported,
+    context,
+    continues,
+    home,
+    text_config,
+    vocabulary_of,
+)
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 ROOT = -1  # the node that all kept tokens end in
@@ -69,8 +85,8 @@ class Paths:
         check_supported(model)
         self.model, self.device, self.tokens = model, home(model), vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
-        self.context = context(model.config.get_text_config(decoder=True))
-        self.memory, self.continues = memory_of(model), continues(model)
+        self.context, self.continues = context(text_config(model)), continues(model)
+        self.memory = next(name for name in MEMORIES if name in called(model))
         self.rows: list[Row] = []  # none before the first forward
 
     def fresh(self, capacity: int) -> "Paths":
@@ -88,12 +104,12 @@ class Paths:
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
             row.tokens, row.parents = row.tokens + self.tokens.own(new), row.parents + above
         said = self.read([path for row, first in enumerate(firsts) for path in self.split(row, first, scored)])
-        widest = max(map(len, tokens), default=0)
-        width = {"all": widest, "last": min(widest, 1), "none": 0}[scored]
-        logits = torch.zeros(len(tokens), width, self.tokens.columns, dtype=self.model.dtype, device=self.device)
-        for index, (row, first) in enumerate(zip(self.rows, firsts, strict=True)):
-            nodes = list(range(first, len(row.tokens)))
-            for place, node in enumerate(nodes if scored == "all" else nodes[-width:] if width else ()):
+        counts = [count_scored(scored, len(new)) for new in tokens]
+        logits = torch.zeros(
+            len(tokens), max(counts, default=0), self.tokens.columns, dtype=self.model.dtype, device=self.device
+        )
+        for index, (row, count) in enumerate(zip(self.rows, counts, strict=True)):
+            for place, node in enumerate(range(len(row.tokens) - count, len(row.tokens))):
                 logits[index, place] = said[index, node][: self.tokens.columns]
         return logits
 
@@ -149,9 +165,7 @@ class Paths:
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
-        check_rows(len(chosen), len(self.rows))
-        for row, path in zip(self.rows, chosen, strict=True):
-            check_path(path, row.parents)
+        check_paths(chosen, [row.parents for row in self.rows])
         behind = [row.beyond(path[-1] if path else ROOT) for row, path in zip(self.rows, chosen, strict=True)]
         self.read([(row, path) for row, path in enumerate(behind) if path])
         ends = [row.states[path[-1] if path else ROOT] for row, path in zip(self.rows, chosen, strict=True)]
@@ -163,15 +177,13 @@ class Paths:
         self.rows = [replace(self.rows[row], states=dict(self.rows[row].states)) for row in rows]
 
     def join(self, other: Any) -> None:
-        if other.model is not self.model:
-            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        check_same(self.model, other.model)
         check_nothing_pending(*(len(row.tokens) for row in self.rows + other.rows))
         self.rows = self.rows + other.rows
 
     def part(self, row: int, length: int, capacity: int) -> "Paths":
         own, part = self.rows[row], self.fresh(capacity)
-        if not 0 < length <= len(own.text):
-            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        check_part(row, length, len(own.text))
         part.rows = [Row(own.text, {ROOT: own.states[ROOT]})]
         if length < len(own.text):  # what it remembered there is gone, so it reads again
             part.rows = [Row(tokens=own.text[:length], parents=list(range(-1, length - 1)))]

@@ -1,14 +1,100 @@
-"""A toy model with known conditionals: the decoding loop can be tested exactly, without weights."""
+"""Models without weights, which see a node's whole prefix, and a toy among them whose conditionals are known."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.models.prefix import Prefix, PrefixModel
+from multidraft.models.base import (
+    Scored,
+    Scores,
+    check_nothing_pending,
+    check_parents,
+    check_paths,
+    check_rows,
+    count_scored,
+)
+
+Prefix = tuple[int, ...]
+
+
+class PrefixModel(ABC):
+    """A language model given by `next_token`, a function from a row's prefix to the next token's probabilities.
+
+    Logits are their logarithms, -inf for zero.
+    """
+
+    context: int | None = None
+    device = torch.device("cpu")
+    dtype: ClassVar[torch.dtype] = torch.float32
+
+    def __init__(self, vocabulary: int):
+        self.vocabulary = vocabulary
+        self.kept: list[Prefix] = []  # one a row; no rows before the first forward
+        self.paths: list[list[Prefix]] = []  # by row and pending token: the pending tokens up to it, its own included
+        self.parents: list[list[int]] = []
+
+    @abstractmethod
+    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
+        """Probabilities of the token that follows `prefix`."""
+
+    @abstractmethod
+    def fresh(self, capacity: int) -> "PrefixModel":
+        """Another reader of this model with nothing read."""
+
+    def begin(self, kept: list[Prefix]) -> None:
+        """Rows that have kept these tokens, and nothing else."""
+        self.kept, self.paths, self.parents = kept, [[] for _ in kept], [[] for _ in kept]
+
+    def forward(
+        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+    ) -> Float[Tensor, "rows new vocabulary"] | Scores:
+        if not self.kept:
+            self.begin([()] * len(tokens))
+        check_rows(len(tokens), len(self.kept))
+        for own, above in zip(self.parents, parents, strict=True):
+            check_parents(above, len(own))
+        for paths, own, new, above in zip(self.paths, self.parents, tokens, parents, strict=True):
+            own += above
+            for token, parent in zip(new, above, strict=True):
+                known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
+                paths.append((*(paths[parent] if parent >= 0 else ()), known))
+        counts = [count_scored(scored, len(new)) for new in tokens]
+        rows = zip(self.kept, self.paths, counts, strict=True)
+        prefixes = [[kept + path for path in paths[len(paths) - count :]] for kept, paths, count in rows]
+        return self.scores(prefixes, max(counts, default=0))
+
+    def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
+        """The logits after each row's prefixes, of which no row has more than `width`."""
+        logits = torch.zeros(len(prefixes), width, self.vocabulary, dtype=self.dtype)
+        for row, own in enumerate(prefixes):
+            for place, prefix in enumerate(own):
+                logits[row, place] = self.next_token(row, prefix).log()
+        return logits
+
+    def keep(self, chosen: list[list[int]]) -> None:
+        check_paths(chosen, self.parents)
+        rows = zip(self.kept, self.paths, chosen, strict=True)
+        self.begin([kept + paths[path[-1]] if path else kept for kept, paths, path in rows])
+
+    def select(self, rows: list[int]) -> None:
+        if self.kept:
+            self.kept = [self.kept[row] for row in rows]
+            self.paths, self.parents = [[*self.paths[row]] for row in rows], [[*self.parents[row]] for row in rows]
+
+    def join(self, other: Any) -> None:
+        check_nothing_pending(*map(len, (*self.parents, *other.parents)))
+        self.begin(self.kept + other.kept)
+
+    def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
+        part = self.fresh(capacity)
+        part.begin([self.kept[row][:length]])
+        return part
 
 
 class TableModel(PrefixModel):

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 import multidraft as md
 from multidraft.generation.inputs import as_lists
 from multidraft.models import compat, loading
-from multidraft.models.gguf.binding import library
-from multidraft.models.huggingface import home
+from multidraft.models.compat import home
+from multidraft.models.gguf.file import library
 
 INF, NAN = math.inf, math.nan
 PROMPTS = [[1, 2, 3]]

@@ -17,7 +17,7 @@ import multidraft as md
 from multidraft.autotune.store import Subject
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
-from multidraft.models.gguf.tokenizer import LlamaTokenizer
+from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.zoo import load_pair
 
 TEXT = "Once upon a time there was a king who"
@@ -194,18 +194,18 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     for content, said in (
         (b"", "is no GGUF file"),
         (b"<html>not found</html>", "is no GGUF file"),
-        (whole[:700], "is cut short or damaged (its header is broken)"),
-        (whole[:2000], "is cut short or damaged (0.0 MiB of 0.1 MiB are there)"),
-        (whole[:-3], "is cut short or damaged"),
+        (whole[:700], "is cut short or damaged"),
+        (whole[:2000], "tensor 'token_embd.weight' data is not within the file bounds"),
+        (whole[:-3], "is not within the file bounds"),
         (whole[:4] + b"\xff" * 3000, "is cut short or damaged"),
-        (whole.replace(b"blk.1.attn_q", b"blk.1.attn_x"), "llama.cpp cannot load"),
-        (whole.replace(b"llama", b"llamb"), "llama.cpp cannot load"),
+        (whole.replace(b"blk.1.attn_q", b"blk.1.attn_x"), "'blk.1.attn_q.weight' not found"),
+        (whole.replace(b"llama", b"llamb"), "unknown model architecture: 'llamb'"),
     ):
         path.write_bytes(content)
         assert said in refused(path)
-    from multidraft.models.gguf import header, memory
+    from multidraft.models.gguf import file, memory
 
-    monkeypatch.setattr(header, "available", lambda device: 1000)
+    monkeypatch.setattr(file, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
     monkeypatch.undo()
     model = md.GGUF(tiny_file("llama"))

@@ -10,9 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.formats import DFLASH, EAGLE3, MEDUSA, Settings
-from multidraft.models.heads.layers import Grown
-from multidraft.models.heads.loading import MODULES
+from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Grown, Settings
 
 LAYERS, WIDTH = (0, 1, 2), 32
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48}

@@ -72,11 +72,14 @@ class Session:
         said = [read_text(self.model, part, "last") for part in parts]
         ends = [(len(text) - 1) // chunk for text in self.sequences]
         got = torch.stack([said[end][row, 0] for row, end in enumerate(ends)])
-        return error(got, torch.stack([self.plainly(text) for text in self.sequences]))
+        return error(got, self.plainly(self.sequences))
 
     @torch.no_grad()
-    def plainly(self, text: list[int]) -> Tensor:
-        return self.plain(torch.tensor([text]), use_cache=False).logits[0, -1]
+    def plainly(self, texts: list[list[int]]) -> Tensor:
+        """What follows texts, which are read side by side: nothing sees what fills them up."""
+        rows = [text + [0] * (max(map(len, texts)) - len(text)) for text in texts]
+        logits = self.plain(torch.tensor(rows), use_cache=False).logits
+        return logits[torch.arange(len(texts)), [len(text) - 1 for text in texts]]
 
     def read(self, trees: Forest, split: int = 0) -> Tensor:
         """The logits of all nodes, row by row; the first ones are read in a pass of their own."""
@@ -87,10 +90,10 @@ class Session:
         return torch.cat([s[row, : counts[row]] for row in rows for s, counts in zip(said, shares, strict=True)])
 
     def expected(self, trees: Forest) -> Tensor:
-        """The same by reading every sequence and path from the beginning."""
-        return torch.stack(
+        """The logits of all nodes by reading every sequence and path from the beginning."""
+        return self.plainly(
             [
-                self.plainly(sequence + [tokens[node] for node in trees.path(row, end)])
+                sequence + [tokens[node] for node in trees.path(row, end)]
                 for row, (sequence, tokens) in enumerate(zip(self.sequences, trees.tokens, strict=True))
                 for end in range(len(tokens))
             ]
@@ -119,6 +122,16 @@ class Session:
     def select(self, rows: list[int]) -> None:
         self.model.select(rows)
         self.sequences = [self.sequences[row] for row in rows]
+
+
+def begun(
+    plain: PreTrainedModel, model: LanguageModel, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
+) -> Session:
+    """A reader that has read random texts of these lengths."""
+    generator = torch.Generator().manual_seed(sum(prompts))
+    made = Session(plain, model, [drawn(count, generator) for count in prompts], generator)
+    assert made.prefill() < allowed
+    return made
 
 
 def error(got: Tensor, expected: Tensor) -> float:

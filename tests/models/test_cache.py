@@ -2,54 +2,58 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 import transformers
-from reading import PROMPTS, TOLERANCE, Forest, Session, drawn, error, forest, life
+from reading import PROMPTS, TOLERANCE, Forest, Session, begun, drawn, error, forest, life
 from tiny import CASES, CONTEXT, EAGER_ONLY, VOCABULARY, WINDOW, WINDOWED, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
-from multidraft.models.compat import check_supported
-from multidraft.models.huggingface import CausalLM, context
+from multidraft.models.compat import check_supported, context
+from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block, TreeCache
 
+ALIKE = ["llama3 rope", "yarn rope", "gemma", "olmo", "granite", "falcon many heads", "mixtral", "mistral"]
+QUICK = {(name, "eager" if name in EAGER_ONLY else "sdpa") for name, _ in CASES if name not in ALIKE}
+FAMILIES = [
+    pytest.param(*case, marks=[] if case in QUICK | {("llama", "eager"), ("gemma3", "eager")} else pytest.mark.slow)
+    for case in CASES
+]
 
-def session(name: str, attention: str | None = None, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
-    generator = torch.Generator().manual_seed(sum(prompts))
+
+def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48, attention: str | None = None) -> Session:
     plain = tiny_model(name, attention or ("eager" if name in EAGER_ONLY else "sdpa"))
-    made = Session(plain, CausalLM(plain, capacity), [drawn(n, generator) for n in prompts], generator)
-    assert made.prefill() < TOLERANCE
-    return made
+    return begun(plain, CausalLM(plain, capacity), prompts)
 
 
-@pytest.mark.parametrize(("name", "attention"), CASES)
+@pytest.mark.parametrize(("name", "attention"), FAMILIES)
 def test_every_family_reads_trees_as_it_reads_paths(name: str, attention: str):
-    assert life(lambda prompts: session(name, attention, prompts)) < TOLERANCE
+    assert life(partial(session, name, attention=attention)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral window"])
 def test_a_buffer_that_is_too_small_grows(name: str):
-    assert life(lambda prompts: session(name, prompts=prompts, capacity=1)) < TOLERANCE
+    assert life(partial(session, name, capacity=1)) < TOLERANCE
 
 
 def test_rows_may_all_leave_and_others_come():
     run = session("llama")
     run.select([])
     assert run.model.cache.lengths == []
-    late = session("llama", prompts=(5, 3))
+    late = session("llama", (5, 3))
     run.model.join(late.model)
     run.sequences = late.sequences
-    assert run.step() < TOLERANCE
     run.select([1, 1])  # one goes on as two
     assert run.step() < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "dynamic rope"])
 def test_nodes_beyond_the_context_do_no_harm(name: str):
-    run = session(name, prompts=(CONTEXT - 2,), capacity=CONTEXT)
+    run = session(name, (CONTEXT - 2,), CONTEXT)
     chain = Forest([drawn(5, run.generator)], [[-1, 0, 1, 2, 3]])
     got = run.read(chain)
     assert got.isfinite().all()
@@ -140,30 +144,25 @@ def pointers(model: CausalLM) -> list[int]:
 
 
 def test_keep_neither_reallocates_nor_moves_more_than_the_path(monkeypatch):
-    run = session("llama")
+    run, moved, move = session("llama"), [], Block.move
     run.read(Forest([[0] * 6] * 3, [[-1, 0, 1, 2, -1, 4]] * 3))
-    before, moved = pointers(run.model), []
-    move = Block.move
+    before = pointers(run.model)
     monkeypatch.setattr(Block, "move", lambda self, *slots: moved.append(slots) or move(self, *slots))
     run.model.keep([[4, 5], [0, 1, 2], []])
     assert pointers(run.model) == before
     assert [(source.shape, destination.shape) for source, destination in moved] == [((3, 3), (3, 3))]  # for all layers
-
-
-def test_a_path_already_in_place_is_not_moved(monkeypatch):
-    run = session("llama", prompts=(6,))
+    run.select([0])
     run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
-    monkeypatch.setattr(Block, "move", pytest.fail)
-    run.model.keep([[0, 1, 2]])
-    assert run.model.cache.lengths == [9]
+    run.model.keep([[0, 1, 2]])  # a path that is in place is not moved
+    assert len(moved) == 1
 
 
 def test_rows_that_leave_and_come_move_no_others(monkeypatch):
-    run, moved = session("llama", prompts=(4, 5, 6, 7)), []
+    run, moved = session("llama", (4, 5, 6, 7)), []
     before, right = pointers(run.model), Block.move_rows
     monkeypatch.setattr(Block, "move_rows", lambda self, *rows: moved.append(rows) or right(self, *rows))
     run.select([0, 3, 2])
-    late = session("llama", prompts=(3,))
+    late = session("llama", (3,))
     run.model.join(late.model)
     run.sequences += late.sequences
     assert moved == [([(3, 1)], 7)]
@@ -173,11 +172,7 @@ def test_rows_that_leave_and_come_move_no_others(monkeypatch):
 
 def test_the_users_model_is_left_as_it_was():
     plain = tiny_model("gemma3")
-    before = (
-        plain.config.to_dict(),
-        plain.generation_config.to_dict(),
-        {k: v.clone() for k, v in plain.state_dict().items()},
-    )
+    before = deepcopy((plain.config.to_dict(), plain.generation_config.to_dict(), plain.state_dict()))
     session("gemma3").step()
     assert (plain.config.to_dict(), plain.generation_config.to_dict()) == before[:2]
     assert all(torch.equal(value, before[2][key]) for key, value in plain.state_dict().items())
@@ -191,9 +186,7 @@ def test_settings_that_cannot_be_trusted_are_refused():
     with pytest.raises(AdviceError, match=r"training mode.*call model.eval\(\) first"):
         check_supported(model.train())
     model.eval().config._attn_implementation = "flex_attention"
-    with pytest.raises(
-        AdviceError, match='flex_attention takes no tree mask; load llama with attn_implementation="sdpa"'
-    ):
+    with pytest.raises(AdviceError, match="attention flex_attention, which takes no tree mask; load it with attn"):
         check_supported(model)
 
 
@@ -209,21 +202,15 @@ def test_misuse_gets_advice():  # beside what all readers have in common (`test_
     with pytest.raises(AdviceError, match="capacity 0 holds no token"):
         TreeCache(2, 0)
     run = session("llama")
-    with pytest.raises(AdviceError, match=r"2 rows for a reader of 3; rows leave by select\(rows\) and come by join"):
-        run.model.forward([[1], [2]], [[-1], [-1]])
     with pytest.raises(AdviceError, match="rows of two different models"):
         run.model.join(session("gpt2").model)
-    with pytest.raises(AdviceError, match="cannot take 10 tokens of row 0"):
-        run.model.part(0, 10, 20)
 
 
 @pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [1], [0, 1]])
 def test_keep_refuses_what_is_no_path(path: list[int]):
-    run = session("llama", prompts=(WINDOW,))
+    run = session("llama", (WINDOW,))
     run.read(Forest([[0, 0, 0]], [[-1, 0, 0]]))
     run.model.keep([[0, 2]])
     run.read(Forest([[0, 0, 0]], [[-1, 0, -1]]))
     with pytest.raises(AdviceError, match="no path of the tree with parents"):
         run.model.keep([[*path, 2]])
-    with pytest.raises(AdviceError, match="2 rows for a reader of 1"):
-        run.model.keep([path, path])

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
-from multidraft.models.gguf.model import GGUF
-from multidraft.models.gguf.row import Row
+from multidraft.models.gguf.model import GGUF, Row
 from multidraft.models.huggingface import CausalLM
 from multidraft.zoo import load_pair
 
@@ -142,7 +141,7 @@ def test_rows_may_bring_nothing():
     run = session("llama")
     assert run.model.forward([[]] * 3, [[]] * 3).shape == (3, 0, VOCABULARY)
     got = run.model.forward([[1, 2], [], [3]], [[-1, 0], [], [-1]], "last")
-    assert error(got[2, 0], run.plainly([*run.sequences[2], 3])) < TOLERANCE
+    assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < TOLERANCE
     assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").shape == (3, 0, VOCABULARY)
 
 

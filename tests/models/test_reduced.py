@@ -9,12 +9,11 @@ from reading import chain, drawn, error
 from tiny import tiny_model
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
+from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
 from multidraft.models.ensemble import Copying, Several, spread
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
 from multidraft.models.ngram import Lookup
-from multidraft.models.vocabularies import Vocabulary, check_sizes
 
 IDS = [3, 5, 8, 20, 44, 57]
 OWN = {token: place for place, token in enumerate(IDS)}

@@ -16,8 +16,8 @@ from multidraft_research.training.teaching import Said
 from tiny import tiny_model
 
 from multidraft import AdviceError
-from multidraft.models.heads.layers import Grown
-from multidraft.models.heads.loading import load_head
+from multidraft.models.heads.files import load_head
+from multidraft.models.heads.modules import Grown
 
 SIZE, LAYERS = 61, (0, 1, 2)
 VOCABULARY = Vocabulary(sorted({*range(0, 40), 50}), SIZE)

@@ -8,7 +8,7 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
@@ -17,16 +17,23 @@ from jaxtyping import Float
 
 from multidraft.errors import AdviceError
 from multidraft.machine import available, readable
-from multidraft.models.gguf.batch import Batch, Token
-from multidraft.models.gguf.binding import last_error
-from multidraft.models.gguf.weights import Weights
+from multidraft.models.gguf.file import Weights, last_error
 
+BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
 PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
 ROOM = 4  # a memory that is too small grows by a fourth at least
 FEW = 16  # sequences to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
 ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 FULL = 1  # what llama_decode says where it finds no cells
+
+
+class Token(NamedTuple):
+    """What is read: a token at a position of sequences, the first of which says what it sees."""
+
+    token: int
+    position: int
+    sequences: list[int]
 
 
 class Memory:
@@ -54,7 +61,12 @@ class Memory:
         if sequences > most:
             raise AdviceError(f"llama.cpp tells {most} paths of all rows apart; use fewer rows, or smaller trees")
         cells = -(-cells // ALIGNED) * ALIGNED
-        self.check(cells)
+        needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise AdviceError(
+                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
+                f"{readable(free)} are free; use fewer or shorter rows"
+            )
         settings = self.settings(cells, sequences)
         context = self.library.llama_init_from_model(self.weights.pointer, settings)
         if not context:
@@ -66,7 +78,7 @@ class Memory:
         self.free += range(self.sequences, sequences)
         self.context, self.closing, self.threads = context, closing, settings.n_threads
         self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
-        self.held = self.library.llama_get_memory(context)
+        self.held, self.batch = self.library.llama_get_memory(context), None
 
     def settings(self, cells: int, sequences: int) -> Any:
         """Those of a context whose sequences share all cells, and can be cut anywhere."""
@@ -79,25 +91,6 @@ class Memory:
         if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
             settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
         return settings
-
-    def check(self, cells: int) -> None:
-        """Raise where so many tokens cannot be held."""
-        needed, free = cells * self.bytes_of_token, available(torch.device("cpu"))
-        if free is not None and needed > free:
-            raise AdviceError(
-                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
-                f"{readable(free)} are free; use fewer or shorter rows"
-            )
-
-    @property
-    def bytes_of_token(self) -> int:
-        """What a token takes in all layers."""
-        said, family = self.weights.said, self.weights.family
-        names = ("layer", "head", "head_kv", "embd")
-        layers, heads, groups, width = (self.weights.number(name) for name in names)
-        usual = width // max(heads, 1)
-        sizes = [int(said(f"{family}.attention.{name}_length") or usual) for name in ("key", "value")]
-        return layers * groups * sum(sizes) * {"f32": 4, "f16": 2, "bf16": 2}[self.kind]
 
     def borrow(self) -> int:
         """The number of a sequence that holds nothing."""
@@ -128,34 +121,44 @@ class Memory:
     def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens), 0)
-        self.use_threads()
-        self.decode(tokens, wanted)
+        self.tidy()
+        if self.threads != (threads := torch.get_num_threads()):  # which plans choose
+            self.library.llama_set_n_threads(self.context, threads, threads)
+            self.threads = threads
+        while result := self.library.llama_decode(self.context, self.filled(tokens, wanted)):
+            if result != FULL:
+                raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
+            self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
         scores = np.empty((sum(wanted), self.weights.vocabulary), np.float32)
         if len(scores):
             ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
         return scores
 
-    def decode(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> None:
-        """Read them; the logits of some are llama.cpp's until its next pass."""
-        self.tidy()
-        batch = self.filled(tokens, wanted)
-        while (result := self.library.llama_decode(self.context, batch)) == FULL:
-            self.open(max(self.cells + self.cells // ROOM, self.cells + len(tokens)), self.sequences)
-        if result:
-            raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-
-    def use_threads(self) -> None:
-        """As many as torch uses, whose number plans choose."""
-        if self.threads != (threads := torch.get_num_threads()):
-            self.library.llama_set_n_threads(self.context, threads, threads)
-            self.threads = threads
-
     def filled(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
-        """The same as llama.cpp takes it."""
-        sequences = sum(len(one.sequences) for one in tokens)
-        if self.batch is None or not self.batch.holds(len(tokens), sequences):
-            self.batch = Batch(self.library, 2 * len(tokens), 2 * sequences)
+        """A pass as llama.cpp takes it, in memory that stays: making it costs more than filling it."""
+        if self.batch is None or self.batch.size < len(tokens):
+            self.batch = Batch(self.library, 2 * len(tokens), self.sequences)
         return self.batch.fill(tokens, wanted)
+
+
+class Batch:
+    """Room for so many tokens of so many sequences each."""
+
+    def __init__(self, library: Any, size: int, sequences: int):
+        self.size, self.whole = size, library.llama_batch_init(size, 0, sequences)
+        finalize(self, library.llama_batch_free, self.whole)
+
+    def fill(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+        """These tokens, and which of them are scored."""
+        whole = self.whole
+        ids, positions, counts, scored = whole.token, whole.pos, whole.n_seq_id, whole.logits
+        for index, ((token, position, sequences), is_wanted) in enumerate(zip(tokens, wanted, strict=True)):
+            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), is_wanted
+            places = whole.seq_id[index]
+            for place, sequence in enumerate(sequences):
+                places[place] = sequence
+        whole.n_tokens = len(tokens)
+        return whole
 
 
 def move(library: Any, old: Any, new: Any) -> None:

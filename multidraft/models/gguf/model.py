@@ -1,7 +1,16 @@
-"""GGUF models, read by llama.cpp, as a target or as a drafter."""
+"""GGUF models, read by llama.cpp, as a target or as a drafter.
 
+A row has a sequence for every end of its pending tree, and all of them hold its kept tokens:
+
+    kept      pending          sequences
+    k k k k   a  b  c          1: k k k k a b c
+                 d             2: k k k k a d        so a belongs to 1 and 2, and each token sees its own path
+"""
+
+import copy
 from importlib.metadata import version
 from pathlib import Path
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -10,13 +19,93 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
-from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
-from multidraft.models.gguf.batch import Token
-from multidraft.models.gguf.memory import Memory
-from multidraft.models.gguf.row import Row
-from multidraft.models.gguf.weights import Weights
+from multidraft.models.base import (
+    Scored,
+    check_nothing_pending,
+    check_parents,
+    check_part,
+    check_paths,
+    check_rows,
+    check_same,
+    count_scored,
+)
+from multidraft.models.gguf.file import Weights
+from multidraft.models.gguf.memory import BYTES, Memory, Token
 
-KINDS = ("f16", "bf16", "f32")
+KEPT = -1  # the place before the first pending slot: the last kept token
+NONE = -1  # where a slot holds no token
+
+
+class Row:
+    """A row's kept tokens and its pending tree; what it has borrowed goes back when nobody holds it any more."""
+
+    def __init__(self, memory: Memory, length: int = 0):
+        self.memory, self.length = memory, length
+        self.sequences: list[int] = []
+        finalize(self, memory.returned.append, self.sequences)
+        self.sequences.append(memory.borrow())
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+        self.ends = {KEPT: self.sequences[0]}  # by slot the sequence that ends there, if any does
+        self.through: list[int] = []  # by slot any sequence that holds it
+        self.depths: list[int] = []  # by slot how many pending tokens lead to it, its own included
+        self.parents: list[int] = []  # by slot the one before it
+
+    def part(self, length: int) -> "Row":
+        """Another row, which shares the first kept tokens of this one."""
+        part = Row(self.memory, length)
+        self.memory.copy(self.sequences[0], part.sequences[0], length)
+        return part
+
+    def grow(self, tokens: list[int], parents: list[int], context: int) -> list[Token | None]:
+        """What is to be read of new tokens that follow these slots; what lies beyond the context is not."""
+        old = len(self.through)
+        self.parents += parents
+        for parent in parents:
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
+        real = [slot for slot, depth in enumerate(self.depths[old:]) if self.length + depth <= context]
+        followed, carried = {parents[slot] for slot in real}, {slot: list[int]() for slot in real}
+        for end in real:
+            if old + end not in followed:
+                self.carry(old + end, old, carried)
+        self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
+        places = [self.length + depth - 1 for depth in self.depths[old:]]
+        rows = enumerate(zip(tokens, places, strict=True))
+        return [Token(token, at, carried[slot]) if slot in carried else None for slot, (token, at) in rows]
+
+    def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
+        """Give the path to an end, as far as it is new, a sequence."""
+        path, place = list[int](), end
+        while place >= old:
+            path.append(place - old)
+            place = self.parents[place]
+        sequence = self.ends[end] = self.sequence_after(place)
+        for slot in path:
+            carried[slot].append(sequence)
+
+    def sequence_after(self, place: int) -> int:
+        """A sequence that goes on behind a slot: the one that ends there, or a copy."""
+        if place in self.ends:
+            return self.ends.pop(place)
+        source, depth = (self.sequences[0], 0) if place == KEPT else (self.through[place], self.depths[place])
+        self.sequences.append(self.memory.borrow())
+        self.memory.copy(source, self.sequences[-1], self.length + depth)
+        return self.sequences[-1]
+
+    def keep(self, path: list[int]) -> None:
+        """Append these slots, which lead from the kept tokens to one of the tree, and forget the others."""
+        held = [slot for slot in path if self.through[slot] != NONE]
+        stays = self.through[held[-1]] if held else self.sequences[0]
+        self.length += len(held)
+        if self.ends.get(held[-1] if held else KEPT) != stays:  # it goes on behind the path
+            self.memory.cut(stays, self.length)
+        for sequence in self.sequences:
+            if sequence != stays:
+                self.memory.drop(sequence)
+        self.sequences[:] = [stays]
+        self.settle()
 
 
 class GGUF:
@@ -33,17 +122,14 @@ class GGUF:
     device = torch.device("cpu")  # where tokens are expected and logits are returned
 
     def __init__(self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None):
-        if cache_type not in KINDS:
-            raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(KINDS)}")
+        if cache_type not in BYTES:
+            raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
-        weights = Weights(Path(path).expanduser(), gpu_layers)
-        self._hold(weights, Memory(weights, cache_type))
-
-    def _hold(self, weights: Weights, memory: Memory, capacity: int = 0) -> None:
-        self.weights, self.memory, self.capacity = weights, memory, capacity
-        self.vocabulary, self.ids = weights.tokens.size, weights.tokens.ids
-        self.context: int | None = weights.context
+        self.weights = Weights(Path(path).expanduser(), gpu_layers)
+        self.memory, self.capacity = Memory(self.weights, cache_type), 0
+        self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
+        self.context: int | None = self.weights.context
         self.rows: list[Row] = []  # none before the first forward
 
     @property
@@ -58,8 +144,8 @@ class GGUF:
         return {"digest": self.weights.digest, "dtype": self.memory.kind, package: version(package)}
 
     def fresh(self, capacity: int) -> "GGUF":
-        reader = GGUF.__new__(GGUF)
-        reader._hold(self.weights, self.memory, capacity)
+        reader = copy.copy(self)
+        reader.rows, reader.capacity = [], capacity
         return reader
 
     def forward(
@@ -80,37 +166,32 @@ class GGUF:
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
         """What llama.cpp says, and zero where nothing is read."""
-        firsts = [{"all": 0, "last": max(len(row) - 1, 0), "none": len(row)}[scored] for row in rows]
-        slots = [(index, slot, token) for index, row in enumerate(rows) for slot, token in enumerate(row) if token]
-        wanted = [slot >= firsts[index] for index, slot, _ in slots]
-        read = (
-            self.memory.read([token for *_, token in slots], wanted)
-            if slots
-            else np.empty((0, self.weights.vocabulary), np.float32)
-        )
-        width = max((len(row) - first for row, first in zip(rows, firsts, strict=True)), default=0)
-        if len(read) == len(rows) * width:
-            return read.reshape(len(rows), width, self.weights.vocabulary)
-        scores = np.zeros((len(rows), width, self.weights.vocabulary), np.float32)
-        places = [(index, slot - firsts[index]) for index, slot, _ in slots if slot >= firsts[index]]
+        counts = [count_scored(scored, len(row)) for row in rows]
+        slots = [
+            (index, slot - len(row) + counts[index], token)
+            for index, row in enumerate(rows)
+            for slot, token in enumerate(row)
+            if token
+        ]
+        shape = (len(rows), max(counts, default=0), self.weights.vocabulary)
+        if not slots:
+            return np.zeros(shape, np.float32)
+        wanted = [place >= 0 for _, place, _ in slots]
+        read = self.memory.read([token for *_, token in slots], wanted)
+        if len(read) == shape[0] * shape[1]:
+            return read.reshape(shape)
+        scores, places = np.zeros(shape, np.float32), [(index, place) for index, place, _ in slots if place >= 0]
         scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = read
         return scores
 
     def keep(self, chosen: list[list[int]]) -> None:
-        check_rows(len(chosen), len(self.rows))
-        for row, path in zip(self.rows, chosen, strict=True):
-            check_path(path, row.parents)
+        check_paths(chosen, [row.parents for row in self.rows])
         with self.memory.lock:
             for row, path in zip(self.rows, chosen, strict=True):
                 row.keep(path)
 
-    @property
-    def pending(self) -> int:
-        """Tokens that are pending in all rows."""
-        return sum(len(row.parents) for row in self.rows)
-
     def select(self, rows: list[int]) -> None:
-        if len(set(rows)) < len(rows) and self.pending:
+        if len(set(rows)) < len(rows) and any(row.parents for row in self.rows):
             raise AdviceError("a row goes on as two while tokens are pending; keep some, or none, before")
         with self.memory.lock:
             old, again = self.rows, [row in rows[:index] for index, row in enumerate(rows)]
@@ -118,14 +199,12 @@ class GGUF:
             self.rows = [old[row].part(old[row].length) if twice else old[row] for row, twice in pairs]
 
     def join(self, other: "GGUF") -> None:
-        if other.memory is not self.memory:
-            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
-        check_nothing_pending(self.pending, other.pending)
+        check_same(self.memory, other.memory)
+        check_nothing_pending(*(len(row.parents) for row in self.rows + other.rows))
         self.rows, other.rows = self.rows + other.rows, []
 
     def part(self, row: int, length: int, capacity: int) -> "GGUF":
-        if not 0 < length <= self.rows[row].length:
-            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        check_part(row, length, self.rows[row].length)
         part = self.fresh(capacity)
         with self.memory.lock:
             part.rows = [self.rows[row].part(length)]

@@ -2,7 +2,8 @@
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -11,17 +12,29 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Scored, check_nothing_pending, check_parents, check_path, check_rows
-from multidraft.models.heads.dflash import DFlash
-from multidraft.models.heads.eagle3 import Eagle3
-from multidraft.models.heads.formats import KINDS, read_settings
-from multidraft.models.heads.loading import load_head
-from multidraft.models.heads.medusa import Medusa
-from multidraft.models.huggingface import CausalLM, windows
+from multidraft.models.base import (
+    Scored,
+    check_nothing_pending,
+    check_parents,
+    check_part,
+    check_paths,
+    check_rows,
+    check_same,
+    count_scored,
+)
+from multidraft.models.compat import windows
+from multidraft.models.heads.files import load_head
+from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
+from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import TreeCache
+
+Logits = Float[Tensor, "rows new columns"]
+NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
+SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
 
 @dataclass
@@ -37,18 +50,32 @@ class Row:
     places: list[int] = field(default_factory=list)  # of the pending ones, among the cache's or in depth
     first: int = 0  # pending tokens that were read beside states of the target
 
-    def copy(self) -> "Row":
-        """Another row that goes on by itself."""
-        held: dict[str, Any] = {name: [*value] for name, value in vars(self).items() if isinstance(value, list)}
-        return replace(self, **held)
-
     @property
     def used(self) -> int:
         """Tokens before which the state is used up."""
         return self.heard - len(self.states)
 
-    def forget(self) -> None:
-        """Nothing is pending any more."""
+    def note(self, tokens: list[int], parents: list[int]) -> bool:
+        """Note new pending tokens; whether they are the first ones, of which some have been heard."""
+        is_first = bool(tokens) and not self.tokens
+        if is_first:
+            self.first = min(self.heard - self.settled - len(self.waiting), len(tokens))
+            if self.first < 1:
+                raise AdviceError(f"a head needs the target's state before token {self.heard}; let it hear that first")
+            if parents[: self.first] != list(range(-1, self.first - 1)):
+                raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
+        check_parents(parents, len(self.tokens))
+        if -1 in parents[is_first:]:
+            raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
+        self.tokens, self.parents = self.tokens + tokens, self.parents + parents
+        return is_first
+
+    def keep(self, path: list[int]) -> None:
+        """Go on from the end of a path, of which those that were read beside the target's states are done with."""
+        if path:
+            first = sum(token < self.first for token in path)
+            self.settled += len(self.waiting) + first
+            self.waiting = [self.tokens[token] for token in path[first:]]
         self.tokens, self.parents, self.places, self.first = [], [], [], 0
 
 
@@ -65,10 +92,10 @@ class Head(ABC):
         self.hears: tuple[int, ...] = settings.layers
         self.vocabulary: int = settings.layer.vocab_size
         self.ids: Int[Tensor, " columns"] | None = module.ids
-        self.columns: int = settings.drafted
+        self.windows = windows(settings.layer)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self.cache = TreeCache(getattr(settings.layer, "num_hidden_layers", 1), capacity)
+        self.cache = TreeCache(settings.layer.num_hidden_layers, capacity)
         self.rows: list[Row] = []
 
     def fresh(self, capacity: int) -> "Head":
@@ -80,10 +107,6 @@ class Head(ABC):
         some = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
         text = f"{self.module.settings} {some}"
         return {"digest": sha256(text.encode()).hexdigest()[:16], "dtype": str(self.dtype)}
-
-    def fuse(self, states: Float[Tensor, "new layers width"]) -> Float[Tensor, "new hidden"]:
-        """What the head makes of the target's states at a token."""
-        return self.module.fuse(states.flatten(1)[None])[0]
 
     def begin(self, rows: int) -> None:
         """Settle the number of rows, if there are none; before the first token stand zeros."""
@@ -102,42 +125,49 @@ class Head(ABC):
             for row, own in zip(self.rows, new, strict=True):
                 row.states, row.heard = torch.cat([row.states, own]), row.heard + len(own)
 
-    @abstractmethod
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]: ...
+    def fuse(self, states: Float[Tensor, "new layers width"]) -> Float[Tensor, "new hidden"]:
+        """What the head makes of the target's states at a token."""
+        return self.module.fuse(states.flatten(1)[None])[0]
 
-    @abstractmethod
-    def keep(self, chosen: list[list[int]]) -> None: ...
-
-    def note(self, tokens: list[list[int]], parents: list[list[int]]) -> list[bool]:
-        """Note new pending tokens; whether a row's are its first ones, of which some have been heard."""
+    @torch.inference_mode()
+    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Logits:
         self.begin(len(tokens))
-        are_first = [bool(new) and not row.tokens for row, new in zip(self.rows, tokens, strict=True)]
-        for row, new, above, first in zip(self.rows, tokens, parents, are_first, strict=True):
-            if first:
-                row.first = min(row.heard - row.settled - len(row.waiting), len(new))
-                if row.first < 1:
-                    raise AdviceError(
-                        f"a head needs the target's state before token {row.heard}; let it hear that first"
-                    )
-                if above[: row.first] != list(range(-1, row.first - 1)):
-                    raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
-            check_parents(above, len(row.tokens))
-            if -1 in above[1 if first else 0 :]:
-                raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
-            row.tokens, row.parents = row.tokens + new, row.parents + above
-        return are_first
+        are_first = [row.note(*new) for row, *new in zip(self.rows, tokens, parents, strict=True)]
+        counts = [count_scored(scored, len(new)) for new in tokens]
+        self.read(are_first, any(counts))
+        if not any(counts):
+            columns = self.module.settings.drafted
+            return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
+        places = [row.places[len(row.places) - count :] for row, count in zip(self.rows, counts, strict=True)]
+        return self.said(places)
+
+    @abstractmethod
+    def read(self, are_first: list[bool], scores: bool) -> None:
+        """Give all pending tokens places; they are read as far as that is needed, which `scores` says."""
+
+    @abstractmethod
+    def said(self, places: list[list[int]]) -> Logits:
+        """The logits at these places of each row."""
+
+    @torch.inference_mode()
+    def keep(self, chosen: list[list[int]]) -> None:
+        check_paths(chosen, [row.parents for row in self.rows])
+        self.forget(chosen)
+        for row, path in zip(self.rows, chosen, strict=True):
+            row.keep(path)
+
+    @abstractmethod
+    def forget(self, chosen: list[list[int]]) -> None:
+        """Let go of what was read of the tree, but for what the module remembers of these paths."""
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
-        self.rows = [self.rows[row].copy() for row in rows]
+        self.rows = [copy(self.rows[row]) for row in rows]
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
-        if other.module is not self.module:
-            raise AdviceError("rows of two different heads cannot share a batch; start both with the same head")
+        check_same(self.module, other.module)
         check_nothing_pending(*(len(row.tokens) for row in (*self.rows, *other.rows)))
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
         self.rows = self.rows + other.rows
@@ -145,16 +175,11 @@ class Head(ABC):
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "Head":
         own, part = self.rows[row], self.fresh(capacity)
-        if not 0 < length <= own.settled + len(own.waiting):
-            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        check_part(row, length, own.settled + len(own.waiting))
         part.cache.add(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         settled, states = min(length, own.settled), own.states[: max(length - own.used, 0)]
         part.rows = [Row(states, length, settled, own.waiting[: length - settled])]
         return part
-
-    def none(self, count: int = 0) -> Float[Tensor, "rows count columns"]:
-        """Logits of nothing."""
-        return torch.zeros(len(self.rows), count, self.columns, dtype=self.dtype, device=self.device)
 
 
 class EagleDrafter(Head):
@@ -164,42 +189,22 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    def __init__(self, module: Eagle3, capacity: int = 256):
-        super().__init__(module, capacity)
-        self.windows = windows(module.config)
-        self.noted: list[Float[Tensor, "rows new hidden"]] = []  # its own states, pass by pass
+    noted: tuple[Float[Tensor, "rows _ hidden"], ...] = ()  # its own states, pass by pass
 
-    @torch.inference_mode()
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]:
-        self.note(tokens, parents)
+    def read(self, are_first: list[bool], scores: bool) -> None:
         while any(len(row.places) < len(row.tokens) for row in self.rows):
-            self.read()
-        counts = [min(len(new), {"all": len(new), "last": 1, "none": 0}[scored]) for new in tokens]
-        if not any(counts):
-            return self.none()
-        slots = torch.zeros(len(tokens), max(counts), dtype=torch.int64)
-        for line, row, pending, count in zip(slots, self.rows, self.cache.pending, counts, strict=True):
-            own = row.places[len(row.places) - count :]
-            line[:count] = torch.tensor([pending.slots[max(place, 0)] for place in own], dtype=torch.int64)
-        return self.module.logits(torch.cat(self.noted, 1)[torch.arange(len(tokens))[:, None], slots])
-
-    def read(self) -> None:
-        """One pass over what can be read now: chains that have been heard, or a level of a tree."""
-        noted = torch.cat(self.noted, 1) if self.noted else None
-        own = [self.readable(index, noted) for index in range(len(self.rows))]
-        positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
-        read = torch.nn.utils.rnn.pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
-        states = torch.nn.utils.rnn.pad_sequence([beside for _, _, beside in own], batch_first=True)
-        masks = self.cache.masks(self.windows, self.dtype, self.device)
-        mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        self.noted.append(self.module(read, states, positions, mask, self.cache.cache))
+            noted = torch.cat(self.noted, 1) if self.noted else None
+            own = [self.readable(index, noted) for index in range(len(self.rows))]
+            positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
+            tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
+            states = pad_sequence([beside for _, _, beside in own], batch_first=True)
+            masks = self.cache.masks(self.windows, self.dtype, self.device)
+            self.noted = (*self.noted, self.module(tokens, states, positions, masks, self.cache.cache))
 
     def readable(
         self, index: int, noted: Tensor | None
     ) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
-        """What a row reads next: tokens, their parents in the cache, and the states beside them."""
+        """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
         row, pending, start = self.rows[index], self.cache.pending[index], len(self.rows[index].places)
         if row.first and not start:
             begins = int(row.settled == 0 and not row.waiting and row.first > 1)
@@ -208,28 +213,21 @@ class EagleDrafter(Head):
             return read, list(range(-1, len(read) - 1)), row.states[begins : begins + len(read)]
         count = next((i for i, above in enumerate(row.parents[start:]) if above >= start), len(row.tokens) - start)
         above = [row.places[parent] for parent in row.parents[start : start + count]]
-        row.places += range(len(pending.parents), len(pending.parents) + count)
+        row.places = [*row.places, *range(len(pending.parents), len(pending.parents) + count)]
         beside = row.states[:0] if noted is None else noted[index, [pending.slots[place] for place in above]]
         return torch.tensor(row.tokens[start : start + count], dtype=torch.int64), above, beside
 
-    @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
-        check_rows(len(chosen), len(self.rows))
-        for path, row in zip(chosen, self.rows, strict=True):
-            check_path(path, row.parents)
+    def said(self, places: list[list[int]]) -> Logits:
+        each = zip(places, self.cache.pending, strict=True)
+        slots = padded([[pending.slots[max(place, 0)] for place in own] for own, pending in each])
+        return self.module.logits(torch.cat(self.noted, 1)[torch.arange(len(places))[:, None], slots])
+
+    def forget(self, chosen: list[list[int]]) -> None:
         self.cache.keep([self.kept(path, row) for path, row in zip(chosen, self.rows, strict=True)])
         for path, row in zip(chosen, self.rows, strict=True):
             if path:
-                first = sum(token < row.first for token in path)
-                row.states = row.states[len(row.waiting) + first :]
-                row.settled += len(row.waiting) + first
-                row.waiting = [row.tokens[token] for token in path[first:]]
-            row.forget()
-        self.noted = []
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.noted = [each[rows] for each in self.noted]
+                row.states = row.states[len(row.waiting) + sum(token < row.first for token in path) :]
+        self.noted = ()
 
     def kept(self, path: list[int], row: Row) -> list[int]:
         """The places in the cache whose keys and values stay: what was read beside the target's states."""
@@ -238,6 +236,10 @@ class EagleDrafter(Head):
             places = [place for place in places if place >= 0] if row.first > 1 else []
         return [*range(len(row.waiting)), *places] if path else []
 
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        self.noted = tuple(each[rows] for each in self.noted)
+
 
 class Marginal(Head):
     """A head that drafts all levels at once, with one law for every node of a level: it does not see the path.
@@ -245,55 +247,40 @@ class Marginal(Head):
     Below its last level a tree goes on with that one's law.
     """
 
-    said: Float[Tensor, "rows levels columns"] | None = None
+    laws: Float[Tensor, "rows levels columns"] | None = None
 
     @abstractmethod
     def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
         """The laws of the tokens that follow roots, as logits; of rows without one whatever it may be."""
 
-    @torch.inference_mode()
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]:
-        are_first = self.note(tokens, parents)
+    def read(self, are_first: list[bool], scores: bool) -> None:
         for row in self.rows:
-            for index in range(len(row.places), len(row.tokens)):
-                row.places.append(0 if index < row.first else row.places[row.parents[index]] + 1)
-        if scored == "none" or not any(tokens):
-            return self.none()
-        if any(are_first):
+            places = [*row.places]
+            for index in range(len(places), len(row.tokens)):
+                places.append(0 if index < row.first else places[row.parents[index]] + 1)
+            row.places = places
+        if scores and any(are_first):
             pairs = zip(self.rows, are_first, strict=True)
-            said = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
+            laws = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
             news = torch.tensor(are_first, device=self.device)[:, None, None]
-            self.said = said if self.said is None else torch.where(news, said, self.said)
-        assert self.said is not None
-        width = 1 if scored == "last" else max(map(len, tokens))
-        depths = torch.zeros(len(tokens), width, dtype=torch.int64)
-        for line, row, new in zip(depths, self.rows, tokens, strict=True):
-            own = row.places[len(row.places) - min(len(new), width) :] if new else []
-            line[: len(own)] = torch.tensor(own, dtype=torch.int64)
-        return self.said[torch.arange(len(tokens))[:, None], depths.clamp(max=self.said.shape[1] - 1)]
+            self.laws = laws if self.laws is None else torch.where(news, laws, self.laws)
 
-    @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
-        check_rows(len(chosen), len(self.rows))
-        for path, row in zip(chosen, self.rows, strict=True):
-            check_path(path, row.parents)
-            row.settled += len(path)
-            row.forget()
-        self.said = None
+    def said(self, places: list[list[int]]) -> Logits:
+        assert self.laws is not None
+        return self.laws[torch.arange(len(places))[:, None], padded(places).clamp(max=self.laws.shape[1] - 1)]
+
+    def forget(self, chosen: list[list[int]]) -> None:
+        for row in self.rows:
+            row.first = len(row.tokens)  # nothing has to be read again
+        self.laws = None
 
     def select(self, rows: list[int]) -> None:
         super().select(rows)
-        self.said = None if self.said is None else self.said[rows]
+        self.laws = None if self.laws is None else self.laws[rows]
 
 
 class BlockDrafter(Marginal):
     """DFlash: keys and values of the target's states stay, those of the block that it drafts do not."""
-
-    def __init__(self, module: DFlash, capacity: int = 256):
-        super().__init__(module, capacity)
-        self.windows = windows(module.config)
 
     def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
         self.remember()
@@ -302,8 +289,7 @@ class BlockDrafter(Marginal):
         block = self.module.block(torch.tensor([root or 0 for root in roots], device=self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         masks = {kind: self.around(mask, self.windows[kind]) for kind, mask in masks.items()}
-        mask: Any = masks if len(masks) > 1 else next(iter(masks.values()))
-        said = self.module.logits(self.module(block, positions, mask, self.cache.cache))
+        said = self.module.logits(self.module(block, positions, masks, self.cache.cache))
         self.cache.keep([[] for _ in roots])
         return said if self.module.settings.from_anchor else said[:, 1:]
 
@@ -312,8 +298,7 @@ class BlockDrafter(Marginal):
         states = [row.states[row.used == 0 :] for row in self.rows]
         if any(map(len, states)):
             positions = self.cache.append([list(range(-1, len(own) - 1)) for own in states], False).to(self.device)
-            padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
-            self.module.remember(padded, positions, self.cache.cache)
+            self.module.remember(pad_sequence(states, batch_first=True), positions, self.cache.cache)
             self.cache.keep([list(range(len(own))) for own in states])
         for row in self.rows:
             row.states = row.states[len(row.states) :]
@@ -343,14 +328,14 @@ class MedusaDrafter(Marginal):
         return self.module(torch.stack([row.states[0] for row in self.rows])).transpose(0, 1)
 
 
-NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
-SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
-DRAFTERS: dict[type, type[Head]] = {Eagle3: EagleDrafter, DFlash: BlockDrafter, Medusa: MedusaDrafter}
+def padded(numbers: list[list[int]]) -> Int[Tensor, "rows most"]:
+    """Lists as rows, filled up with zeros."""
+    return pad_sequence([torch.tensor(own, dtype=torch.int64) for own in numbers], batch_first=True)
 
 
 def drafter(module: Any) -> Head:
     """A head's module as a drafter that has read nothing."""
-    return DRAFTERS[type(module)](module)
+    return {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}[module.settings.kind](module)
 
 
 def head(name: str, target: Any) -> Head:
@@ -372,8 +357,8 @@ def head(name: str, target: Any) -> Head:
     folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
     if not folder.is_dir():
         raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")
-    config = target.config.get_text_config(decoder=True)
-    kind = read_settings(folder, config).kind
+    module: Any = load_head(folder, target)
+    kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")
-    return drafter(load_head(folder, target))
+    return drafter(module)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
-from multidraft.models.huggingface import home
+from multidraft.models.compat import home
 from multidraft_research.captures.folder import Entry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW
-from multidraft.models.gguf.binding import last_error, library
+from multidraft.models.gguf.file import last_error, library
 from multidraft_research.training.texts import TOP, Text, load, save
 
 SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"

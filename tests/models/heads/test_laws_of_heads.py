@@ -18,7 +18,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.loading import MODULES
+from multidraft.models.heads.modules import MODULES
 from multidraft.models.huggingface import CausalLM
 from multidraft.verification.scheme import Scheme
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from multidraft.cli.models import Loader, load
-from multidraft.models.heads.layers import Grown
+from multidraft.models.heads.modules import Grown
 from multidraft.zoo import smollm2
 
 ANSWERS = [  # that SmolLM2-135M-Instruct wrote at T = 0.7

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.models.heads.formats import usual_layers
-from multidraft.models.heads.loading import Head, save_head
+from multidraft.models.heads.files import save_head, usual_layers
+from multidraft.models.heads.modules import Head
 from multidraft_research.training.heads import lesson, states
 from multidraft_research.training.heads.lesson import Lesson, Plan
 from multidraft_research.training.heads.states import Seen

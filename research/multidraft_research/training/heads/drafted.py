@@ -13,11 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.models.heads.dflash import DFlash
-from multidraft.models.heads.eagle3 import Eagle3
-from multidraft.models.heads.layers import Grown
-from multidraft.models.heads.loading import Head
-from multidraft.models.heads.medusa import Medusa
+from multidraft.models.heads.modules import DFlash, Eagle3, Grown, Head, Medusa
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary, Wanted
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from multidraft.models.huggingface import home
+from multidraft.models.compat import home
 from multidraft_research.training.heads.states import common, prompted
 from multidraft_research.training.writing import ANSWER, HEATS, TURN
 

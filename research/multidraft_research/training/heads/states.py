@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.io.files import NEW
 from multidraft.models import compat
-from multidraft.models.huggingface import home
+from multidraft.models.compat import home
 from multidraft_research.training.teaching import TOGETHER, Said
 from multidraft_research.training.texts import TOP, Text
 

@@ -1,0 +1,249 @@
+"""What a GGUF file holds, as llama.cpp reads it: the weights, loaded once, what it says of its model, the tokenizer."""
+
+import ctypes
+import hashlib
+import os
+import re
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import torch
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from multidraft.errors import AdviceError, optional
+from multidraft.machine import available, readable
+from multidraft.models.base import Vocabulary
+
+PACKAGE = "llama-cpp-python, which is built where it is installed, by cmake and a C++ compiler"
+ERROR = 4  # the level of ggml's errors
+SAID: list[str] = []  # the last error of llama.cpp, if there was one
+PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
+TARGET_IDS = b"multidraft.target_ids"
+ARRAY, INT32 = 9, 5  # types of metadata
+LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
+SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
+ALL = -1  # layers on the GPU
+
+
+@cache
+def library() -> Any:
+    """The functions of llama.cpp; raises AdviceError, with the line to type, where they are not installed."""
+    found: Any = optional("llama_cpp.llama_cpp", PACKAGE, "gguf")
+
+    @found.llama_log_callback
+    def hear(level: int, line: bytes, _: object) -> None:
+        if level == ERROR and line.strip() and b"failed to load model" not in line:  # which comes behind the reason
+            SAID[:] = [" ".join(line.decode(errors="replace").split())]
+
+    found.heard_by_multidraft = hear  # must live as long as the library may call it
+    found.llama_log_set(hear, ctypes.c_void_p(0))
+    return found
+
+
+def last_error() -> str:
+    """What the library said of its last failure, without the name of the function that said it."""
+    return SAID[-1].split(": ", 1)[-1].rstrip(".") if SAID else "llama.cpp does not say why"
+
+
+class Weights:
+    """A model in memory; raises AdviceError where its file is none, or its memory cannot be rolled back."""
+
+    def __init__(self, path: Path, gpu_layers: int | None):
+        self.library, self.path = library(), path
+        check(path)
+        target_ids, settings = target_ids_of(path), self.library.llama_model_default_params()
+        # llama.cpp's kernels for AMX fault where they read q8_0 (0.3.36, on a Xeon)
+        settings.use_extra_bufts = b"AMX_INT8 = 1" not in self.library.llama_print_system_info()
+        if self.library.llama_supports_gpu_offload():
+            settings.n_gpu_layers = ALL if gpu_layers is None else gpu_layers
+        self.pointer = self.library.llama_model_load_from_file(os.fsencode(path), settings)
+        if not self.pointer:
+            raise AdviceError(
+                f"llama.cpp cannot load {str(path)!r}: {last_error()}; get the file again, or another one"
+            )
+        finalize(self, self.library.llama_model_free, self.pointer)
+        self.vocab = self.library.llama_model_get_vocab(self.pointer)
+        self.vocabulary: int = self.library.llama_vocab_n_tokens(self.vocab)
+        self.context: int = self.library.llama_model_n_ctx_train(self.pointer)
+        self.tokens = Vocabulary(self.vocabulary, target_ids)
+        self.check_rolls_back()
+
+    def check_rolls_back(self) -> None:
+        """Raise unless a tree can be read, and all but a path of it forgotten."""
+        for name, reason in (
+            ("recurrent", "has a recurrent state, which cannot be rolled back to a path of a tree"),
+            ("hybrid", "has layers with a recurrent state, which cannot be rolled back to a path of a tree"),
+            ("diffusion", "is a diffusion model, which does not continue text from left to right"),
+        ):
+            if getattr(self.library, f"llama_model_is_{name}")(self.pointer):
+                raise AdviceError(f"{self.family} {reason}; use a model with attention only")
+        causal = self.said(f"{self.family}.attention.causal") != "false"
+        if self.library.llama_model_has_encoder(self.pointer) or not causal:
+            raise AdviceError(f"{self.family} is an encoder, or has one; use a decoder-only model")
+
+    @cached_property
+    def family(self) -> str:
+        """The architecture's name in llama.cpp."""
+        return self.said("general.architecture") or "this model"
+
+    def said(self, key: str) -> str | None:
+        """A piece of the file's metadata."""
+        text = ctypes.create_string_buffer(LONGEST)
+        length = self.library.llama_model_meta_val_str(self.pointer, key.encode(), text, LONGEST)
+        return None if length < 0 else text.raw[:length].decode(errors="replace")
+
+    @cached_property
+    def numbers_of_token(self) -> int:
+        """How many numbers the keys and values of a token are, in all layers."""
+        names = ("layer", "head", "head_kv", "embd")
+        layers, heads, groups, width = (getattr(self.library, f"llama_model_n_{name}")(self.pointer) for name in names)
+        sizes = [self.said(f"{self.family}.attention.{name}_length") for name in ("key", "value")]
+        return layers * groups * sum(int(size or width // max(heads, 1)) for size in sizes)
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this file from others: its size, and both its ends."""
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(SAMPLED)
+            file.seek(max(size - SAMPLED, 0))
+            return hashlib.sha256(b"%d" % size + first + file.read()).hexdigest()[:16]
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """The name of every token; what only fills the vocabulary up has none. Empty where there is no tokenizer."""
+        ask, vocab = self.library, self.vocab
+        if ask.llama_vocab_type(vocab) == ask.LLAMA_VOCAB_TYPE_NONE:
+            return ()
+        unused = [
+            ask.llama_vocab_get_attr(vocab, token) & ask.LLAMA_TOKEN_ATTR_UNUSED for token in range(self.vocabulary)
+        ]
+        names = [b"" if no else ask.llama_vocab_get_text(vocab, token) or b"" for token, no in enumerate(unused)]
+        return tuple(name.decode(errors="replace") for name in names)
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The tokens with which a text or an answer ends."""
+        return [token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self.vocab, token)]
+
+
+def check(path: Path) -> None:
+    """Raise unless it is a GGUF file, and there is memory for the weights in all its parts."""
+    try:
+        with path.open("rb") as file:
+            is_one = file.read(4) == b"GGUF"
+        stem = PART.sub("", path.name)
+        needed = sum(part.stat().st_size for part in path.parent.iterdir() if PART.sub("", part.name) == stem)
+    except OSError as error:
+        raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
+    if not is_one:
+        raise AdviceError(f"{str(path)!r} is no GGUF file; give one whose name ends in .gguf, or a folder for PyTorch")
+    free = available(torch.device("cpu"))
+    if free is not None and needed > free:
+        raise AdviceError(
+            f"the weights of {str(path)!r} take {readable(needed)} of memory and {readable(free)} are free; "
+            "use a file with fewer bits a weight, or a smaller model"
+        )
+
+
+class WithoutWeights(ctypes.Structure):
+    """How llama.cpp reads a header alone."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("tensors", ctypes.c_void_p)]  # of ctypes
+
+
+def target_ids_of(path: Path) -> list[int] | None:
+    """Which of its target's tokens a draft model has, where it has a part; `Weights.said` reads no lists."""
+
+    def ask(name: str, result: Any, *given: Any) -> Any:
+        function = getattr(library()._lib, f"gguf_{name}")  # which the binding does not declare
+        function.restype = result
+        return function(*given)
+
+    found = ask("init_from_file", ctypes.c_void_p, os.fsencode(path), WithoutWeights(True, None))
+    if not found:
+        raise AdviceError(f"the header of the GGUF file {str(path)!r} is cut short or damaged; get the file again")
+    header = ctypes.c_void_p(found)
+    try:
+        key = ctypes.c_int64(ask("find_key", ctypes.c_int64, header, TARGET_IDS))
+        if key.value < 0 or ask("get_kv_type", ctypes.c_int, header, key) != ARRAY:
+            return None
+        if ask("get_arr_type", ctypes.c_int, header, key) != INT32:
+            return None
+        data = ask("get_arr_data", ctypes.c_void_p, header, key)
+        count = ask("get_arr_n", ctypes.c_int64, header, key)
+        return list((ctypes.c_int32 * count).from_address(data))
+    finally:
+        ask("free", None, header)
+
+
+class LlamaTokenizer(PreTrainedTokenizerBase):
+    """Text to tokens and back as llama.cpp does it, in the form that transformers gives to tokenizers.
+
+    Raises AdviceError where a file has no pieces.
+    """
+
+    is_fast = False
+
+    def __init__(self, weights: Weights):
+        if not weights.pieces:
+            raise AdviceError(f"{str(weights.path)!r} has no tokenizer; get a file that was converted with its own")
+        self.weights, self.library = weights, weights.library
+        self.tokens = {piece: token for token, piece in enumerate(weights.pieces) if piece}
+        names = ("bos", "eos", "sep", "pad")
+        special = {name: getattr(self.library, f"llama_vocab_{name}")(weights.vocab) for name in names}
+        named = {f"{name}_token": weights.pieces[token] for name, token in special.items() if token >= 0}
+        super().__init__(**named, chat_template=weights.said("tokenizer.chat_template"))
+
+    def __call__(self, text: Any, *_: Any, add_special_tokens: bool = True, **__: Any) -> BatchEncoding:
+        """The tokens of a text, or of several."""
+        if isinstance(text, str):
+            return BatchEncoding({"input_ids": self.tokens_of(text, add_special_tokens)})
+        return BatchEncoding({"input_ids": [self.tokens_of(one, add_special_tokens) for one in text]})
+
+    def tokens_of(self, text: str, special: bool) -> list[int]:
+        """The tokens of a text, with those that begin and end it if asked for."""
+        raw = text.encode(errors="replace")
+        tokens = (self.library.llama_token * (len(raw) + 2))()  # a token has a byte at least
+        count = self.library.llama_tokenize(self.weights.vocab, raw, len(raw), tokens, len(tokens), special, True)
+        return tokens[:count]
+
+    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
+        tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        given, size = (self.library.llama_token * len(tokens))(*tokens), 16 * len(tokens) + 1
+        for _ in range(2):  # again where the text has more bytes, which it then says as a number below zero
+            text = ctypes.create_string_buffer(size)
+            written = self.library.llama_detokenize(
+                self.weights.vocab, given, len(tokens), text, size, False, not skip_special_tokens
+            )
+            size = abs(written)
+        return text.raw[:size].decode(errors="replace")
+
+    def __len__(self) -> int:
+        return self.weights.vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """All tokens."""
+        return self.weights.vocabulary
+
+    def get_vocab(self) -> dict[str, int]:
+        """Tokens by their names, but for those that only fill the vocabulary up."""
+        return dict(self.tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Names made into tokens."""
+        return self.tokens.get(tokens) if isinstance(tokens, str) else [self.tokens.get(name) for name in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Tokens made into names."""
+        return self.weights.pieces[ids] if isinstance(ids, int) else [self.weights.pieces[token] for token in ids]
+
+    def _convert_id_to_token(self, token: int) -> str:  # what stop strings of transformers look for
+        return self.weights.pieces[token]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """The text of named tokens."""
+        return self._decode([self.tokens[name] for name in tokens], True)

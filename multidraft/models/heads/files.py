@@ -1,0 +1,295 @@
+"""The files that heads come in, `speculators`' and those first published: `config.json` and safetensors.
+
+Layer k is what `output_hidden_states` calls k, in all of them: 0 is the embedding, k what decoder layer k - 1 gives,
+the last one normed. EAGLE's `eagle_aux_hidden_state_layer_ids` and speculators' `aux_hidden_state_layer_ids` mean that;
+DFlash's own `target_layer_ids` are one less.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from multidraft.errors import AdviceError
+from multidraft.io import files
+from multidraft.models.compat import home
+from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA, MODULES, Body, Head, Settings
+from multidraft.models.loading import settings_in
+
+Weights = dict[str, Tensor]
+NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
+OTHER = "give the target that it was trained for"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE
+SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+FOREIGN = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "quantization_config")
+DROPPED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # weights that inference does not need
+
+
+def load_head(folder: Path, target: PreTrainedModel) -> Head:
+    """The head of a folder in the target's dtype, in evaluation mode.
+
+    What it has no weights of is the target's: the embedding, and the rows of its head for the tokens that it drafts.
+    Raises AdviceError where the files are of no head, not whole, or of a head for another target.
+    """
+    config = target.config.get_text_config(decoder=True)
+    settings, weights = read_settings(folder, config), read_weights(folder)
+    if "d2t" in weights:
+        settings = replace(settings, drafted=len(weights["d2t"]))
+    with torch.device("meta"):
+        head = MODULES[settings.kind](settings)
+    fill(head, weights, target, str(folder))
+    return head.eval()
+
+
+def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
+    """What the configuration in a folder says, for this target; raises AdviceError where it does not fit."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise AdviceError(f"folder {str(folder)!r} has no config.json; {NEEDS}")
+    found = settings_in(path)
+    settings = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind_of(found, folder)](found, target)
+    for what, own, its in (
+        ("is for a target of {} tokens", settings.layer.vocab_size, target.vocab_size),
+        ("is for a target of width {}", settings.target_width, target.hidden_size),
+    ):
+        if own != its:
+            raise AdviceError(f"the head {what.format(own)} and this one has {its}; {OTHER}")
+    last, count = max(settings.layers), target.num_hidden_layers
+    if last > count:
+        raise AdviceError(f"the head reads layer {last} of its target and this one has {count}; {OTHER}")
+    return settings
+
+
+def kind_of(found: dict[str, Any], folder: Path) -> str:
+    """Which head a configuration is of; raises AdviceError where it is of none that can be read."""
+    names = [found.get("model_type", ""), found.get("speculators_model_type", ""), *(found.get("architectures") or [])]
+    names = [str(name) for name in names if name]
+    for kind in KINDS:
+        if any(name.lower().rstrip("_").replace("speculator", "").replace("draftmodel", "") == kind for name in names):
+            return kind
+    if "eagle_config" in found or any("eagle3" in name.lower() for name in names):
+        return EAGLE3
+    if "dflash_config" in found:
+        return DFLASH
+    if "medusa_num_heads" in found:
+        return MEDUSA
+    said = ", ".join(names) or "nothing"
+    raise AdviceError(f"config.json in {str(folder)!r} is of no head that can be read ({said}); {NEEDS}")
+
+
+def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
+    """The configuration of the decoder layers, which stands by itself in speculators' files, and on top in others."""
+    own = dict(found.get("transformer_layer_config") or found)
+    family = "qwen3" if "qwen3" in str(own.pop("model_type", "llama")) else "llama"
+    own = {
+        name: value for name, value in own.items() if name not in FOREIGN and (value is not None or name not in SHAPE)
+    }
+    if not own.get("layer_types"):
+        own.pop("layer_types", None)
+    return AutoConfig.for_model(family, **{"vocab_size": size} | own)
+
+
+def shared(said: dict[str, Any], layer: PretrainedConfig) -> dict[str, Any]:
+    """What heads with layers of their own say alike of their tokens and their target."""
+    return {
+        "drafted": said.get("draft_vocab_size") or layer.vocab_size,
+        "target_width": said.get("target_hidden_size") or layer.hidden_size,
+    }
+
+
+def usual_layers(count: int) -> tuple[int, int, int]:
+    """The layers of a target that EAGLE-3 reads where nothing is said.
+
+    >>> usual_layers(30)
+    (2, 15, 27)
+    """
+    return 2, count // 2, count - 3
+
+
+def eagle3(found: dict[str, Any], target: PretrainedConfig) -> Settings:
+    """An EAGLE-3 head, whose flags may stand on top or in `eagle_config`."""
+    said = dict(found.get("eagle_config") or {}) | found
+    layer = layer_of(found, target.vocab_size)
+    layers = said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(target.num_hidden_layers)
+    if said.get("num_aux_hidden_states") not in (None, len(layers)):
+        count = said["num_aux_hidden_states"]
+        raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; get its files again")
+    flags: dict[str, Any] = {name: bool(said.get(name)) for name in FLAGS}
+    scale = float(said.get("logit_scale") or 1.0)
+    return Settings(EAGLE3, layer, tuple(layers), **shared(said, layer), logit_scale=scale, **flags)
+
+
+def dflash(found: dict[str, Any], target: PretrainedConfig) -> Settings:
+    """A DFlash head; the first files count decoder layers, so that i is state i + 1."""
+    said = dict(found.get("dflash_config") or {}) | found
+    layer = layer_of({"model_type": "qwen3"} | found, target.vocab_size)
+    layers = said.get("aux_hidden_state_layer_ids") or [each + 1 for each in said.get("target_layer_ids") or ()]
+    if not layers or said.get("mask_token_id") is None or not said.get("block_size"):
+        raise AdviceError("the head's config.json lacks target_layer_ids, mask_token_id or block_size; get it again")
+    return Settings(
+        DFLASH,
+        layer,
+        tuple(layers),
+        **shared(said, layer),
+        block=said["block_size"],
+        mask_token=said["mask_token_id"],
+        from_anchor=bool(said.get("sample_from_anchor")),
+        causal_window=not said.get("sliding_window_non_causal"),
+        embedding_scale=float(said.get("input_embedding_scale") or 1.0),
+    )
+
+
+def medusa(found: dict[str, Any], target: PretrainedConfig) -> Settings:
+    """Medusa heads, which read the last state alone."""
+    heads, width = found.get("medusa_num_heads") or found.get("num_heads"), found.get("hidden_size")
+    if not heads:
+        raise AdviceError("the heads' config.json has no medusa_num_heads; get it again")
+    return Settings(
+        MEDUSA,
+        AutoConfig.for_model("llama", hidden_size=width or target.hidden_size, vocab_size=target.vocab_size),
+        (target.num_hidden_layers,),
+        drafted=found.get("truncated_vocab_size") or found.get("draft_vocab_size") or target.vocab_size,
+        target_width=width or target.hidden_size,
+        heads=heads,
+        depth=found.get("medusa_num_layers") or found.get("num_hidden_layers") or 1,
+    )
+
+
+def read_weights(folder: Path) -> Weights:
+    """All tensors of a folder by the modules' names; raises AdviceError where there are none."""
+    paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    found: Weights = {}
+    try:
+        for path in paths:
+            binary = path.suffix == ".bin"
+            found |= torch.load(path, map_location="cpu", weights_only=True) if binary else load_file(path)
+    except Exception as error:  # files can be broken in more ways than there are kinds of errors
+        raise AdviceError(f"cannot read the weights in {str(folder)!r} ({error}); get the files again") from None
+    if not found:
+        raise AdviceError(f"folder {str(folder)!r} has no weights; {NEEDS}")
+    found = {renamed(name): value for name, value in found.items() if "rotary" not in name and name not in DROPPED}
+    tokens = found.pop("token_map", None)
+    return found if tokens is None else found | {"d2t": tokens.long() - torch.arange(len(tokens))}
+
+
+def renamed(name: str) -> str:
+    """The module's name of a weight, whichever way it is nested.
+
+    >>> renamed("midlayer.self_attn.q_proj.weight"), renamed("medusa_heads.0.0.linear.weight")
+    ('layers.0.self_attn.q_proj.weight', '0.0.linear.weight')
+    """
+    for prefix in ("model.", "medusa_heads.", "medusa_head."):
+        name = name.removeprefix(prefix)
+    return name.replace("midlayer.", "layers.0.", 1)
+
+
+def fill(head: Head, weights: Weights, target: PreTrainedModel, name: str) -> None:
+    """Put weights into a head without any, and the target's where there are none; raises AdviceError on misfits."""
+    wanted, found = head.state_dict(), of_target(target, weights) | weights
+    for key in sorted(wanted.keys() | weights.keys() - {"embed_tokens.weight"}):
+        ours, theirs = wanted.get(key), found.get(key)
+        if ours is None or theirs is None:
+            what = f"lacks {key}" if theirs is None else f"has {key}, for which its config.json has no place"
+            raise AdviceError(f"the head {name!r} {what}; get its files again")
+        if ours.shape != theirs.shape:
+            raise AdviceError(
+                f"{key} of the head {name!r} is {tuple(theirs.shape)} and should be {tuple(ours.shape)}; its files "
+                "belong to another head or target"
+            )
+    dtype, device = target.dtype, home(target)
+    fitted = {key: found[key].to(device, dtype if found[key].is_floating_point() else None) for key in wanted}
+    head.load_state_dict(fitted, assign=True)
+    if isinstance(head, Body):
+        head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # type: ignore[arg-type]  # which no file holds
+
+
+def of_target(target: PreTrainedModel, weights: Weights) -> Weights:
+    """The target's own weights in the places where a head may have none, and these lack them."""
+    embedding: Any = target.get_input_embeddings()
+    output: Any = target.get_output_embeddings()
+    if "lm_head.weight" in weights:
+        return {"embed_tokens.weight": embedding.weight}
+    offsets = weights.get("d2t")
+    rows = output.weight if offsets is None else output.weight[torch.arange(len(offsets)) + offsets]
+    return {"embed_tokens.weight": embedding.weight, "lm_head.weight": rows}
+
+
+def save_head(
+    head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
+    dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Write a head as `speculators` does (Medusa: as it was first published), so that other engines read it.
+
+    `target` is the name that engines find it by, `tokens` what they draft by default. The embedding is left out, as it
+    is the target's; so are its rows of the output where it is not to be `whole`: then only this library reads it.
+    """
+    settings: Settings = head.settings
+    ids, left_out = head.ids, {"embed_tokens.weight"} | (set() if whole else {"lm_head.weight"})
+    weights = {name: value for name, value in head.state_dict().items() if name not in left_out}
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    if settings.kind == MEDUSA:
+        weights |= {} if ids is None else {"token_map": ids}
+        weights.pop("d2t", None)
+        return write(folder, medusa_configuration(settings, target), weights)
+    if ids is not None:
+        weights["t2d"] = torch.zeros(settings.layer.vocab_size, dtype=torch.bool).index_fill_(0, ids.cpu(), True)
+    write(folder, configuration(settings, target, architectures, tokens), weights)
+
+
+def write(folder: Path, settings: dict[str, Any], weights: Weights) -> None:
+    """`config.json` and `model.safetensors`, each whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / (files.NEW + "model.safetensors")
+    save_file({name: value.contiguous() for name, value in weights.items()}, new, {"format": "pt"})
+    new.replace(folder / "model.safetensors")
+    files.write(folder / "config.json", (json.dumps(settings, indent=2) + "\n").encode())
+
+
+def medusa_configuration(settings: Settings, name: str) -> dict[str, Any]:
+    """What `config.json` of Medusa heads says."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "base_model_name_or_path": name,
+        "medusa_num_heads": settings.heads,
+        "medusa_num_layers": settings.depth,
+        "hidden_size": settings.target_width,
+        "vocab_size": settings.layer.vocab_size,
+        "truncated_vocab_size": settings.drafted,
+    }
+
+
+def configuration(settings: Settings, name: str, architectures: Sequence[str], tokens: int) -> dict[str, Any]:
+    """What `config.json` says in speculators' format of an EAGLE-3 or DFlash head that drafts so many tokens."""
+    is_eagle, layers = settings.kind == EAGLE3, list(settings.layers)
+    own: dict[str, Any] = {
+        "aux_hidden_state_layer_ids": layers,
+        "block_size": settings.block,
+        "sliding_window_non_causal": not settings.causal_window,
+        "mask_token_id": settings.mask_token,
+        "sample_from_anchor": settings.from_anchor,
+    }
+    if is_eagle:
+        own = {"eagle_aux_hidden_state_layer_ids": layers} | {flag: getattr(settings, flag) for flag in FLAGS}
+    if settings.target_width != settings.layer.hidden_size:
+        own["target_hidden_size"] = settings.target_width
+    return own | {
+        "architectures": ["Eagle3DraftModel" if is_eagle else "DFlashDraftModel"],
+        "speculators_model_type": settings.kind,
+        "speculators_version": "0.9.0",
+        "transformer_layer_config": settings.layer.to_diff_dict(),
+        "draft_vocab_size": settings.drafted,
+        "speculators_config": {
+            "algorithm": settings.kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": name, "architectures": list(architectures)},
+        },
+    }
