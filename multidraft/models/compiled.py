@@ -35,7 +35,7 @@ Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
 Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
-def captured(call: Callable[[], list[Tensor]], pool: Any) -> Callable[[], list[Tensor]]:
+def captured(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
     here, aside, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     aside.wait_stream(here)
@@ -44,11 +44,11 @@ def captured(call: Callable[[], list[Tensor]], pool: Any) -> Callable[[], list[T
             call()
     here.wait_stream(aside)
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
-        results = call()
+        result = call()
 
-    def replay() -> list[Tensor]:
+    def replay() -> Tensor:
         graph.replay()
-        return [result.clone() for result in results]  # which the next replay of any graph of the pool may overwrite
+        return result.clone()  # which the next replay of any graph of the pool may overwrite
 
     return replay
 
@@ -140,8 +140,8 @@ class Frame:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
         given = self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
-            self.replay = captured(lambda: [step(*given)], pool)
-        return self.replay()[0] if self.replay else step(*given)
+            self.replay = captured(lambda: step(*given), pool)
+        return self.replay() if self.replay else step(*given)
 
 
 class Room(Storage):

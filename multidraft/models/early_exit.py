@@ -20,19 +20,13 @@ def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrain
     it).
     """
     if not isinstance(model, PreTrainedModel):
-        raise AdviceError(
-            f"the layers of a {type(model).__name__} model cannot be cut; draft by another model or ngram"
-        )
-    name, body = compat.body(model)
-    layers, config = getattr(body, "layers", None), model.config
+        raise AdviceError(f"the layers of a {type(model).__name__} cannot be cut; draft by another model or ngram")
+    (name, body), config, kind = compat.body(model), model.config, model.config.model_type
+    layers = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != getattr(config, "num_hidden_layers", None):
-        raise AdviceError(
-            f"the layers of {config.model_type} cannot be cut; use a family such as llama, or a draft model"
-        )
+        raise AdviceError(f"the layers of {kind} cannot be cut; use a family such as llama, or a draft model")
     if "forward" in vars(model) or "forward" in vars(body):  # accelerate's, which would call the whole model
-        raise AdviceError(
-            f"this {config.model_type} is spread over devices; load it on one to draft by its first layers"
-        )
+        raise AdviceError(f"this {kind} is spread over devices; load it on one to draft by its first layers")
     if not 1 <= count < len(layers):
         raise AdviceError(f"{count} of {len(layers)} layers make no drafter; use 1 to {len(layers) - 1}")
     shallow: Any = shared(model)

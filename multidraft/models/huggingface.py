@@ -28,18 +28,20 @@ from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
 Model = PreTrainedModel | LanguageModel
+NOT_TOLD = (
+    "a draft head reads hidden states, which a target {} does not tell; use a Hugging Face model with attention or "
+    "gated delta nets, for a GGUF file with --engine transformers"
+)
 SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
 
 
-def readable(model: "PreTrainedModel | LanguageModel") -> LanguageModel:
+def readable(model: Model) -> LanguageModel:
     """The model as the decoding loop needs it."""
     return reader(model, 256) if isinstance(model, PreTrainedModel) else model
 
 
-def reader(
-    model: "PreTrainedModel | LanguageModel", capacity: int, compiled: bool = False, tells: Sequence[int] = ()
-) -> LanguageModel:
+def reader(model: Model, capacity: int, compiled: bool = False, tells: Sequence[int] = ()) -> LanguageModel:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
 
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
@@ -49,10 +51,7 @@ def reader(
         return CausalLM(model, capacity, compiled, tells)
     if tells:
         kind = f"of {type(model).__name__}" if not isinstance(model, PreTrainedModel) else "that is read as paths"
-        raise AdviceError(
-            f"a draft head reads hidden states, which a target {kind} does not tell; use a Hugging Face model with "
-            "attention or gated delta nets, for a GGUF file with --engine transformers"
-        )
+        raise AdviceError(NOT_TOLD.format(kind))
     if isinstance(model, PreTrainedModel):
         if compiled:
             go_without(model)

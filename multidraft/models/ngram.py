@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import log
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,21 +23,13 @@ LEAST = 0.01  # what a guess without any match is worth
 Law = dict[int, float]  # probabilities by token; what is missing to one is not known
 
 
-class Counts(NamedTuple):
-    """How often a run was followed by anything, by how many different tokens, and how often by the most frequent."""
-
-    total: int
-    kinds: int
-    frequent: dict[int, int]
-
-
 class History:
     """What followed each run of up to `longest` tokens, kept up as the text grows."""
 
     def __init__(self, longest: int):
         self.longest = longest
         self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
-        self.counted: dict[Prefix, Counts] = {}
+        self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
 
     def read(self, tokens: Prefix, start: int) -> None:
         """Go on with a text of which the first `start` tokens have been read."""
@@ -51,12 +43,12 @@ class History:
             followers[token] = followers.pop(token, 0) + 1
             self.counted.pop(run, None)
 
-    def counts(self, run: Prefix) -> Counts:
-        """What followed a run that has been read."""
+    def counts(self, run: Prefix) -> tuple[int, int, dict[int, int]]:
+        """How often anything followed a run, how many different tokens did, and how often the most frequent ones."""
         if run not in self.counted:
             followers = self.followers[run]
             frequent = nlargest(MOST, followers.items(), key=lambda pair: (pair[1], -pair[0]))
-            self.counted[run] = Counts(sum(followers.values()), len(followers), dict(frequent))
+            self.counted[run] = sum(followers.values()), len(followers), dict(frequent)
         return self.counted[run]
 
     def latest(self, prefix: Prefix) -> tuple[int, int]:

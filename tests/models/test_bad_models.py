@@ -68,8 +68,6 @@ def spoil(path: Path, kind: str) -> None:
             "garbage": garbage(),
             "a list": b"[]",
             "no object": b"null",
-            "a number": b"3",
-            "text": b'"x"',
             "empty object": b"{}",
             "a web page": b"<html>not found</html>",
             "a pointer of git": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
@@ -78,11 +76,10 @@ def spoil(path: Path, kind: str) -> None:
     )
 
 
-KINDS = (
-    "missing|empty|cut|cut at the end|garbage|a list|no object|a number|text|empty object|a web page|a pointer of git|"
-    "another model's"
-).split("|")
+KINDS = "missing|empty|cut|cut at the end|garbage|a list|no object|empty object|a web page|a pointer of git".split("|")
+KINDS += ["another model's"]
 FAULTS = [(file, kind) for file in FILES for kind in KINDS if (file, kind) not in HARMLESS]
+FAULTS = [(*fault, ("target", "draft")[number % 2]) for number, fault in enumerate(FAULTS)]
 
 
 def broken(whole: Path, tmp_path: Path) -> Path:
@@ -104,8 +101,7 @@ def refused(target: Path, draft: Path) -> str:
     return line
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize(("file", "kind"), FAULTS)
+@pytest.mark.parametrize(("file", "kind", "role"), FAULTS)
 def test_files(whole, tmp_path, file, kind, role):
     folder = broken(whole, tmp_path)
     spoil(folder / file, kind)
@@ -115,21 +111,21 @@ def test_files(whole, tmp_path, file, kind, role):
 
 
 CONFIG = {
-    "hidden_size": [0, -1, 31, 64, "x", None, 1.5, [32]],
-    "intermediate_size": [0, -1, 31, "x", None],
-    "num_hidden_layers": [0, 2, 4, -1, "x", None, 1.5],
-    "num_attention_heads": [0, 3, 8, -1, "x"],
-    "num_key_value_heads": [0, 1, 3, -1, "x"],
-    "head_dim": [0, 7, 16, -1, "x"],
-    "vocab_size": [0, 60, 62, 128256, -1, "x", None],
-    "hidden_act": ["nope", 3, None],
-    "rms_norm_eps": ["x", [1]],
-    "rope_parameters": ["x", 3, {"rope_type": "nope", "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": "x"}],
-    "max_position_embeddings": ["x", [1]],
-    "model_type": ["nope", "gpt2", "bert", "mamba", "t5", 3, None],
-    "dtype": ["nope", "int8", "complex64", 3, "bool"],
-    "eos_token_id": ["x", 1.5, {"a": 1}],
-    "quantization_config": ["x", 3],
+    "hidden_size": [0, -1, 31, 64, "x", None, [32]],
+    "intermediate_size": [0, 31, "x"],
+    "num_hidden_layers": [0, 2, 4, -1, "x", 1.5],
+    "num_attention_heads": [0, 3, 8, "x"],
+    "num_key_value_heads": [0, 1, 3, "x"],
+    "head_dim": [0, 7, "x"],
+    "vocab_size": [0, 60, 62, 128256, "x", None],
+    "hidden_act": ["nope", 3],
+    "rms_norm_eps": ["x"],
+    "rope_parameters": ["x", {"rope_type": "nope", "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": "x"}],
+    "max_position_embeddings": ["x"],
+    "model_type": ["nope", "gpt2", "bert", "mamba", "t5", None],
+    "dtype": ["nope", "int8", "complex64", 3],
+    "eos_token_id": ["x", {"a": 1}],
+    "quantization_config": ["x"],
     "attn_implementation": ["nope"],
 }
 PLACES = [(name, value) for name, values in CONFIG.items() for value in values]
@@ -143,7 +139,6 @@ def test_configurations(whole, tmp_path, name, value):
     refused(whole, folder)
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -156,7 +151,7 @@ def test_configurations(whole, tmp_path, name, value):
         ("nothing", "lacks weights|cannot load"),
     ],
 )
-def test_checkpoints(whole, tmp_path, change, said, role):
+def test_checkpoints(whole, tmp_path, change, said):
     folder = broken(whole, tmp_path)
     path = folder / "model.safetensors"
     weights = load_file(path)
@@ -171,9 +166,8 @@ def test_checkpoints(whole, tmp_path, change, said, role):
         "nothing": {},
     }[change]
     save_file(changed, path, {"format": "pt"})
-    pair = (folder, whole) if role == "target" else (whole, folder)
     with pytest.raises(AdviceError, match=said):
-        load(*map(str, pair))
+        load(str(folder), str(whole))
 
 
 def test_a_whole_folder_loads(whole):
@@ -183,7 +177,7 @@ def test_a_whole_folder_loads(whole):
     assert pair.target.config.vocab_size == len(pair.tokenizer) == 61
 
 
-@pytest.mark.parametrize(("target", "draft"), [("embedded", "embedded"), (None, "embedded"), ("embedded", None)])
+@pytest.mark.parametrize(("target", "draft"), [("embedded", "embedded"), (None, None)])
 def test_embedded_is_a_name(target, draft):
     pair = load(target, draft)
     assert pair.target.config.vocab_size == 4096
@@ -191,17 +185,18 @@ def test_embedded_is_a_name(target, draft):
     assert pair.tokenizer(["a b c", "a"], padding=True, return_tensors="pt").input_ids.shape[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("file", "kind"), [("config.json", "a list"), ("model.safetensors", "cut"), ("tokenizer.json", "garbage")]
-)
-def test_the_command_line_ends_with_one_line(whole, tmp_path, file, kind):
-    folder = broken(whole, tmp_path)
-    spoil(folder / file, kind)
-    result = CliRunner().invoke(app, ["generate", "--target", str(folder), "--draft", str(whole), "--prompt", "a"])
-    assert result.exit_code == 2
-    assert result.stdout == ""
+def ends_with_one_line(*call: object) -> None:
+    """A call of the command line is refused."""
+    result = CliRunner().invoke(app, list(map(str, call)))
+    assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("multidraft: ")
+
+
+def test_the_command_line_ends_with_one_line(whole, tmp_path):
+    folder = broken(whole, tmp_path)
+    spoil(folder / "model.safetensors", "cut")
+    ends_with_one_line("generate", "--target", folder, "--draft", whole, "--prompt", "a")
 
 
 @pytest.mark.parametrize("command", [["acceptance"], ["generate", "--prompt", "a"]])
@@ -214,8 +209,4 @@ def test_vocabularies_of_two_kinds(whole, tmp_path, command, same_tokenizer):
         shutil.copytree(whole.parent / "other", other)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(whole / name, other / name)
-    result = CliRunner().invoke(app, [command[0], "--target", str(whole), "--draft", str(other), *command[1:]])
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("multidraft: ")
+    ends_with_one_line(command[0], "--target", whole, "--draft", other, *command[1:])

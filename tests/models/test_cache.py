@@ -201,9 +201,6 @@ def test_longrope_is_used_up_to_its_original_context_only():
 def test_misuse_gets_advice():  # beside what all readers have in common (`test_counting.py`)
     with pytest.raises(AdviceError, match="capacity 0 holds no token"):
         TreeCache(2, 0)
-    run = session("llama")
-    with pytest.raises(AdviceError, match="rows of two different models"):
-        run.model.join(session("gpt2").model)
 
 
 @pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [1], [0, 1]])

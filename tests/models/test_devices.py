@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reading import TOLERANCE, Session
+from reading import TOLERANCE, begun
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -20,8 +20,8 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 
 def worst_error(model: PreTrainedModel, plain: PreTrainedModel) -> float:
     """Trees read by one model against paths read alone by another, over two rounds."""
-    run = Session(plain, CausalLM(model, 48), [list(prompt) for prompt in PROMPTS], torch.Generator().manual_seed(1))
-    return max(run.prefill(), run.step(6), run.step(6))
+    run = begun(plain, CausalLM(model, 48), (3, 4, 1), allowed=9)
+    return max(run.step(6), run.step(6))
 
 
 def greedy(target: PreTrainedModel, draft: PreTrainedModel | None) -> list[list[int]]:
@@ -40,10 +40,6 @@ def spread(saved: Path, *devices: str | int) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(saved, device_map=places, offload_folder=saved / "offload").eval()
 
 
-def all_on_the_cpu(saved: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(saved, device_map={"": "cpu"}).eval()
-
-
 def partly_on_disk(saved: Path) -> PreTrainedModel:
     return spread(saved, "disk", "cpu")
 
@@ -54,7 +50,7 @@ def offloaded(saved: Path) -> PreTrainedModel:
     return cpu_offload(AutoModelForCausalLM.from_pretrained(saved).eval(), execution_device="cpu")
 
 
-@pytest.mark.parametrize("load", [all_on_the_cpu, partly_on_disk, offloaded])
+@pytest.mark.parametrize("load", [partly_on_disk, offloaded])
 def test_accelerate_places_the_target(saved: Path, load: Callable[[Path], PreTrainedModel]):
     pytest.importorskip("accelerate")
     model = load(saved)
@@ -70,16 +66,10 @@ def test_the_draft_model_may_be_on_another_device(saved: Path):
 
 
 @pytest.mark.gpu
-def test_a_target_half_on_the_gpu(saved: Path):
+@pytest.mark.parametrize("devices", [(0, "cpu"), pytest.param((0, 1), marks=needs_two)])
+def test_a_target_on_two_devices(saved: Path, devices: tuple):
     pytest.importorskip("accelerate")
-    assert greedy(spread(saved, 0, "cpu"), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
-
-
-@pytest.mark.gpu
-@needs_two
-def test_a_target_on_two_gpus(saved: Path):
-    pytest.importorskip("accelerate")
-    assert greedy(spread(saved, 0, 1), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
+    assert greedy(spread(saved, *devices), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
 
 
 def quantised(dtype: torch.dtype) -> PreTrainedModel:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy.stats import chi2
 from steps import law_of_steps
 from tiny import tiny_model
 from torch import Tensor
@@ -66,10 +65,11 @@ MANY: dict[str, Callable[[int], LanguageModel]] = {
 }
 SCHEMES = ["iid:lorenz", "iid:recursive_rejection", "without_replacement:recursive_rejection", "anchored:lorenz"]
 DISTINCT = ["distinct:recursive_rejection", "distinct:naive"]
-CASES = [(s, d, "2x1", 3) for s in [*SCHEMES, "top:naive"] for d in ONE] + [("iid:lorenz", d, "1x1", 3) for d in ONE]
-CASES += [("distinct:naive", d, t, 2) for d in MANY for t in ("2x1", "2x2")]
-CASES += [("distinct:recursive_rejection", d, "2x1", 3) for d in MANY]
-CASES += [("distinct:recursive_rejection", d, t, 2) for d in MANY for t in ("1x1x1", "2x2", "3x1", UNEVEN)]
+CASES = [("anchored:lorenz", d, "2x1", 3) for d in ONE] + [("iid:lorenz", d, "1x1", 3) for d in ONE]
+CASES += [(s, d, "2x1", 3) for s in [*SCHEMES[:3], "top:naive"] for d in ("n-gram", "copying")]
+CASES += [("distinct:recursive_rejection", d, t, 2) for d in MANY for t in ("2x2", UNEVEN)]
+CASES += [("distinct:recursive_rejection", "three", t, 2) for t in ("1x1x1", "3x1")]
+CASES += [("distinct:naive", "three", t, 2) for t in ("2x1", "2x2")]
 CASES += [("distinct:recursive_rejection", "two tables", "2x2", 3), ("distinct:recursive_rejection", "three", "3x1", 3)]
 DRAFTERS = ONE | MANY
 
@@ -110,7 +110,7 @@ def test_truncated_distributions_have_the_target_law(scheme, drafter, sampling):
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(
     ("scheme", "drafter", "tree"),
-    [("iid:lorenz", d, "2") for d in ONE] + [(DISTINCT[0], d, "2") for d in MANY] + [(DISTINCT[0], "three", "2x1")],
+    [("iid:lorenz", d, "2") for d in ONE] + [(DISTINCT[0], d, "2") for d in MANY],
 )
 def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
     """Counts go on from step to step, and rows have read different tokens."""
@@ -233,38 +233,6 @@ def test_look_up_drafts_what_repeats_itself():
     target = TableModel(lambda prefix: torch.eye(5).double()[(prefix[-1] + 1) % 5], 5)
     _, info = md.generate(target, Lookup(5), [[0, 1, 2, 3, 4, 0]], scheme="top:naive", tree="1x1x1", max_new_tokens=24)
     assert (info.target_passes, info.block_efficiency) == (6, 4)
-
-
-def odds(scheme: str, drafter: LanguageModel) -> float:
-    """Probability of such large a chi-square statistic for the tokens that follow each token, if lossless."""
-    size, rows, law = 4, 150, random_table(4, 1, 1)
-    settings = dict(scheme=scheme, tree="4x2x2x1", max_new_tokens=200, measure=0)
-    generator = torch.Generator().manual_seed(11)
-    target = TableModel(lambda prefix: 0.7 * law(prefix) + 0.3 / size, size)  # no small entries, for chi-square
-    tokens, _ = md.generate(target, drafter, [[0, 1, 2, 3]] * rows, generator=generator, **settings)
-    counts = torch.zeros(size, size, dtype=torch.float64)
-    for row in tokens:
-        counts.index_put_((row[:-1], row[1:]), torch.ones(len(row) - 1, dtype=torch.float64), accumulate=True)
-    expected = counts.sum(-1, keepdim=True) * torch.stack([target.conditional((token,)) for token in range(size)])
-    return float(chi2.sf(float(((counts - expected) ** 2 / expected).sum()), size * (size - 1)))
-
-
-SAMPLED = [("anchored:lorenz", "n-gram"), ("iid:lorenz", "mixture with look-up"), (DISTINCT[0], "three")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "drafter"), SAMPLED)
-def test_samples_of_large_trees_agree_with_the_target(scheme, drafter):
-    """Chi-square over 30,000 tokens; a lossless decoder fails it once in a billion seeds (and this seed is fixed)."""
-    assert odds(scheme, DRAFTERS[drafter](4)) > 1e-9
-
-
-@pytest.mark.slow
-def test_samples_catch_drafters_taken_for_each_other(monkeypatch):
-    """The same statistic, size and threshold."""
-    right = verify.stacked
-    tell(DISTINCT[0], lambda *given, **more: right(*given, **more).roll(1, -2), monkeypatch)
-    assert odds(DISTINCT[0], DRAFTERS["three"](4)) < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""Two models of one tokenizer, their vocabularies padded to different sizes: the target's law, all the same."""
+"""A draft's vocabulary beside the target's, padded to another size or a part of it: the target's law, all the same."""
 
+from copy import deepcopy
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from multidraft_research.captures.capturing import Manner, capture
+from reading import chain, drawn, error
 from steps import law_of_steps
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
@@ -15,11 +18,19 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
+from multidraft.errors import AdviceError
+from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
+from multidraft.models.ensemble import Copying, Several, spread
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.loading import load_model
+from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel, random_table
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
 PROMPTS = [[0, 1], [2, 3, 1, 0], [4]]
 EXACT, BIASED = 1e-12, 1e-3
+IDS = [3, 5, 8, 20, 44, 57]
+OWN = {token: place for place, token in enumerate(IDS)}
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
@@ -42,6 +53,16 @@ class Reduced(TableModel):
         return Reduced(self.conditional, self.vocabulary)
 
 
+class Cut(TableModel):
+    """Wrong: a target cut to what the draft model has as well."""
+
+    def next_token(self, row: int, prefix: tuple[int, ...]) -> Tensor:
+        return super().next_token(row, prefix)[:2]
+
+    def fresh(self, capacity: int) -> "Cut":
+        return Cut(self.conditional, 2)
+
+
 def error_after_two_steps(name: str, walk: str, target: TableModel, draft: TableModel, prompt: int) -> float:
     config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2")), walk)
     law = law_of_steps(first_state(target, draft, [prompt], config), config, 2)
@@ -56,27 +77,13 @@ def error_after_two_steps(name: str, walk: str, target: TableModel, draft: Table
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("sizes", [(3, 2), (2, 3)])
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3), "reduced"])
 def test_two_steps_have_the_target_law(name, walk, sizes):
     """After a prompt, and in the second step after a first one, that only the target can read."""
-    assert error_after_two_steps(name, walk, table(sizes[0], 1), table(sizes[1], 2), sizes[0] - 1) <= EXACT
-
-
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("name", SCHEMES)
-def test_two_steps_with_a_reduced_draft_have_the_target_law(name, walk):
-    draft = Reduced(random_table(2, 2, 2), 2)
-    assert error_after_two_steps(name, walk, table(3, 1), draft, 1) <= EXACT
-
-
-class Cut(TableModel):
-    """Wrong: a target cut to what the draft model has as well."""
-
-    def next_token(self, row: int, prefix: tuple[int, ...]) -> Tensor:
-        return super().next_token(row, prefix)[:2]
-
-    def fresh(self, capacity: int) -> "Cut":
-        return Cut(self.conditional, 2)
+    if sizes == "reduced":
+        assert error_after_two_steps(name, walk, table(3, 1), Reduced(random_table(2, 2, 2), 2), 1) <= EXACT
+    else:
+        assert error_after_two_steps(name, walk, table(sizes[0], 1), table(sizes[1], 2), sizes[0] - 1) <= EXACT
 
 
 def test_enumeration_catches_a_target_cut_to_what_both_have():
@@ -87,10 +94,63 @@ def test_enumeration_catches_a_target_cut_to_what_both_have():
 @pytest.mark.parametrize("padding", [-1, 1])
 def test_models_of_two_sizes_decode_greedily(padding):
     target, draft = tiny_model("llama"), tiny_model("qwen2", vocab_size=VOCABULARY + padding)
-    prompts = [*PROMPTS, [VOCABULARY - 1] * 3]
-    settings = dict(temperature=0, max_new_tokens=12)
+    prompts, settings = [*PROMPTS, [VOCABULARY - 1] * 3], dict(temperature=0, max_new_tokens=12)
     plain, _ = md.generate(target, None, prompts, **settings)
     rows, _ = md.generate(target, draft, prompts, **settings)
     assert [row.tolist() for row in rows] == [row.tolist() for row in plain]
     recording = next(iter(capture(target, draft, [[1, 2]], Manner(new_tokens=3))))
     assert recording.target.shape == recording.draft.shape == (3, VOCABULARY)
+
+
+@pytest.fixture(params=["Hugging Face", "GGUF"])
+def reader(request, tmp_path: Path) -> LanguageModel:
+    """A tiny Llama of seven tokens, six of them the target's."""
+    model = deepcopy(tiny_model("llama", vocab_size=len(IDS) + 1))
+    model.config.target_ids = IDS
+    model.save_pretrained(tmp_path)
+    if request.param == "Hugging Face":
+        return CausalLM(load_model(str(tmp_path)))
+    from ggufs import to_gguf  # skips where there is no llama.cpp
+
+    from multidraft.models.gguf.model import GGUF
+
+    to_gguf.write(load_model(str(tmp_path)), tmp_path / "draft.gguf")
+    return GGUF(tmp_path / "draft.gguf", cache_type="f32").fresh(20)
+
+
+def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: LanguageModel):
+    text = [*drawn(6, torch.Generator().manual_seed(1), end=61), *IDS[:2], 4]
+    plain = tiny_model("llama", vocab_size=len(IDS) + 1)
+    expected = plain(torch.tensor([[OWN.get(token, len(IDS)) for token in text]])).logits[..., : len(IDS)]
+    for scored, first in (("all", 0), ("last", len(text) - 1), ("none", len(text))):
+        got = reader.fresh(20).forward([text], [chain(len(text))], scored)
+        assert got.shape == (1, len(text) - first, len(IDS))
+        assert scored == "none" or error(got, expected[:, first:]) < 1e-4
+    assert reader.ids.tolist() == IDS
+    assert reader.vocabulary == 58
+
+
+def test_it_goes_along_with_others(reader: LanguageModel):
+    mixed, several = Copying([Lookup(61), reader]), Several([reader.fresh(9), Lookup(61)])
+    law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
+    assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
+    assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
+    own, looked_up = several.forward([[3]], [[-1]])
+    assert (own.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2], [1, 1, 2], [1, 2, -3], [1, 2, "x"], "abc", [1, 2, 3.5], 7])
+def test_lists_that_do_not_fit_are_refused(ids: object):
+    with pytest.raises(AdviceError, match="target_ids of a draft model with 4 tokens must be 3 distinct tokens"):
+        Vocabulary(4, ids)
+
+
+def test_paddings_and_any_part_of_the_target_s_tokens_are_let_through():
+    for sizes in ((152064, 151936), (151936, 152064), (50304, 50688), (100, 100), (49152, 30000, True)):
+        check_sizes(*sizes)
+
+
+@pytest.mark.parametrize("sizes", [(32000, 32800), (262144, 256000), (128256, 151936), (5, 6), (100, 101, True)])
+def test_other_tokenizers_are_refused(sizes: tuple):
+    with pytest.raises(AdviceError, match=f"target has {sizes[0]} tokens and the draft {sizes[1]}; .*choose"):
+        check_sizes(*sizes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, Tensor]
 
+ONLY = "which only llama.cpp reads; decode with the file itself"
 STALE = 3600  # seconds; the work takes some ten
 FAMILIES = ("llama", "qwen2", "qwen3")
 SETTINGS = {  # what a file says of its family, and what transformers calls it
@@ -103,13 +104,20 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
 
 
 def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Weights]:
-    """Configuration and weights of a GGUF file, named as transformers does."""
+    """Configuration and weights of a GGUF file, named as transformers does; raises AdviceError where that cannot be."""
     from transformers import AutoConfig
 
-    reader = opened(path)
+    package: Any = optional("gguf", "the package gguf", "gguf")
+    try:
+        reader = package.GGUFReader(path)
+    except (ValueError, IndexError):
+        raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
     said = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
     family = str(said["general.architecture"])
-    check_known(path, family, said)
+    scaled = said.get(f"{family}.rope.scaling.type", "none") != "none"
+    if family not in FAMILIES or scaled:
+        what = "with scaled positions" if scaled else f"of the family {family!r}"
+        raise AdviceError(f"{path.name} is a model {what}, {ONLY}, or give its folder of safetensors")
     weights = {name_of(tensor.name): number(tensor, dtype) for tensor in reader.tensors}
     settings = {ours: said[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in said}
     ends = {f"{end}_token_id": said.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
@@ -126,26 +134,6 @@ def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Weights]:
     return config, weights
 
 
-def opened(path: Path) -> Any:
-    """What reads a GGUF file; raises AdviceError where it is none, or cut short."""
-    package: Any = optional("gguf", "the package gguf", "gguf")
-    try:
-        return package.GGUFReader(path)
-    except (ValueError, IndexError):
-        raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
-
-
-def check_known(path: Path, family: str, said: dict[str, Any]) -> None:
-    """Raise where a model is none of the families, or turns its positions in a way that is not read here."""
-    scaled = said.get(f"{family}.rope.scaling.type", "none") != "none"
-    if family not in FAMILIES or scaled:
-        what = "with scaled positions" if scaled else f"of the family {family!r}"
-        raise AdviceError(
-            f"{path.name} is a model {what}, which only llama.cpp reads; decode with the file itself, "
-            "or give its folder of safetensors"
-        )
-
-
 def name_of(tensor: str) -> str:
     """What transformers calls a tensor.
 
@@ -156,9 +144,7 @@ def name_of(tensor: str) -> str:
     if tensor == "output.weight":
         return "lm_head.weight"
     if not found or found[2] not in NAMES:
-        raise AdviceError(
-            f"a GGUF file with a tensor {tensor!r} is only read by llama.cpp; decode with the file itself"
-        )
+        raise AdviceError(f"a GGUF file has a tensor {tensor!r}, {ONLY}")
     layer = f"layers.{found[1]}." if found[1] else ""
     return f"model.{layer}{NAMES[found[2]]}.{found[3]}"
 

@@ -29,7 +29,7 @@ from multidraft.models.base import (
 from multidraft.models.compat import windows
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
-from multidraft.models.huggingface import CausalLM
+from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
 
 Logits = Float[Tensor, "rows new columns"]
@@ -350,10 +350,7 @@ def head(name: str, target: Any) -> Head:
         raise AdviceError(f"{name!r} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
-        raise AdviceError(
-            f"a draft head reads hidden states, which a target of {type(target).__name__} does not tell; use a Hugging "
-            "Face model, for a GGUF file with --engine transformers"
-        )
+        raise AdviceError(NOT_TOLD.format(f"of {type(target).__name__}"))
     folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
     if not folder.is_dir():
         raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")

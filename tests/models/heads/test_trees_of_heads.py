@@ -1,11 +1,15 @@
 """Heads as drafters: at every node of a tree they say what they say of its path alone, step after step."""
 
+from functools import partial
+
 import pytest
 import torch
 from heads import CASES, head_of, said_plainly, states_of
 from tiny import tiny_model
 
 import multidraft as md
+from multidraft.models.ensemble import Copying, Mixture
+from multidraft.models.ngram import Lookup, NGram
 
 TEXTS = [[3, 1, 4, 1, 5, 9], [2], [8, 2, 6]]  # each ends with the root
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -109,32 +113,21 @@ def test_a_step_that_failed_leaves_the_head_as_it_was(name):
     assert places[0][9, 1, 3] == 5
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("tree", ["1x1x1x1x1", "3x2x1"])
-def test_greedy_output_is_that_of_plain_decoding(name, tree):
+WHOLE = {
+    **{name: partial(head_of, name) for name in CASES},
+    "after what was copied": lambda: Copying([Lookup(61), head_of("eagle3")]),
+    "mixed": lambda: Mixture([head_of("dflash"), head_of("medusa"), NGram(61)]),
+    "side by side": lambda: [head_of("eagle3"), head_of("dflash")],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_greedy_output_is_that_of_plain_decoding(name):
     """Rows of different lengths, of which one is a single token."""
-    target, prompts = tiny_model("llama"), [[5, 3, 1], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
-    settings = {"temperature": 0, "max_new_tokens": 12}
-    plain, _ = md.generate(target, None, prompts, **settings)
-    tokens, _ = md.generate(target, head_of(name), prompts, tree=tree, **settings)
-    assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
-
-
-def test_heads_mix_and_stand_side_by_side():
-    """With what was copied, with each other, and by turns; every law is told as it is drawn from."""
-    from multidraft.models.ensemble import Copying, Mixture
-    from multidraft.models.ngram import Lookup, NGram
-
-    target, prompts = tiny_model("llama"), [[5, 3, 1, 5, 3], [9, 9, 8]]
+    target, prompts = tiny_model("llama"), [[5, 3, 1, 5, 3], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
+    scheme, drafter = "distinct:recursive_rejection" if name == "side by side" else "anchored:lorenz", WHOLE[name]()
     plain, _ = md.generate(target, None, prompts, temperature=0, max_new_tokens=10)
-    pairs = [Copying([Lookup(61), head_of("eagle3")]), Mixture([head_of("dflash"), head_of("medusa"), NGram(61)])]
-    for drafter in pairs:
-        tokens, _ = md.generate(target, drafter, prompts, tree="2x2", temperature=0, max_new_tokens=10)
-        assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
-    several = [head_of("eagle3"), head_of("dflash")]
-    tokens, _ = md.generate(
-        target, several, prompts, scheme="distinct:recursive_rejection", tree="2x2", temperature=0, max_new_tokens=10
-    )
+    tokens, _ = md.generate(target, drafter, prompts, scheme=scheme, tree="3x2x1x1", temperature=0, max_new_tokens=10)
     assert [own.tolist() for own in tokens] == [own.tolist() for own in plain]
 
 
