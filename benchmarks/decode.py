@@ -30,8 +30,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.store import Subject
-from multidraft.autotune.tuning import measured
+from multidraft.autotune.plans import Subject, profile_for
+from multidraft.autotune.tuning import measure as tune
 from multidraft.errors import AdviceError
 from multidraft.generation.defaults import SCHEME
 from multidraft.io.journal import Journal
@@ -63,7 +63,8 @@ def prepare(pair: Pair) -> None:
     """Measure the pair for `auto`, with prompts that take no part."""
     texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
-    measured(Subject(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts), TUNE)
+    subject = Subject(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts)
+    tune(subject, profile_for(subject), TUNE)
 
 
 def measure(pair: Pair, journal: Journal, cases: list[Case], batches: list[list[list[int]]], options: Any) -> None:

@@ -55,14 +55,14 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test measures costs: plans are made up, also for processes, and kept in a folder of their own."""
     from plans import made_up  # not before the hook that checks hints
 
-    from multidraft.autotune import store
-    from multidraft.autotune.store import Subject
+    from multidraft.autotune import plans
+    from multidraft.autotune.plans import Subject
     from multidraft.generation.defaults import SCHEME
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    store.fresh = made_up
+    plans.fresh = made_up
     pair = load_pair()
-    store.save(made_up(Subject(pair.target, pair.draft, scheme(SCHEME)).identity))
+    plans.save(made_up(Subject(pair.target, pair.draft, scheme(SCHEME)).identity))

@@ -3,17 +3,14 @@
 import logging
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.acceptance import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Rates
-from multidraft.autotune.costs import Costs, Timed
+from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
-from multidraft.autotune.profile import FIRST, MOST_SAMPLES, Profile
-from multidraft.autotune.store import Subject, place, profile_for, save
+from multidraft.autotune.plans import FIRST, MOST_SAMPLES, Profile, Subject, place, profile_for, save
 from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
@@ -31,7 +28,9 @@ MEMORY, STEPS = 100.0, 32.0  # nodes over which what was accepted fades by a fac
 MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
 NODES = 1000.0  # nodes that drafts were verified at, after which a profile learns no more of acceptance
 SAVE = 2.0  # seconds of timed steps after which a profile is kept
+NOTHING = Work(0, 0, 0)  # is drafted
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
+CHAINS = [NO_DRAFTS, *(Tree.levels([1] * length) for length in range(1, 9))]  # one of which is as fast as is hoped for
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Auto:
         if not (self.trees and self.costs and self.policy is self.growing):
             return None
         tokens = sum(self.growing.reach(tree, node) for tree in self.trees for node in range(len(tree)))
-        return Outlook(tokens, self.costs.seconds(*work_of(self.trees, self.kind)))
+        return Outlook(tokens, self.costs.seconds(work_of(self.trees, self.kind)))
 
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
         """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
@@ -136,15 +135,23 @@ class Auto:
         return self.profile.spent.get(rows, 0.0) < self.budget and self.profile.measured(rows, False) < MOST_SAMPLES
 
     def choose(self, rows: int) -> None:
-        """The prices of drafts: they have to win by a margin over the speed so far, and over no drafts."""
-        costs, self.rows = self.profile.costs(rows), rows
-        self.costs = costs
-        plain = rows / costs.seconds([], 0)
-        speed = max(plain, self.tokens / self.seconds if self.seconds else 0.0)
+        """The prices of drafts at the rate of tokens so far: they have to win by a margin over no drafts."""
+        self.costs, rates = self.profile.costs(rows), self.rates
+        if rows != self.rows or not self.seconds:
+            self.expect(rates, self.costs, rows)
+        self.rows = rows
+        rate = max(1 / self.costs.seconds(NOTHING), self.tokens / self.seconds / rows)
         margin = MARGIN + DOUBT * math.log2(rows)
-        self.growing.price(self.rates, costs, rows, speed, self.prompted, margin)
+        self.growing.price(rates, self.costs, rate, self.prompted, margin)
         if self.growing.pays:  # which has to last before pauses are as short as at first
             self.pause = max(self.pause // 2, PAUSE)
+
+    def expect(self, rates: Rates, costs: Costs, rows: int) -> None:
+        """Begin with the rate of the best chain: by that of no drafts the first trees would become too large."""
+        chains = CHAINS if self.kind == "model" else CHAINS[:1]
+        outlooks = [Outlook(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
+        best = max(outlooks, key=lambda outlook: outlook.tokens / outlook.seconds)
+        self.tokens, self.seconds = AGAIN * rows * best.tokens, AGAIN * best.seconds
 
     def probe(self) -> None:
         """Ask a draft model that does not pay after every pause, which the next one exceeds."""
@@ -179,15 +186,15 @@ class Auto:
         if not record.target_pass:
             return
         self.recent.observe(record, MEMORY)
-        reads, nodes = work_of(record.trees, self.kind)
-        self.prompted *= not reads
-        self.idle += not nodes
+        work = work_of(record.trees, self.kind)
+        self.prompted *= not work.reads
+        self.idle += not work.nodes
         if self.budget or not self.profile.known:
             self.learn(record)
         if self.costs:
             fade = math.exp(-1 / STEPS)
             self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
-            self.seconds = self.seconds * fade + self.costs.seconds(reads, nodes)
+            self.seconds = self.seconds * fade + self.costs.seconds(work)
 
     def learn(self, record: "StepRecord") -> None:
         """Time the step while the budget lasts, and keep what has been accepted."""
@@ -207,29 +214,28 @@ class Auto:
         """Keep what was measured; where drafts have not paid, say how to do without, once."""
         self.close()
         if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
-            plain = self.rows / self.costs.seconds([], 0)
-            if self.tokens <= (1 + MARGIN) * plain * self.seconds:
+            plain = self.rows * self.seconds / self.costs.seconds(NOTHING)
+            if self.tokens <= (1 + MARGIN) * plain:
                 no_drafts_best()
 
 
-def work_of(trees: list[TokenTree], kind: Kind) -> tuple[list[float], float]:
-    """What a step has done for each row: nodes that a draft model has read, level by level, and drafted nodes."""
-    asked = [(tree, node) for tree in trees for node, law in tree.laws.items() if law.known is None]
-    read = Counter(tree.depths[node] for tree, node in asked) if kind != "free" else Counter[int]()
-    return [count / len(trees) for count in read.values()], sum(len(tree) - 1 for tree in trees) / len(trees)
+def work_of(trees: list[TokenTree], kind: Kind) -> Work:
+    """What a step has done for each row."""
+    asked = [tree.depths[node] for tree in trees for node, law in tree.laws.items() if law.known is None]
+    read = asked if kind != "free" else []
+    return Work(len({*read}), len(read) / len(trees), sum(len(tree) - 1 for tree in trees) / len(trees))
 
 
 def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Kind, budget: float | int) -> float:
     """Let a profile learn from a step while it lacks anything; how many seconds it has heard of."""
     rows, own = len(record.trees), profile.at(temperature)
-    if own.weight.sum() + own.counts[1] < NODES:
+    if own.nodes < NODES:
         own.observe(record)
     if rows & (rows - 1) or (profile.spent.get(rows, 0.0) >= budget and profile.known):
         return 0.0
-    reads, nodes = work_of(record.trees, kind)
     draft, target = record.seconds["draft"], record.seconds["target"]
     rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
-    profile.add(rows, Timed(len(reads), sum(reads), nodes, draft, target, rest))
+    profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, rest))
     return draft + target + rest
 
 

@@ -9,8 +9,7 @@ exact (docs/theory.md).
 from collections.abc import Sequence
 from typing import Literal
 
-from multidraft.autotune.acceptance import DEFAULT, Rates
-from multidraft.autotune.costs import Costs
+from multidraft.autotune.estimates import DEFAULT, Costs, Rates
 from multidraft.decoding.policy import DynamicTree
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.ensemble import Copying
@@ -34,29 +33,23 @@ class Growing(DynamicTree):
     def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
         super().__init__(MOST, nodes + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
-        self.node = self.entry = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
+        self.node = self.first = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
         self.pays = True  # whether a draft model is expected to pay for its first pass
         self.probes = self.frugal = False  # it is asked whatever is expected; it is left alone on this level
         self.reached = dict[tuple[int, int], float]()
 
     def price(
-        self,
-        rates: Rates,
-        costs: Costs,
-        rows: int,
-        rho: float | int,
-        prompted: float | int = 0,
-        margin: float | int = 0,
+        self, rates: Rates, costs: Costs, rate: float | int, prompted: float | int = 0, margin: float = 0
     ) -> None:
-        """Go by these from now on; a second is worth `rho` tokens, and drafts have to win by a share of a plain step.
+        """Go by these from now on; a second is worth so many tokens of a row, and drafts have to win by a margin.
 
-        For each token that comes, the draft model has to read so many of a prompt.
+        That is a share of a plain step. For each token that comes, the draft model has to read so many of a prompt.
         """
-        self.rates, share = rates, (1 + margin) * rho / rows
-        self.node = share * max(costs.one_more(), LEAST * costs.target(1))
-        self.entry = max(share * costs.entry(), 0.0) + margin * rho / rows * costs.seconds([], 0)
-        self.read, self.level = share * costs.reading(), share * (costs.level(1) - costs.reading())
-        gains = [max(self.value(1.0, own, False) - self.entry, 0.0) for own in rates.by_class]
+        self.rates, share = rates, (1 + margin) * rate
+        self.node = share * max(costs.node, LEAST * costs.plain)
+        self.first = max(share * (costs.first - costs.plain), 0.0) + margin * rate * costs.plain
+        self.read, self.level = share * costs.read, share * costs.level
+        gains = [max(self.best(1.0, own, False)[1] - self.first, 0.0) for own in rates.by_class]
         gain = sum(often * own for often, own in zip(rates.frequency.tolist(), gains, strict=True))
         self.pays = gain > self.level + self.read * (1 + prompted)
 
@@ -72,9 +65,8 @@ class Growing(DynamicTree):
         dear, free = zip(*(self.worth(tree, depth) for tree in trees), strict=True)
         asks = sum(sum(own.values()) for own in dear) > self.level * len(trees)
         self.frugal = not asks
-        if asks or self.kind == "copying":
-            return [[*one, *other] for one, other in zip(dear, free, strict=True)]
-        return [[*own] for own in free]
+        asked = dear if asks or self.kind == "copying" else [()] * len(trees)
+        return [[*one, *other] for one, other in zip(asked, free, strict=True)]
 
     def worth(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
         """By node of a level, where that is positive, what drafts there are expected to give beyond their price.
@@ -85,20 +77,18 @@ class Growing(DynamicTree):
         for node in tree.level(depth) if depth < self.depth and len(tree) < self.most_nodes else ():
             above, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if above.known is not None or self.kind == "free":
-                if (gain := self.value(reach, self.rates.of(above), True)) > 0:
+                if (gain := self.best(reach, self.rates.of(above), True)[1]) > 0:
                     free[node] = gain
-            elif (gain := self.value(reach, self.rates.average, False) - self.read) > 0:
+            elif (gain := self.best(reach, self.rates.average, False)[1] - self.read) > 0:
                 dear[node] = gain
         return dear, free
 
-    def value(self, reach: float, accepted: Sequence[float], free: bool) -> float:
-        """What drafts at a node that is reached so often give beyond their price, as long as each does."""
-        total = 0.0
-        for drafts in range(1, MOST + 1):
-            if (gain := self.gain(reach, drafts, accepted, free)) <= 0:
-                break
-            total += gain
-        return total
+    def best(self, reach: float, accepted: Sequence[float], free: bool) -> tuple[int, float]:
+        """How many drafts pay, each for itself, at a node that is reached so often, and what they give beyond it."""
+        drafts, total = 0, 0.0
+        while drafts < MOST and (gain := self.gain(reach, drafts + 1, accepted, free)) > 0:
+            drafts, total = drafts + 1, total + gain
+        return drafts, total
 
     def gain(self, reach: float, drafts: int, accepted: Sequence[float], free: bool) -> float:
         """What the last of so many drafts at a node gives beyond its price, with the chain that may follow it."""
@@ -126,11 +116,11 @@ class Growing(DynamicTree):
         return self.reached[place]
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """The drafts of every node that was read: as many as pay, by what is known of it."""
+        """The drafts of every node that was read: as many as pay, the likeliest nodes first while there is room."""
         return [self.decided(tree, depth) for tree in trees]
 
     def decided(self, tree: TokenTree, depth: int) -> dict[int, int]:
-        """The drafts of one row's nodes, the likeliest nodes first while there is room."""
+        """Those of one row's nodes."""
         room, found = self.most_nodes - len(tree), dict[int, int]()
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda one: -reach[one]):
@@ -138,11 +128,10 @@ class Growing(DynamicTree):
                 found[node], room = count, room - count
         return found
 
-    def drafts(self, law: NodeLaw, reach: float, first: bool) -> int:
-        """How many drafts pay at a node; the first node of a tree has to pay for it, and a probe is one."""
-        accepted, free, count, total = self.rates.of(law), law.known is not None or self.kind == "free", 0, 0.0
-        while count < MOST and (gain := self.gain(reach, count + 1, accepted, free)) > 0:
-            count, total = count + 1, total + gain
-        if first and total <= self.entry:
-            count = 0
-        return max(count, int(first and self.probes and not free))
+    def drafts(self, law: NodeLaw, reach: float, root: bool) -> int:
+        """How many drafts pay at a node; those at the root have to pay for the tree, and a probe is one."""
+        free = law.known is not None or self.kind == "free"
+        count, total = self.best(reach, self.rates.of(law), free)
+        if root and total <= self.first:
+            return int(self.probes and not free)
+        return count

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from multidraft.autotune.controller import Limits
-    from multidraft.autotune.store import Subject
+    from multidraft.autotune.plans import Subject
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace_file import TraceFile
@@ -89,7 +89,7 @@ class Job:
 
     def subject(self, pair: Models, prompts: list[Prompt]) -> "Subject":
         """What is measured to choose trees by."""
-        from multidraft.autotune.store import Subject
+        from multidraft.autotune.plans import Subject
         from multidraft.verification.registry import scheme
 
         assert pair.draft is not None  # trees are chosen only where there is one
@@ -196,11 +196,11 @@ class Shards:
     @cached_property
     def models(self) -> Models:
         """Loaded in the process that decodes."""
-        from multidraft.autotune import store
+        from multidraft.autotune import plans
 
         models = self.job.load()
         if self.plan is not None:
-            store.adopt(self.job.subject(models, []), self.plan)
+            plans.adopt(self.job.subject(models, []), self.plan)
         return models
 
     def read(self, rows: list[Prompt]) -> list[Prompt]:
@@ -243,7 +243,7 @@ class Planning:
 
     def __call__(self, job: int) -> Record:
         """The plan, as the text of a file: of what is kept, or measured with the prompts if there is nothing yet."""
-        from multidraft.autotune.store import profile_for
+        from multidraft.autotune.plans import profile_for
         from multidraft.autotune.tuning import measure
         from multidraft.generation.inputs import plan_file
 

@@ -103,7 +103,7 @@ class Serving(o.Drafting, o.Named):
     def choosing(self, models: Models) -> "DecodeConfig":
         """How to decode, with trees that the rows under way decide if that is asked for."""
         from multidraft.autotune.controller import auto
-        from multidraft.autotune.store import Subject
+        from multidraft.autotune.plans import Subject
 
         config, limits, plan = self.configured()
         if limits is None or models.draft is None:

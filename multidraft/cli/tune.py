@@ -1,7 +1,8 @@
 """`multidraft tune`: measure a pair on this machine, show what pays, and keep it for `--tree auto`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,17 +19,22 @@ from multidraft.io import files
 from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
-    from multidraft.autotune.profile import Profile
-    from multidraft.autotune.store import Subject
+    from multidraft.autotune.plans import Profile, Subject
     from multidraft.autotune.tuning import Line
 
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
 BUDGET = 60.0  # seconds
 TEMPERATURES, ROWS = [0.0, 0.7, 1.0], [1, 4, 16]
 BAR = "{desc}: {bar}| {n:.0f} of {total:.0f} s"
-SIZES = (1, 2, 4, 8, 16, 32)
 COUNTS = (1, 2, 3, 4, 8)
-MOST, DRAFTS = 45, 8  # tokens of a pass, and drafts at a node, that are drawn
+MOST, DRAFTS = 32, 8  # nodes of a tree, and drafts at a node, that are drawn
+COSTS = (
+    "a step without drafts",
+    "a step with drafts, beside what follows",
+    "each drafted node",
+    "each level of drafts",
+    "each node that the draft model reads",
+)
 COMPARED = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predicted", "ratio"]
 
 
@@ -53,7 +59,7 @@ def tune(
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
     import multidraft as md
-    from multidraft.autotune.store import Subject
+    from multidraft.autotune.plans import Subject
 
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])
@@ -97,22 +103,21 @@ def measure(
     """The profile, filled further and kept, and what it predicts beside what is measured."""
     from tqdm import tqdm
 
-    from multidraft.autotune.tuning import compare, measured, work
+    from multidraft.autotune import tuning
+    from multidraft.autotune.plans import profile_for
 
     with tqdm(total=budget, desc="measuring", bar_format=BAR, leave=False) as bar:
-        profile = measured(own, budget, temperatures, rows, lambda spent: bar.update(min(spent, budget - bar.n)))
+        tick = lambda spent: bar.update(min(spent, budget - bar.n))  # noqa: E731
+        profile = tuning.measure(own, profile_for(own), budget, temperatures, rows, tick)
     if not profile.known:
         raise AdviceError("nothing has been measured; give a larger --budget")
-    with tqdm(total=work(temperatures, steps), desc="comparing", leave=False) as bar:
-        return profile, compare(own, profile, temperatures, steps, bar.update)
+    return profile, tuning.compare(own, profile, temperatures, steps, partial(tqdm, desc="comparing", leave=False))
 
 
 def show(profile: "Profile", lines: "list[Line]") -> None:
-    """Milliseconds of passes of one row, acceptance at the root and by depth, and predicted beside measured speeds."""
-    one = profile.costs(1)
-    passes = {"a target pass over so many tokens": one.target, "a level of drafts at so many nodes": one.level}
-    costs = [[name, *(f"{1e3 * curve(size):.2f}" for size in SIZES)] for name, curve in passes.items()]
-    terminal.print_table(["milliseconds of", *map(str, SIZES)], costs)
+    """What a step of one row costs, acceptance at a node, and predicted beside measured speeds."""
+    costs = [[name, f"{1e3 * value:.2f}"] for name, value in zip(COSTS, astuple(profile.costs(1)), strict=True)]
+    terminal.print_table(["one row", "milliseconds"], costs)
     names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
     columns = ["acceptance at T", *names]
     terminal.print_table(columns, [acceptance(profile, temperature) for temperature in sorted(profile.acceptance)])
@@ -133,22 +138,24 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
 def acceptance(profile: "Profile", temperature: float) -> list[str]:
     """The line of a temperature: acceptance by drafts at a node."""
     rates = profile.rates(temperature)
-    return [f"{temperature:g}", *(f"{rates.accepted(count):.3f}" for count in COUNTS)]
+    return [f"{temperature:g}", *(f"{rates.average[count]:.3f}" for count in COUNTS)]
 
 
 def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
     """Three panels: what passes cost, what drafts give, and predicted beside measured speeds."""
     from matplotlib.figure import Figure
 
+    from multidraft.autotune.estimates import Work
+
     figure = Figure(figsize=(13.5, 3.2), layout="constrained", dpi=110)
     costs, rates, speeds = axes = figure.subplots(1, 3)
-    sizes, counts = range(1, MOST + 1), range(1, DRAFTS + 1)
+    sizes, counts = range(MOST + 1), range(1, DRAFTS + 1)
     for rows in profile.known:
-        costs.plot(sizes, [1e3 * profile.costs(rows).target(size) for size in sizes], label=f"{rows} rows")
-    costs.set(xlabel="new tokens a row", ylabel="ms of a target pass", ylim=(0, None))
+        costs.plot(sizes, [1e3 * profile.costs(rows).seconds(Work(0, 0, size)) for size in sizes], label=f"{rows} rows")
+    costs.set(xlabel="drafted nodes a row", ylabel="ms of a step, beside drafting", ylim=(0, None))
     for temperature in sorted({line.temperature for line in lines}):
         name, known = f"T = {temperature:g}", profile.rates(temperature)
-        rates.plot(counts, [known.accepted(count) for count in counts], marker="o", ms=4, label=name)
+        rates.plot(counts, [known.average[count] for count in counts], marker="o", ms=4, label=name)
         own = [line for line in lines if line.temperature == temperature]
         speeds.plot([line.predicted_speed for line in own], [line.speed for line in own], "o", ms=5, label=name)
     rates.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))

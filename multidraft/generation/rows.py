@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 
 from multidraft.autotune.controller import Auto, Limits, auto
-from multidraft.autotune.store import Subject
+from multidraft.autotune.plans import Subject
 from multidraft.decoding.loop import Stream, Streamer, as_stream, loop
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import start

@@ -8,7 +8,7 @@ import pytest
 from commands import ends_with_advice, results, run, written
 from plans import made_up
 
-from multidraft.autotune import store
+from multidraft.autotune import plans
 from multidraft.cli import crews, decode
 
 COUNT = 5
@@ -84,7 +84,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 
     def forgetful(crew, work, left):
         for job in left:
-            store.LOADED.clear()
+            plans.LOADED.clear()
             yield from plainly(crew, replace(work), [job])
 
     def fresh(wanted):
@@ -92,8 +92,8 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
         return made_up(wanted)
 
     monkeypatch.setattr(crews.Processes, "__call__", forgetful)
-    monkeypatch.setattr(store, "kept", lambda file, wanted: None)
-    monkeypatch.setattr(store, "fresh", fresh)
+    monkeypatch.setattr(plans, "kept", lambda file, wanted: None)
+    monkeypatch.setattr(plans, "fresh", fresh)
     options = ["--jsonl", tmp_path, "--workers", 2, "--tree", "auto"]
     assert generate(prompts, *options).exit_code == 0
     (tmp_path / "000001.jsonl").unlink()

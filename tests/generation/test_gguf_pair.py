@@ -14,7 +14,7 @@ from serving import served, service
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.autotune.store import Subject
+from multidraft.autotune.plans import Subject
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.models.gguf.file import LlamaTokenizer

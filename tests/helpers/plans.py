@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from multidraft.autotune.acceptance import CLASSES, MOST_DRAFTS, AcceptanceTracker, Rates
-from multidraft.autotune.costs import Costs, Curve, Timed, reads_of
-from multidraft.autotune.profile import Profile
+from multidraft.autotune.estimates import CLASSES, MOST_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
+from multidraft.autotune.plans import Profile
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 TIMED = ("", "1", "1x1x1", "1x6", "1x1x1x1x1x1x1", "4x1x1", "4x2x2")
@@ -15,8 +14,8 @@ FULL = 1e9  # seconds spent, and weight of nodes seen: nothing is left to measur
 
 
 def costs(target: float = 10.0, level: float = 1.0, node: float = 0.0, more: float = 0.0) -> Costs:
-    """A pass takes `target` and `node` for each token more, a level of drafts `level` and `more` for each node more."""
-    return Costs(Curve((1.0, 2.0), (target, target + node)), Curve((1.0, 2.0), (level, level + more)), 0.0, 0.0, 0.0)
+    """A pass takes `target` and `node` for each node, a level of drafts `level` and `more` for each node it reads."""
+    return Costs(target, target, node, level, more)
 
 
 def rates(one: float, second: float = 0.5) -> Rates:
@@ -59,9 +58,9 @@ def profile(
 
 def timed(price: Costs, tree: Tree) -> Timed:
     """A step with a tree at these costs."""
-    reads, nodes = reads_of(tree), len(tree) - 1
-    rest = price.step + price.node * nodes if nodes else price.plain
-    return Timed(len(reads), sum(reads), nodes, float(sum(map(price.level, reads))), price.target(1 + nodes), rest)
+    work = Work.of_tree(tree)
+    own = price.seconds(work._replace(levels=0, reads=0))
+    return Timed(*work, price.seconds(work) - own, own, 0.0)
 
 
 def made_up(known: dict[str, Any]) -> Profile:

@@ -26,7 +26,7 @@ def test_free_nodes_are_drafted_as_many_as_there_can_be_on_one_level() -> None:
 
 
 def test_a_perfect_draft_that_is_nearly_free_goes_as_deep_as_it_may() -> None:
-    best, rho = best_tree(rates(1.0), costs(level=0.0, node=0.01, more=0.01), 1, depth=6)
+    best, rho = best_tree(rates(1.0), costs(level=0.0, node=0.01), 1, depth=6)
     assert best == Tree.levels([1] * 6)
     assert rho == pytest.approx(7 / (10 + 6 * 0.01))
 
@@ -64,7 +64,7 @@ def test_no_k_config_is_faster_than_what_is_found(one: float, price: object) -> 
 
 
 def test_the_menu_has_trees_for_harder_and_easier_texts_within_limits() -> None:
-    found, price = rates(0.6), costs(level=0.7, node=0.2, more=0.1)
+    found, price = rates(0.6), costs(level=0.6, node=0.2, more=0.1)
     trees = menu(found, price, 1, nodes=6, depth=3)
     assert NO_DRAFTS in trees
     assert {*trees} > {*common(6, 3)}

@@ -10,21 +10,18 @@ from functools import cache
 
 import torch
 
-from multidraft.autotune.acceptance import AcceptanceTracker, Rates
-from multidraft.autotune.costs import Costs, Curve
+from multidraft.autotune.estimates import AcceptanceTracker, Costs, Rates
 from multidraft.autotune.growing import Growing
-from multidraft.autotune.store import Subject
-from multidraft.autotune.tuning import texts
+from multidraft.autotune.plans import Subject
+from multidraft.autotune.tuning import begun, texts
 from multidraft.decoding.policy import StaticTree, TreePolicy
-from multidraft.decoding.prefill import start
-from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.generation.defaults import SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
-from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 from multidraft.zoo.pair import FOLDER, Pair
 from multidraft_research.studies.on_models.gains import ALL, gains
@@ -57,7 +54,7 @@ def measure(asked: Decoding) -> Iterator[Cell]:
 def cells(panel: str, shape: str, temperature: float, trial: Trial) -> Iterator[Cell]:
     """Tokens and time at all costs."""
     for level, node in COSTS:
-        time = 1 + level * len(trial.reads) + node * trial.nodes
+        time = costs_of(level, node).seconds(trial.work)
         yield Cell(panel, f"{named(level, node)}|{shape}", temperature, trial.tokens, time)
 
 
@@ -84,7 +81,7 @@ def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Tree
         trees.sort(key=lambda tree: -speed(tree, rates, costs, 1))
         policies |= {tree.name or "none": StaticTree(tree) for tree in trees[:BEST]}
         growing = Growing(NODES, LEVELS)
-        growing.price(rates, costs, 1, speed(trees[0], rates, costs, 1))
+        growing.price(rates, costs, speed(trees[0], rates, costs, 1))
         policies[f"grows by {named(level, node)}"] = growing
     return policies
 
@@ -95,7 +92,8 @@ def learnt(subject: Subject, temperature: float) -> Rates:
     tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
         prompts = texts(subject, LEARNT_ROWS, turn)
-        state, config = begun(subject, policy, prompts, temperature, STEPS * policy.most_nodes, turn)
+        config = DecodeConfig(subject.scheme, policy, measure=0)
+        state = begun(subject, config, temperature, prompts, STEPS * policy.most_nodes, turn)
         for _ in range(STEPS):
             state, record = step(state, config)
             tracker.observe(record)
@@ -104,7 +102,7 @@ def learnt(subject: Subject, temperature: float) -> Rates:
 
 def costs_of(level: float, node: float) -> Costs:
     """These as costs of a step, whose pass of the target takes one."""
-    return Costs(Curve((1, 2), (1.0, 1.0 + node)), Curve((1,), (level,)), 0.0, 0.0, 0.0)
+    return Costs(plain=1.0, first=1.0, node=node, level=level)
 
 
 @torch.inference_mode()
@@ -112,29 +110,16 @@ def compared(
     asked: Decoding, subject: Subject, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
-    largest = max(policies.values(), key=lambda policy: policy.most_nodes)
+    largest = max(policies, key=lambda name: policies[name].most_nodes)
     room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
-    state, _ = begun(subject, largest, [asked.passage.tokens], temperature, room, asked.seed)
     configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
+    state = begun(subject, configs[largest], temperature, [asked.passage.tokens], room, asked.seed)
     between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
     end = state.rows[0].position + asked.new_tokens
     while state.rows[0].position < end:
         yield {name: tried(state, config) for name, config in configs.items()}
         for _ in range(APART):
             state, _ = step(state, between)
-
-
-def begun(
-    subject: Subject, policy: TreePolicy, prompts: list[list[int]], temperature: float, room: int, seed: int
-) -> tuple[State, DecodeConfig]:
-    """The prompts have been read, with room for so many tokens; and how steps are made."""
-    config, sampling = (
-        DecodeConfig(subject.scheme, policy, measure=0),
-        [Sampling(temperature=temperature)] * len(prompts),
-    )
-    generator = torch.Generator().manual_seed(seed)
-    longest = max(map(len, prompts)) + room
-    return start(prompts, subject.target, subject.draft, config, sampling, longest, generator), config
 
 
 PANELS = [f"{drafter}, {kind}" for drafter in ("model", "n-gram") for kind in (ALL, *KINDS)]

@@ -7,13 +7,12 @@ from functools import cache
 import numpy as np
 from jaxtyping import Int
 
-from multidraft.autotune.acceptance import MOST_DRAFTS, Rates
-from multidraft.autotune.costs import Costs
+from multidraft.autotune.estimates import MOST_DRAFTS, Costs, Rates, Work
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 FINE, STEPS = 12, 56  # reaches are told apart by a twelfth of their logarithm, down to one in a hundred
 LEVELS = (1, 2, 3, 4, 6, 8)
-PRICES = (0.7, 1.5)  # times what a node costs: the curve of a pass is not straight
+PRICES = (0.7, 1.5)  # times what nodes cost, for reaches are rounded
 EASES = (0.4, 1.0, 2.5)  # texts for which the menu has trees: from much harder than expected to much easier
 CHAINS = (1, 2, 3, 4, 6, 8, 11, 16)
 COMMON = ("2x1", "2x1x1", "2x1x1x1", "3x1x1x1", "2x2x1", "4x2x1")
@@ -23,7 +22,7 @@ REACH = np.exp(-np.arange(STEPS) / FINE)
 
 def speed(tree: Tree, rates: Rates, costs: Costs, rows: int) -> float | int:
     """Predicted tokens a second, over all rows."""
-    return rows * rates.tokens(tree) / costs.of_tree(tree)
+    return rows * rates.tokens(tree) / costs.seconds(Work.of_tree(tree))
 
 
 def best_tree(rates: Rates, costs: Costs, rows: int, nodes: int = 32, depth: int = 8) -> tuple[Tree, float | int]:
@@ -60,7 +59,7 @@ def trees_at(rates: Rates, costs: Costs, rho: float | int, nodes: int, depth: in
     """The trees of every depth that are worth most where a second is worth `rho` tokens of a row."""
     below = steps_below(rates)
     for price in PRICES:
-        node, read = price * rho * costs.one_more(), price * rho * costs.reading()
+        node, read = price * rho * costs.node, price * rho * costs.read
         for levels in LEVELS:
             if levels <= depth and 1 < len(tree := planned(rates, below, levels, node, read)) <= nodes + 1:
                 yield tree

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from multidraft.autotune.costs import Costs
+from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
 from multidraft.decoding.endings import expected_tokens
 from multidraft.decoding.state import DecodeConfig, State
@@ -15,12 +15,7 @@ class Trial(NamedTuple):
     """One drawn tree: tokens on the average over coins, and what its costs depend on."""
 
     tokens: float
-    reads: tuple[int, ...]  # nodes at which the draft model has read, level by level
-    nodes: int
-
-    def seconds(self, costs: Costs) -> float | int:
-        """What the step takes."""
-        return costs.seconds(self.reads, self.nodes)
+    work: Work
 
 
 @torch.inference_mode()
@@ -31,5 +26,5 @@ def tried(state: State, config: DecodeConfig) -> Trial:
     for model in state.models:
         model.keep([[]])
     [tree] = drafted.trees
-    reads = [sum(node in tree.laws for node in level) for level in tree.levels]
-    return Trial(tokens, tuple(count for count in reads if count), len(tree) - 1)
+    levels = {tree.depths[node] for node in tree.laws}
+    return Trial(tokens, Work(len(levels), len(tree.laws), len(tree) - 1))

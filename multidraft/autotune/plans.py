@@ -1,7 +1,11 @@
-"""Where the profile of a pair is kept: a file that a user names, one that is shipped, or the user's cache folder."""
+"""Plans: what was measured of a pair on a machine, as readable JSON with a checksum, and where it is kept.
+
+That is a file that a user names, one that is shipped, or one in the user's cache folder.
+"""
 
 import json
 import logging
+import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
@@ -10,11 +14,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
-from multidraft.autotune.profile import Profile
+from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fitted
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.io import files
@@ -28,7 +33,107 @@ LENDS = ("draft", "scheme", "walk")  # of an identity: what a shipped profile mu
 VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
 LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
 LARGEST = 4 << 20  # bytes of a file that may be a profile
-LOADED: dict[Path, Profile] = {}  # those that this process has used, by where they are kept
+LOADED: dict[Path, "Profile"] = {}  # those that this process has used, by where they are kept
+FORM = 9
+FIRST = 3  # steps without drafts, and with some, after which costs can be told
+MOST_SAMPLES = 9  # alike steps that are kept, of which the lower quartile counts
+FEW, APART = 8, 4  # drafted nodes that are told apart, and of which more are told apart by so many
+TRUSTED = 20.0  # nodes after which measured acceptance is believed more than none
+
+
+@dataclass
+class Profile:
+    """Seconds of steps by rows, and acceptance by temperature; it fills up while a pair decodes."""
+
+    identity: dict[str, Any]
+    samples: dict[int, dict[str, list[Timed]]] = field(default_factory=dict)
+    acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
+    spent: dict[int, float] = field(default_factory=dict)  # seconds of steps that were timed, by rows
+    costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # fitted, until more is known
+
+    def add(self, rows: int, step: Timed) -> None:
+        """A step that was timed."""
+        nodes = math.ceil(step.nodes)
+        alike = f"{step.levels:g}/{nodes if nodes <= FEW else -(-nodes // APART) * APART}"
+        runs = self.samples.setdefault(rows, {}).setdefault(alike, [])
+        runs.append(Timed(*map(float, step)))
+        del runs[:-MOST_SAMPLES]
+        self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
+        self.costs_at.clear()
+
+    def measured(self, rows: int, drafted: bool) -> int:
+        """How many steps have been timed, with drafts or without."""
+        return sum(len(runs) for alike, runs in self.samples.get(rows, {}).items() if drafted != alike.endswith("/0"))
+
+    @property
+    def known(self) -> list[int]:
+        """The numbers of rows of which costs are known."""
+        both = (False, True)
+        return sorted(rows for rows in self.samples if all(self.measured(rows, drafted) >= FIRST for drafted in both))
+
+    def costs(self, rows: int) -> Costs:
+        """The costs with any number of rows: as measured, or as those of the nearest number that was."""
+        if rows not in self.costs_at:
+            nearest = min(self.known, key=lambda other: abs(np.log(other / rows)))
+            costs = fitted(self.samples[nearest])
+            self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
+        return self.costs_at[rows]
+
+    def at(self, temperature: float | int) -> AcceptanceTracker:
+        """What was accepted at about this temperature, to be added to."""
+        return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())
+
+    def rates(self, temperature: float | int) -> Rates:
+        """The acceptance at the nearest temperature at which enough was seen; otherwise what is assumed of any pair."""
+        known = [other for other, own in self.acceptance.items() if own.nodes > TRUSTED]
+        nearest = min(known, key=lambda other: abs(other - temperature), default=None)
+        return DEFAULT if nearest is None else self.acceptance[nearest].rates(rounds=4)
+
+    def as_json(self) -> str:
+        """The profile as a text."""
+        learnt = {
+            temperature: {name: table.tolist() for name, table in vars(own).items()}
+            for temperature, own in sorted(self.acceptance.items())
+        }
+        content = {"identity": self.identity, "samples": self.samples, "acceptance": learnt, "spent": self.spent}
+        plain = json.loads(json.dumps(content))
+        return json.dumps({"multidraft plan": FORM, "checksum": checksum(plain)} | plain)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Profile":
+        """The profile that a text holds; raises AdviceError where it holds none."""
+        try:
+            found = json.loads(text)
+            if found.pop("multidraft plan") != FORM:
+                raise ValueError("of another version")
+            if found.pop("checksum") != checksum(found):
+                raise ValueError("its checksum is wrong")
+            return made(found)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise AdviceError(f"it is no plan ({error}); make one with `multidraft tune --out`") from None
+
+
+def made(found: dict[str, Any]) -> Profile:
+    """A profile from its parts; raises ValueError, KeyError or TypeError where one is missing or strange."""
+    samples = {
+        int(rows): {alike: [Timed(*map(float, run)) for run in runs] for alike, runs in own.items()}
+        for rows, own in found["samples"].items()
+    }
+    acceptance = {float(temperature): tracker(own) for temperature, own in found["acceptance"].items()}
+    return Profile(dict(found["identity"]), samples, acceptance, {int(k): float(v) for k, v in found["spent"].items()})
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """A digest of all that a profile says."""
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tracker(found: dict[str, list]) -> AcceptanceTracker:
+    """The tracker that has learnt this; raises ValueError or KeyError where a table is missing or of another size."""
+    own = AcceptanceTracker()
+    for name, table in vars(own).items():
+        table += np.array(found[name])
+    return own
 
 
 @dataclass(frozen=True)
@@ -95,12 +200,8 @@ def adopt(subject: Subject, text: str) -> None:
 
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the profile of a certain identity."""
-    return cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
-
-
-def cache() -> Path:
-    """Our folder in the user's cache."""
-    return user_cache_path("multidraft", appauthor=False)
+    name = f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+    return user_cache_path("multidraft", appauthor=False) / "plans" / name
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:
@@ -122,10 +223,11 @@ def shipped() -> list[Traversable]:
 def checked(file: Path, wanted: dict[str, Any]) -> Profile:
     """The profile of a file that a user has named; raises AdviceError where it is none, or is of something else."""
     try:
-        profile = read(file, file.stat().st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise AdviceError(f"cannot read the plan {str(file)!r} ({reason}); make one with `multidraft tune`") from None
+        profile = read(file)
+    except OSError as error:
+        raise AdviceError(
+            f"cannot read the plan {str(file)!r} ({error.strerror}); make one with `multidraft tune`"
+        ) from None
     except AdviceError as error:
         raise AdviceError(f"plan {str(file)!r}: {error}") from None
     other = [name for name in wanted if profile.identity.get(name) != wanted[name]]
@@ -137,25 +239,24 @@ def checked(file: Path, wanted: dict[str, Any]) -> Profile:
     return profile
 
 
-@lru_cache(maxsize=8)
-def read(file: Path, changed: int) -> Profile:
-    """The profile of a file as it was changed last; one that every call names is understood once."""
-    if not file.is_file():
+def read(file: Path) -> Profile:
+    """The profile of a file; raises OSError where there is none, and AdviceError where it is no profile."""
+    if file.exists() and not file.is_file():
         raise AdviceError("it is no file; make one with `multidraft tune --out`")
     with file.open("rb") as stream:
         content = stream.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise AdviceError("it is too large for a plan; make one with `multidraft tune --out`")
-    return Profile.from_json(content.decode())
+    return Profile.from_json(content)
 
 
 def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
     """The profile that is kept, if it is whole; a damaged one is measured again."""
     try:
-        profile = read(file, file.stat().st_mtime_ns)
+        profile = read(file)
     except OSError:
         return None
-    except (AdviceError, UnicodeDecodeError):
+    except AdviceError:
         NOTES.warning("the plan %s is damaged; measuring again", file)
         return None
     return profile if profile.identity == wanted else None
