@@ -62,7 +62,8 @@ class Part:
     answers: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     health: list[float] = field(default_factory=list)
-    memory: float = 0.0  # MB
+    memory: float = 0.0  # MB at the end
+    growth: float | None = None  # MB, over the second half of many requests
     broken: list[str] = field(default_factory=list)
 
     def note(self, status: int | str, text: str = "") -> None:
@@ -299,8 +300,9 @@ def requests(server: Serve, part: Part, count: int) -> None:
     asyncio.run(many(server, count // 2, 8, one))
     before = server.memory
     asyncio.run(many(server, count - count // 2, 8, one))
-    if (more := server.memory - before) > GROWTH:
-        part.broken.append(f"{more:.0f} MB more after {count - count // 2} requests")
+    part.growth = server.memory - before
+    if part.growth > GROWTH:
+        part.broken.append(f"{part.growth:.0f} MB more after {count - count // 2} requests")
 
 
 def ended(server: Serve, part: Part, number: int) -> None:
@@ -389,7 +391,8 @@ def table(parts: list[Part]) -> Table:
         times = sorted(part.health) or [0.0]
         health = (f"{1000 * times[int(q * (len(times) - 1))]:.0f}" if part.health else "" for q in (0.5, 0.99, 1))
         broken = "; ".join(dict.fromkeys(part.broken)) or "nothing"
-        shown.add_row(part.name, answers, f"{part.seconds:.0f}", *health, f"{part.memory:.0f}", broken[:300])
+        memory = f"{part.memory:.0f}" + ("" if part.growth is None else f" ({part.growth:+.1f})")
+        shown.add_row(part.name, answers, f"{part.seconds:.0f}", *health, memory, broken[:300])
     return shown
 
 

@@ -17,7 +17,7 @@ from multidraft.cli import terminal
 from multidraft.cli.crews import check_address, join, one_gpu
 from multidraft.cli.models import Loader, Models, load, parse, usual
 from multidraft.errors import AdviceError, optional
-from multidraft.server.limits import Limits
+from multidraft.server import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

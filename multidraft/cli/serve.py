@@ -11,7 +11,7 @@ from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.replicas import Ready, Serving, run_on_ray, template_of
 from multidraft.errors import AdviceError, optional
-from multidraft.server.limits import Limits
+from multidraft.server import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -1,1 +1,27 @@
-"""An OpenAI-compatible server: the engine thread, the API, its numbers for Prometheus, a page to look at."""
+"""An OpenAI-compatible server: the engine thread, the API, its numbers for Prometheus, a page to look at.
+
+What a server may take on is said here, without torch, because the command line's help shows it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of memory, of patience, and of what one request may ask for."""
+
+    tokens_in_cache: int = 16384  # of all rows; where batches are padded, rows times the longest
+    rows: int = 32  # decoded side by side
+    context: int | None = None  # tokens of a sequence; None for as many as both models can read
+    queue: int = 64  # rows that wait
+    prefill: int = 256  # prompt tokens read between two steps
+    drain: int = 30  # seconds for requests that are under way when the server is stopped
+    request: float | int = 600  # seconds that a request may take, its time in the queue included
+    receive: float | int = 30  # seconds in which a request's headers must have come, and then its body
+    unread: float | int = 60  # seconds for which a client may leave a stream unread
+    default_new_tokens: int = 1024  # of a chat that names no number
+    headers: int = 1 << 16  # bytes
+    body: int = 1 << 20  # bytes
+    choices: int = 128  # prompts times n
+    logprobs: int = 20
+    stops: int = 16

@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -30,45 +29,44 @@ class Piece:
     logprob: Logprob | None = None
 
 
+def joined(pieces: Iterable[Piece]) -> str:
+    """The text of all pieces."""
+    return "".join(piece.text for piece in pieces)
+
+
 class Text:
     """Pieces come in, and go out as soon as no stop string can begin in them; the first `least` tokens end nothing."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", prompt: list[int], stops: list[str], least: int = 0):
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", prompt: list[int], stops: Sequence[str] = (), least: int = 0
+    ):
         self.reader, self.stops, self.least = IncrementalDetokenizer(tokenizer, prompt), stops, least
-        self.held: list[Piece] = []
-        self.stopped = False
+        self.held, self.stopped = list[Piece](), False
 
     def add(self, piece: Piece) -> list[Piece]:
         """One more token, whose text is found here; what can be shown now that it is known."""
         self.held.append(replace(piece, text=self.reader.add(piece.token)))
         self.least -= 1
-        if self.least >= 0 or not self.stops:
-            return self.let_go(len(self.held[-1].text) + sum(len(held.text) for held in self.held[:-1]))
-        text = "".join(held.text for held in self.held)
-        ends = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        if ends:
-            self.stopped = True
-            return self.let_go(min(ends), cut=True)
-        return self.let_go(len(text) - max((overlap(text, stop) for stop in self.stops), default=0))
+        text, stops = joined(self.held), self.stops if self.least < 0 else ()
+        ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+        self.stopped = bool(ends)
+        return self.let_go(min(ends) if ends else len(text) - max((overlap(text, stop) for stop in stops), default=0))
 
     def close(self) -> list[Piece]:
         """What was held back."""
         if self.stopped:
             return []
         rest, self.held = self.held, []
-        if last := self.reader.close():
-            rest.append(Piece(-1, last, "corrected"))
-        return rest
+        last = self.reader.close()
+        return [*rest, Piece(-1, last, "corrected")] if last else rest
 
-    def let_go(self, count: int, cut: bool = False) -> list[Piece]:
-        """The pieces within the first characters; the one that reaches beyond stays, or is cut."""
+    def let_go(self, count: int) -> list[Piece]:
+        """The pieces within the first characters; the one that reaches beyond stays, or is cut at a stop string."""
         free: list[Piece] = []
         while self.held and len(self.held[0].text) <= count:
             count -= len(self.held[0].text)
             free.append(self.held.pop(0))
-        if cut and count:
-            free.append(replace(self.held[0], text=self.held[0].text[:count]))
-        return free
+        return [*free, replace(self.held[0], text=self.held[0].text[:count])] if self.stopped and count else free
 
 
 def overlap(text: str, stop: str) -> int:
@@ -90,11 +88,6 @@ class Delta:
     finish: str | None = None
     step: Stepped | None = None  # where a tree was drafted
 
-    @property
-    def text(self) -> str:
-        """The text of all pieces."""
-        return "".join(piece.text for piece in self.pieces)
-
 
 @dataclass
 class Choice:
@@ -112,18 +105,13 @@ class Answering:
 
     def __init__(self, service: Service, body: Sampled, jobs: list[Job]):
         self.service, self.body = service, body
-        self.began, self.info = time.monotonic(), Info()
+        self.began, self.info, least = time.monotonic(), Info(), body.min_tokens or 0
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        least = body.min_tokens or 0
         self.choices = [Choice(job, Text(service.tokenizer, job.prompt, body.stops, least)) for job in jobs]
         for index, job in enumerate(jobs):
-            job.hear = partial(self.hear, index)
+            job.hear = lambda event, index=index: self.events.put_nowait((index, event))  # in the event loop's thread
         service.engine.submit(jobs)
         service.queues.add(self.events)
-
-    def hear(self, index: int, event: Event) -> None:
-        """One more event, in the event loop's thread."""
-        self.events.put_nowait((index, event))
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """What comes, until all have ended; raises what the engine raised for one of them."""
@@ -140,8 +128,6 @@ class Answering:
 
     async def next_event(self) -> tuple[int, Event]:
         """Wait for it, within the time that a request may take."""
-        if not self.events.empty():
-            return self.events.get_nowait()
         try:
             async with asyncio.timeout(self.service.limits.request + self.began - time.monotonic()):
                 return await self.events.get()
@@ -156,25 +142,25 @@ class Answering:
 
     def delta(self, index: int, choice: Choice, event: Event) -> Delta | None:
         """What an event adds, if it is anything to show."""
-        match event:
-            case Read():
-                pieces = self.echoed(choice.job, event)
-                return Delta(index, pieces) if pieces else None
-            case Stepped():
-                return self.stepped(index, choice, event)
-            case Ended():
-                return self.end(index, choice, event.reason, choice.text.close())
-        return None
+        pieces, step, reason = list[Piece](), None, None
+        if isinstance(event, Read) and getattr(self.body, "echo", False):
+            pieces = self.echoed(choice.job, event)
+        elif isinstance(event, Stepped):
+            pieces, step = self.stepped(choice, event), event
+            reason = "stop" if choice.text.stopped else None
+        elif isinstance(event, Ended):
+            pieces, reason = choice.text.close(), event.reason
+        if reason is not None:
+            choice.finish, choice.job.cancelled = reason, True
+            self.service.metrics.ended(reason, time.monotonic() - self.began)
+        return Delta(index, pieces, reason, step) if pieces or reason else None
 
     def echoed(self, job: Job, event: Read) -> list[Piece]:
         """The prompt, where it is to be repeated: its first token has no probability."""
-        if not getattr(self.body, "echo", False):
-            return []
-        reader = Text(self.service.tokenizer, [], [])
-        pairs = zip_longest(job.prompt, [None, *event.logprobs])
+        reader, pairs = Text(self.service.tokenizer, []), zip_longest(job.prompt, [None, *event.logprobs])
         return [piece for token, log in pairs for piece in reader.add(Piece(token, "", "prompt", log))]
 
-    def stepped(self, index: int, choice: Choice, step: Stepped) -> Delta | None:
+    def stepped(self, choice: Choice, step: Stepped) -> list[Piece]:
         """A step's tokens, as far as they can be shown."""
         self.count(choice, step)
         shown: list[Piece] = []
@@ -182,15 +168,8 @@ class Answering:
             choice.tokens += 1
             shown += choice.text.add(Piece(token, "", kind, log))
             if choice.text.stopped:
-                choice.job.cancelled = True
-                return self.end(index, choice, "stop", shown, step)
-        return Delta(index, shown, step=step) if shown else None
-
-    def end(self, index: int, choice: Choice, reason: str, pieces: list[Piece], step: Stepped | None = None) -> Delta:
-        """The last delta of an answer."""
-        choice.finish = reason
-        self.service.metrics.ended(reason, time.monotonic() - self.began)
-        return Delta(index, pieces, reason, step)
+                break
+        return shown
 
     def count(self, choice: Choice, step: Stepped) -> None:
         """Note the numbers and the times of a step."""
@@ -207,11 +186,7 @@ class Answering:
         choice.last = now
 
     def usage(self) -> dict[str, int]:
-        """The numbers of tokens so far."""
+        """How many tokens were read and emitted so far."""
         prompts = [choice.job.prompt for choice in self.choices[:: self.body.choices]]
         read, new = sum(map(len, prompts)), sum(choice.tokens for choice in self.choices)
         return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
-
-    def drafting(self) -> dict[str, object]:
-        """How the drafts fared, in vLLM's words."""
-        return {"speculative_decoding": self.info.as_vllm()}

@@ -10,14 +10,14 @@ from json import JSONEncoder
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel
 
 from multidraft.errors import AdviceError
 from multidraft.server.answering import Answering
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
-from multidraft.server.doors import HANDLERS, ApiKey, BodyLimit
+from multidraft.server.doors import HANDLERS, content_of, locked
 from multidraft.server.formats import Chat, Completion, Format, reply
 from multidraft.server.service import Service
 
@@ -50,9 +50,8 @@ def build(service: Service) -> FastAPI:
         exception_handlers=HANDLERS,
     )
     app.state.service = service
-    app.add_middleware(BodyLimit, most=service.limits.body, seconds=service.limits.receive)
     if service.api_key is not None:
-        app.add_middleware(ApiKey, key=service.api_key)
+        app.add_middleware(locked, key=service.api_key)
     add_models(app, service)
     add_answers(app, service)
     add_tokens(app, service)
@@ -65,16 +64,13 @@ def posted(
 ) -> None:
     """Answer what is posted to an address; bodies are read in a thread, because large ones take their time."""
 
-    async def read(request: Request) -> Body:
+    async def answered(request: Request) -> Any:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise AdviceError("the body is not said to be JSON; send it with Content-Type: application/json")
-        content = await request.body()
+        content = await content_of(request, service.limits.body, service.limits.receive)
         if (parts := content.count(b"[") + content.count(b"{")) > PARTS:
             raise AdviceError(f"the body has {parts} brackets, and {PARTS} are allowed; send less at once")
-        return await service.aside(kind.model_validate_json, content)
-
-    async def answered(request: Request, body: Body = Depends(read)) -> Any:  # noqa: B008
-        return await answer(request, body)
+        return await answer(request, await service.aside(kind.model_validate_json, content))
 
     schema = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
     name = address.removeprefix("/").replace("/", "_")
@@ -83,20 +79,16 @@ def posted(
 
 def add_models(app: FastAPI, service: Service) -> None:
     """Which models there are: one, by all its names."""
-    began = int(time.time())
-
-    def model(name: str) -> dict[str, Any]:
-        card = {"id": name, "object": "model", "created": began, "owned_by": "multidraft"}
-        return card | {"root": service.name, "max_model_len": service.context}
+    card = {"object": "model", "created": int(time.time()), "owned_by": "multidraft", "root": service.name}
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(name) for name in service.names]}
+        return {"object": "list", "data": [one_model(name) for name in service.names]}
 
     @app.get("/v1/models/{name:path}")
     def one_model(name: str) -> dict[str, Any]:
         check_name(service, name)
-        return model(name)
+        return {"id": name} | card | {"max_model_len": service.context}
 
 
 def check_name(service: Service, name: str) -> None:
@@ -113,20 +105,14 @@ def add_answers(app: FastAPI, service: Service) -> None:
         jobs = await service.aside(service.jobs, body)
         return await reply(request, form(Answering(service, body, jobs)))
 
-    async def completion(request: Request, body: CompletionBody) -> Response:
-        return await answer(request, body, Completion)
-
-    async def chat(request: Request, body: ChatBody) -> Response:
-        return await answer(request, body, Chat)
-
-    posted(app, service, "/v1/completions", CompletionBody, completion)
-    posted(app, service, "/v1/chat/completions", ChatBody, chat)
+    posted(app, service, "/v1/completions", CompletionBody, lambda *asked: answer(*asked, Completion))
+    posted(app, service, "/v1/chat/completions", ChatBody, lambda *asked: answer(*asked, Chat))
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
     """The tokenizer."""
 
-    def tokens_of(body: TokenizeBody) -> dict[str, Any]:
+    def tokens_of(body: TokenizeBody) -> Response:
         if (body.prompt is None) == (body.messages is None):
             raise AdviceError("give either a prompt or messages")
         if body.messages is not None:
@@ -134,28 +120,23 @@ def add_tokens(app: FastAPI, service: Service) -> None:
         else:
             tokens = service.encode(body.prompt or "", body.add_special_tokens)
         words = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-        return {"count": len(tokens), "max_model_len": service.context, "tokens": tokens, "token_strs": words}
+        known = {"count": len(tokens), "max_model_len": service.context}
+        return encoded(known | {"tokens": tokens, "token_strs": words})
 
-    def text_of(body: DetokenizeBody) -> dict[str, Any]:
+    def text_of(body: DetokenizeBody) -> Response:
         if strange := [token for token in body.tokens if token >= service.vocabulary]:
             raise AdviceError(f"token {strange[0]} is beyond the vocabulary, 0 to {service.vocabulary - 1}")
-        return {"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)}
+        return encoded({"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)})
 
-    async def tokenize(_: Request, body: TokenizeBody) -> Response:
-        return await service.aside(lambda: encoded(tokens_of(body)))
-
-    async def detokenize(_: Request, body: DetokenizeBody) -> Response:
-        return await service.aside(lambda: encoded(text_of(body)))
-
-    posted(app, service, "/tokenize", TokenizeBody, tokenize)
-    posted(app, service, "/detokenize", DetokenizeBody, detokenize)
+    posted(app, service, "/tokenize", TokenizeBody, lambda _, body: service.aside(tokens_of, body))
+    posted(app, service, "/detokenize", DetokenizeBody, lambda _, body: service.aside(text_of, body))
 
     @app.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:
-        tokenizer: Any = service.tokenizer
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        known = {name: getattr(tokenizer, name, None) for name in names} | {"chat_template": service.template}
-        return {"tokenizer_class": type(tokenizer).__name__, "max_model_len": service.context} | known
+        known = {name: getattr(service.tokenizer, name, None) for name in names} | {"chat_template": service.template}
+        kind = type(service.tokenizer).__name__
+        return {"tokenizer_class": kind, "max_model_len": service.context} | known
 
 
 def encoded(value: dict[str, Any]) -> Response:

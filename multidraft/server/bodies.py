@@ -3,8 +3,8 @@
 Unknown fields are tolerated, because clients send many; what is wrong is found quickly.
 """
 
-from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -20,7 +20,7 @@ from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.sampling.settings_table import check as check_setting
 from multidraft.sampling.settings_table import check_biases, check_stops, check_tokens
-from multidraft.server.limits import Limits
+from multidraft.server import Limits
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -108,7 +108,12 @@ class CompletionBody(Sampled):
     )
     echo: bool | None = None
     logprobs: Count | None = None
-    suffix: Any = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """One or several, each as text or as tokens."""
+        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        return cast(Any, self.prompt if several else [self.prompt])
 
     @property
     def tops(self) -> int | None:
@@ -155,16 +160,11 @@ FORCED = "the form of an answer cannot be forced"
 REFUSED = {  # what another server may know, and what would come out wrong if it were passed over
     "suffix": "text is continued, not filled in",
     "use_beam_search": "beam search has no distribution",
-    "guided_json": FORCED,
-    "guided_regex": FORCED,
-    "guided_choice": FORCED,
-    "guided_grammar": FORCED,
-    "structured_outputs": FORCED,
     "bad_words": "use logit_bias",
     "allowed_token_ids": "use logit_bias",
     "logits_processors": "the server runs no code of a client's",
     "chat_template": "the server has its own",
-}
+} | dict.fromkeys("guided_json guided_regex guided_choice guided_grammar structured_outputs".split(), FORCED)
 
 
 def sampling_of(
@@ -181,15 +181,10 @@ def sampling_of(
     if body.min_tokens and ends:
         before.append(MinNewTokensLengthLogitsProcessor(prompt_length, body.min_tokens, sorted(ends), str(device)))
     temperature = 1.0 if body.temperature is None else body.temperature
-    after = [MinPLogitsWarper(body.min_p)] if body.min_p and temperature else []
+    after = Processors([MinPLogitsWarper(body.min_p)]) if body.min_p and temperature else None
     top_k = body.top_k if body.top_k and body.top_k > 0 else None
     top_p = None if body.top_p == 1 else body.top_p  # which clients send to say nothing
-    return Sampling(temperature, top_k, top_p, own(before), own(after))
-
-
-def own(processors: list[Any]) -> Processors | None:
-    """A row's own processors, if there are any."""
-    return Processors(processors) if processors else None
+    return Sampling(temperature, top_k, top_p, Processors(before) if before else None, after)
 
 
 def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
@@ -199,25 +194,25 @@ def check(body: Sampled, limits: Limits, vocabulary: int) -> None:
         if value is not None and not (name == "top_k" and value in (0, -1)):  # as clients say that there is none
             check_setting(known_as, value, name)
     check_stops("stop", body.stops)
+    check_biases("logit_bias", body.logit_bias or {}, vocabulary)
+    check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
+    check_refused(body)
+    if len(body.stops) > limits.stops:
+        raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
+    if (body.tops or 0) > limits.logprobs:
+        raise AdviceError(f"{body.tops} alternatives are too many; ask for at most {limits.logprobs}")
+    if body.min_tokens and body.new_tokens is not None and body.min_tokens > body.new_tokens:
+        raise AdviceError(f"min_tokens is {body.min_tokens}, and max_tokens {body.new_tokens}; give fewer, or more")
+
+
+def check_refused(body: Sampled) -> None:
+    """Raise on what is not supported, and on a form that an answer would have to take."""
     given = vars(body) | (body.model_extra or {})
     for name, reason in REFUSED.items():
         if given.get(name) not in (None, False, "", [], {}, 0):
             raise AdviceError(f"{name} is not supported: {reason}; leave it out")
     if body.best_of not in (None, body.choices):
         raise AdviceError("best_of is not supported: all answers are returned; leave it out, and ask for n")
-    if len(body.stops) > limits.stops:
-        raise AdviceError(f"there are {len(body.stops)} stop strings; give at most {limits.stops}")
-    check_biases("logit_bias", body.logit_bias or {}, vocabulary)
-    check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
-    if (body.tops or 0) > limits.logprobs:
-        raise AdviceError(f"{body.tops} alternatives are too many; ask for at most {limits.logprobs}")
-    if body.min_tokens and body.new_tokens is not None and body.min_tokens > body.new_tokens:
-        raise AdviceError(f"min_tokens is {body.min_tokens}, and max_tokens {body.new_tokens}; give fewer, or more")
-    check_form(body)
-
-
-def check_form(body: Sampled) -> None:
-    """Raise where an answer would have to take a form that nobody can promise."""
     kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
     if kind not in (None, "text"):
         raise AdviceError(f"response_format is not supported but for text: {FORCED}")

@@ -14,12 +14,11 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
 from multidraft.decoding.warming import warm_up
-from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up
 from multidraft.models.huggingface import Model, place_of
+from multidraft.server import Limits
 from multidraft.server.doors import ClosedError, FullError
-from multidraft.server.limits import Limits
-from multidraft.server.rows import Ended, Event, Failed, Job, Kept, PrefixCache, Read, Reading, Stepped, Told, hear_all
+from multidraft.server.rows import Ended, Failed, Job, Kept, PrefixCache, Read, Reading, Stepped, Told, hear_all
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
@@ -32,6 +31,7 @@ class Engine:
         self.target, self.draft, self.limits = target, draft, limits
         self.config = replace(config, measure=MEASURED_EVERY)
         self.slack = 2 * config.policy.most_nodes + 2  # slots that a row may need beyond its tokens
+        self.room = limits.tokens_in_cache - self.slack  # the most tokens that one row may come to
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
@@ -46,10 +46,7 @@ class Engine:
         self.closing = self.stopped = False
         self.thread = Thread(target=self.run, name="engine", daemon=True)
         warm_up(config, place_of(target))  # compiles what is compiled
-
-    def start(self) -> None:
-        """Begin to take jobs."""
-        self.thread.start()
+        self.start = self.thread.start  # from then on jobs are taken
 
     @property
     def alive(self) -> bool:
@@ -61,19 +58,8 @@ class Engine:
         """Slots that are taken."""
         return self.slots([*self.running, self.reading.job] if self.reading else self.running)
 
-    @property
-    def room(self) -> int:
-        """The most tokens that one row may come to."""
-        return self.limits.tokens_in_cache - self.slack
-
     def submit(self, jobs: list[Job]) -> None:
-        """Queue the jobs of one request, all or none: a queue with any room takes them."""
-        for job in jobs:
-            if job.longest > self.room:
-                raise AdviceError(
-                    f"{job.longest} tokens are more than this server's cache has room for ({self.room}); "
-                    "shorten the prompt, or ask for fewer"
-                )
+        """Queue the jobs of one request, none above `room`, all or none: a queue with any room takes them."""
         with self.changed:
             if not self.alive:
                 raise ClosedError
@@ -122,7 +108,7 @@ class Engine:
         self.drop_cancelled()
         budget = self.limits.prefill
         while budget > 0 and (reading := self.reading or self.admit()):
-            budget -= self.read(reading, budget)
+            budget -= max(self.read(reading, budget), 1)
         self.flush()
         if self.running:
             self.step()
@@ -137,9 +123,13 @@ class Engine:
         self.go_on([index for index, job in enumerate(self.running) if not job.cancelled])
 
     def admit(self) -> Reading | None:
-        """Begin to read the first in the queue, if there is room for it."""
+        """Begin to read the first in the queue, if the cache has room for one more row."""
+        if not self.running:
+            self.width = 0  # with rows in it, a batch does not become narrower
         with self.changed:
-            if not self.waiting or not self.fits(self.waiting[0]):
+            rows = [*self.running, *list(self.waiting)[:1]]
+            fits = len(rows) <= self.limits.rows and self.slots(rows) <= self.limits.tokens_in_cache
+            if not self.waiting or not fits:
                 return None
             job = self.waiting.popleft()
         self.width = max(self.width, job.longest + self.slack)
@@ -147,52 +137,40 @@ class Engine:
         self.prefixes.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
         return self.reading
 
-    def fits(self, job: Job) -> bool:
-        """Whether the cache has room for one more row."""
-        if not self.running:
-            self.width = 0  # with rows in it, a batch does not become narrower
-        rows = [*self.running, job]
-        return len(rows) <= self.limits.rows and self.slots(rows) <= self.limits.tokens_in_cache
-
     def slots(self, jobs: list[Job]) -> int:
         """What so many rows take: as many times the longest of them."""
         return len(jobs) * max([self.width, *(job.longest + self.slack for job in jobs)])
 
     def read(self, reading: Reading, budget: int) -> int:
-        """Read on, and let the row join when its prompt ends; returns what that costs of the budget."""
-        was_waiting = reading.state is None
+        """Read on by so many tokens at most, and return their number; the row joins the others when its prompt ends."""
+        count, was_waiting = 0, reading.state is None
         try:
             count = reading.advance(budget)
-            if was_waiting and reading.state is not None and not self.answer(reading, reading.state):
-                self.reading = None
-            elif reading.is_over:
-                self.reading = None
-                self.enter(reading)
+            if reading.state is None:
+                return count
+            if not was_waiting or self.answer(reading, reading.state):
+                if not reading.is_over:
+                    return count
+                self.state = reading.state if self.state is None else join(self.state, reading.state)
+                self.running.append(reading.job)
         except Exception as error:
-            self.reading = None
-            self.tell(reading.job, Failed(error))
-            return 1
-        return max(count, 1)
+            self.told.append((reading.job, Failed(error)))
+        self.reading = None
+        return count
 
     def answer(self, reading: Reading, state: State) -> bool:
         """Tell what the target says of a prompt, perhaps with the first new token; whether the row goes on."""
         job = reading.job
         self.prompt_tokens += len(job.prompt)
         self.reused_tokens += reading.reused
-        self.tell(job, Read(reading.logprobs))
+        self.told.append((job, Read(reading.logprobs)))
         if not job.new_tokens:
-            self.tell(job, Ended("length"))
+            self.told.append((job, Ended("length")))
             return False
         if state.rows[0].said is None:
             return True
         reading.state, record = self.stepped(state, [job])
         return self.pass_on(job, record, 0)
-
-    def enter(self, reading: Reading) -> None:
-        """A row whose prompt has been read joins the others."""
-        assert reading.state is not None
-        self.state = reading.state if self.state is None else join(self.state, reading.state)
-        self.running.append(reading.job)
 
     def step(self) -> None:
         """One step of all rows; where it fails, and no row can be named for it, all of them end."""
@@ -201,9 +179,9 @@ class Engine:
             self.state, record = self.stepped(self.state, self.running)
         except Exception as error:
             LOG.error("a step has failed", exc_info=error)
-            failed, self.running, self.state = self.running, [], None
-            for job in failed:
-                self.tell(job, Failed(RuntimeError("a step has failed")))  # whatever it was, no request is to blame
+            fault = Failed(RuntimeError("a step has failed"))  # whatever it was, no request is to blame
+            self.told += [(job, fault) for job in self.running]
+            self.running, self.state = [], None
             return
         self.go_on([row for row, job in enumerate(self.running) if self.pass_on(job, record, row)], record.faults)
 
@@ -219,14 +197,14 @@ class Engine:
     def pass_on(self, job: Job, record: StepRecord, row: int) -> bool:
         """Tell a row what it has got; whether it goes on."""
         if fault := record.faults.get(row):
-            self.tell(job, Failed(fault))
+            self.told.append((job, Failed(fault)))
             return False
         tree, path = record.trees[row], record.endings[row].path
         new, reason = job.cut(record.emitted[row])
         self.info.tokens += len(new.tokens)
-        self.tell(job, Stepped(new, tree.tokens, tree.parents, path, len(tree.levels) - 1))
+        self.told.append((job, Stepped(new, tree.tokens, tree.parents, path, len(tree.levels) - 1)))
         if reason is not None:
-            self.tell(job, Ended(reason))
+            self.told.append((job, Ended(reason)))
         return reason is None
 
     def go_on(self, going: list[int], faulty: Collection[int] = ()) -> None:
@@ -254,10 +232,6 @@ class Engine:
             self.prefixes.put(Kept(tokens, target, draft, drafted))
         except Exception as error:  # where memory ends, say: it is read again, then
             LOG.warning("a conversation has not been kept", exc_info=error)
-
-    def tell(self, job: Job, event: Event) -> None:
-        """Note an event for the next message."""
-        self.told.append((job, event))
 
     def flush(self) -> None:
         """Pass on what rows have to be told since the last time, as one message."""

@@ -13,12 +13,14 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from multidraft.server.answering import Answering, Delta, Piece
+from multidraft.server.answering import Answering, Delta, Piece, joined
 from multidraft.server.doors import as_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LOG = logging.getLogger(__name__)
+AS_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 LOWEST = -9999.0  # in place of minus infinity, for which JSON has no number
 Json = dict[str, Any]
 
@@ -29,7 +31,7 @@ class Format:
     prefix, whole_object, chunk_object = "", "", ""
 
     def __init__(self, answering: Answering):
-        self.answering, self.top = answering, answering.body.tops
+        self.answering, self.body = answering, answering.body
         self.tokenizer: PreTrainedTokenizerBase = answering.service.tokenizer
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
 
@@ -41,32 +43,37 @@ class Format:
     def chunk(self, delta: Delta) -> Json:
         """One event of a stream."""
         choice = {"index": delta.index, **self.part(delta), "finish_reason": delta.finish}
-        if self.answering.body.multidraft:
+        if self.body.multidraft:
             choice["multidraft"] = self.origin(delta)
-        chunk, body = self.envelope(self.chunk_object, [choice]), self.answering.body
-        if body.streams("include_usage"):
-            chunk["usage"] = self.answering.usage() if body.streams("continuous_usage_stats") else None
+        chunk = self.envelope(self.chunk_object, [choice])
+        if self.body.streams("include_usage"):
+            chunk["usage"] = self.answering.usage() if self.body.streams("continuous_usage_stats") else None
         return chunk
 
-    def last(self) -> Json:
-        """The event that a stream ends with, if it was asked for."""
-        return self.envelope(self.chunk_object, []) | self.numbers()
-
     def numbers(self) -> Json:
-        """How many tokens there were, and how the drafts fared."""
-        return {"usage": self.answering.usage(), "metrics": self.answering.drafting()}
+        """How many tokens there were, and how the drafts fared, in vLLM's words."""
+        drafting = {"speculative_decoding": self.answering.info.as_vllm()}
+        return {"usage": self.answering.usage(), "metrics": drafting}
 
-    def whole(self, deltas: list[Delta]) -> Json:
+    async def whole(self) -> Json:
         """The response that is no stream."""
         pieces, finish = defaultdict[int, list[Piece]](list), dict[int, str | None]()
-        for delta in deltas:
+        async for delta in self.answering.deltas():
             pieces[delta.index] += delta.pieces
             finish[delta.index] = delta.finish
-        choices = [
-            {"index": index, **self.answer(index, pieces[index]), "finish_reason": finish[index]}
-            for index in sorted(finish)
-        ]
+        choices = [{"index": i, **self.answer(i, pieces[i]), "finish_reason": finish[i]} for i in sorted(finish)]
         return self.envelope(self.whole_object, choices) | self.numbers()
+
+    async def events(self) -> AsyncIterator[str]:
+        """One event a step, then the numbers where they are asked for, and the end; an error is an event, too."""
+        try:
+            async for delta in self.answering.deltas():
+                yield event(self.chunk(delta))
+            if self.body.streams("include_usage"):
+                yield event(self.envelope(self.chunk_object, []) | self.numbers())
+        except Exception as error:
+            yield event(as_json(error))
+        yield "data: [DONE]\n\n"
 
     def part(self, delta: Delta) -> Json:
         """A choice's part in an event."""
@@ -82,18 +89,22 @@ class Format:
 
     def best(self, piece: Piece) -> list[tuple[str, float]]:
         """The most likely tokens in a piece's place, as many as were asked for."""
-        top = piece.logprob.top[: self.top] if piece.logprob else ()
+        top = piece.logprob.top[: self.body.tops] if piece.logprob else ()
         return [(self.word(token), max(logprob, LOWEST)) for token, logprob in top]
+
+    def own(self, piece: Piece) -> tuple[str, float]:
+        """A piece's own token, which has a number."""
+        assert piece.logprob is not None
+        return self.word(piece.token), max(piece.logprob.logprob, LOWEST)
 
     def origin(self, delta: Delta) -> Json:
         """How the tokens came to be, and the tree that was drafted: nodes by their parents' places."""
-        pieces = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces]
-        if delta.step is None:
-            return {"pieces": pieces, "tree": []}
-        tokens, parents, path = delta.step.tokens, delta.step.parents, {0, *delta.step.path}
+        pieces, step = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces], delta.step
+        nodes = list(zip(step.tokens, step.parents, strict=True)) if step else []
+        path = {0, *step.path} if step else set()
         tree = [
             {"text": self.word(token), "parent": parent if node else None, "accepted": node in path}
-            for node, (token, parent) in enumerate(zip(tokens, parents, strict=True))
+            for node, (token, parent) in enumerate(nodes)
         ]
         return {"pieces": pieces, "tree": tree}
 
@@ -111,11 +122,10 @@ class Completion(Format):
         return self.answer(delta.index, delta.pieces)
 
     def answer(self, index: int, pieces: list[Piece]) -> Json:
-        logprobs = self.logprobs(index, pieces) if self.top is not None else None
-        return {"text": "".join(piece.text for piece in pieces), "logprobs": logprobs}
+        return {"text": joined(pieces), "logprobs": None if self.body.tops is None else self.logprobs(index, pieces)}
 
     def logprobs(self, index: int, pieces: list[Piece]) -> Json:
-        """Four lists with a place for each token."""
+        """Four lists with a place for each token; of the most likely ones with the same text the likeliest is told."""
         offsets = []
         for piece in pieces:
             offsets.append(self.lengths[index])
@@ -123,17 +133,12 @@ class Completion(Format):
         known = [(piece, offset) for piece, offset in zip(pieces, offsets, strict=True) if piece.token >= 0]
         return {
             "tokens": [self.word(piece.token) for piece, _ in known],
-            "token_logprobs": [piece.logprob and max(piece.logprob.logprob, LOWEST) for piece, _ in known],
-            "top_logprobs": [self.by_word(piece) for piece, _ in known],
+            "token_logprobs": [self.own(piece)[1] if piece.logprob else None for piece, _ in known],
+            "top_logprobs": [
+                dict(reversed([*self.best(piece), self.own(piece)])) if piece.logprob else None for piece, _ in known
+            ],
             "text_offset": [offset for _, offset in known],
         }
-
-    def by_word(self, piece: Piece) -> dict[str, float] | None:
-        """The most likely tokens and the one that came; of those with the same text the most likely."""
-        if piece.logprob is None:
-            return None
-        own = (self.word(piece.token), max(piece.logprob.logprob, LOWEST))
-        return dict(reversed([*self.best(piece), own]))
 
 
 class Chat(Format):
@@ -148,24 +153,19 @@ class Chat(Format):
     def part(self, delta: Delta) -> Json:
         role = {} if delta.index in self.begun else {"role": "assistant"}
         self.begun.add(delta.index)
-        return {"delta": role | {"content": delta.text}, "logprobs": self.logprobs(delta.pieces)}
+        return {"delta": role | {"content": joined(delta.pieces)}, "logprobs": self.logprobs(delta.pieces)}
 
     def answer(self, index: int, pieces: list[Piece]) -> Json:
-        text = "".join(piece.text for piece in pieces)
-        message = {"role": "assistant", "content": text, "refusal": None}  # without which a message is not valid
+        message = {"role": "assistant", "content": joined(pieces), "refusal": None}  # without which it is not valid
         return {"message": message, "logprobs": self.logprobs(pieces)}
 
     def logprobs(self, pieces: list[Piece]) -> Json | None:
-        """A list with an entry for each token."""
-        if self.top is None:
+        """A list with an entry for each token, with the most likely ones in its place."""
+        if self.body.tops is None:
             return None
-        return {"content": [self.entry(piece) for piece in pieces if piece.logprob is not None]}
-
-    def entry(self, piece: Piece) -> Json:
-        """One token's, with the most likely ones."""
-        assert piece.logprob is not None
-        tops = [named(*pair) for pair in self.best(piece)]
-        return named(self.word(piece.token), max(piece.logprob.logprob, LOWEST)) | {"top_logprobs": tops}
+        known = [piece for piece in pieces if piece.logprob is not None]
+        tops = ({"top_logprobs": [named(*pair) for pair in self.best(piece)]} for piece in known)
+        return {"content": [named(*self.own(piece)) | top for piece, top in zip(known, tops, strict=True)]}
 
 
 def named(word: str, logprob: float) -> Json:
@@ -173,8 +173,9 @@ def named(word: str, logprob: float) -> Json:
     return {"token": word, "logprob": logprob, "bytes": None if "\ufffd" in word else list(word.encode())}
 
 
-LOG = logging.getLogger(__name__)
-AS_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+def event(value: Json) -> str:
+    """One server-sent event."""
+    return f"data: {AS_JSON(value)}\n\n"
 
 
 class Stream(StreamingResponse):
@@ -184,7 +185,7 @@ class Stream(StreamingResponse):
     """
 
     def __init__(self, form: Format):
-        super().__init__(events(form), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        super().__init__(form.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self.answering = form.answering
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,40 +204,18 @@ class Stream(StreamingResponse):
             self.answering.cancel()
 
 
-async def events(form: Format) -> AsyncIterator[str]:
-    """One event a step, then the numbers where they are asked for, and the end; an error is an event, too."""
-    try:
-        async for delta in form.answering.deltas():
-            yield event(form.chunk(delta))
-        if form.answering.body.streams("include_usage"):
-            yield event(form.last())
-    except Exception as error:
-        yield event(as_json(error))
-    yield "data: [DONE]\n\n"
-
-
-def event(value: dict[str, Any]) -> str:
-    """One server-sent event."""
-    return f"data: {AS_JSON(value)}\n\n"
-
-
 async def reply(request: Request, form: Format) -> Response:
     """The response, as it was asked for."""
-    if form.answering.body.stream:
+    if form.body.stream:
         return Stream(form)
-    work, gone = asyncio.ensure_future(collected(form)), asyncio.ensure_future(vanished(request))
+    work, gone = asyncio.ensure_future(form.whole()), asyncio.ensure_future(vanished(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         return JSONResponse(await work) if work.done() else Response(status_code=499)  # which nobody reads
     finally:
         form.answering.cancel()
-        for task in (work, gone):
-            task.cancel()
-
-
-async def collected(form: Format) -> dict[str, Any]:
-    """All of the answers."""
-    return form.whole([delta async for delta in form.answering.deltas()])
+        work.cancel()
+        gone.cancel()
 
 
 async def vanished(request: Request) -> None:

@@ -6,7 +6,6 @@ Nothing of torch is imported here: that takes seconds, in which the server liste
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -17,8 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError
-from multidraft.server.doors import LoadingError, RequestId, refusal
-from multidraft.server.limits import Limits
+from multidraft.server import Limits
+from multidraft.server.doors import LoadingError, named, refusal
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -101,7 +100,7 @@ class Server(uvicorn.Server):
         self.fault: BaseException | None = None
         self.life = AsyncExitStack()
         config = uvicorn.Config(
-            RequestId(self.answer),  # which Ray Serve does by itself
+            named(self.answer),  # which Ray Serve does by itself
             http=type("Patient", (Connection,), {"patience": limits.receive}),
             ws="none",
             lifespan="off",
@@ -147,15 +146,9 @@ def run(limits: Limits, listener: socket.socket, load: "Callable[[], FastAPI]", 
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
-        if server.app is None and server.fault is None:
-            leave()
+        if server.app is None and server.fault is None:  # models are being loaded: that cannot be interrupted
+            os.write(2, b"multidraft: stopped\n")
+            os._exit(130)
         raise
     if server.fault is not None:
         raise server.fault
-
-
-def leave() -> None:
-    """End the process while its models are being loaded: that cannot be interrupted, and does not survive its end."""
-    sys.stderr.write("multidraft: stopped\n")
-    sys.stderr.flush()
-    os._exit(130)

@@ -153,9 +153,6 @@ def common(tokens: list[int], others: list[int]) -> int:
     return next((place for place, (token, other) in pairs if token != other), min(len(tokens), len(others)))
 
 
-NOTHING: tuple[Kept | None, int] = None, 0
-
-
 class Reading:
     """The readers of both models, and how far they have come: what is in the cache need not be read again."""
 
@@ -163,42 +160,37 @@ class Reading:
         self.job, self.models, self.config = job, (target, draft), config
         self.logprobs: list[Logprob] = []
         found = cache.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
-        self.kept, self.reused = found or NOTHING
+        self.kept, self.reused = found or (None, 0)
         self.tells = heard_by(draft)
         if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
             self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)
             self.kept = self.kept if self.reused else None
+        self.drafted = min(self.reused + bool(self.tells), self.kept.drafted) if self.kept else 0  # for the draft model
         self.done, self.last = self.reused, len(job.prompt) - (not answers_prompts(target))  # of the target's tokens
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property
     def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
         """Target and draft; made when they are first used, where a failure is this row's own."""
-        capacity, drafted = self.job.longest + 2 * self.config.policy.most_nodes + 2, self.drafted
-        target, draft = reader(self.models[0], capacity, tells=self.tells), self.models[1]
-        draft = None if draft is None else reader(draft, capacity)
-        if self.kept is not None:
-            target = self.kept.target.part(0, self.reused, capacity)
-        if self.kept is not None and drafted and self.kept.draft is not None:
-            draft = self.kept.draft.part(0, drafted, capacity)
-        elif draft is not None:
-            draft.forward([[]], [[]], "none")  # which makes it a reader of one row
+        capacity, kept = self.job.longest + 2 * self.config.policy.most_nodes + 2, self.kept
+        target = (
+            kept.target.part(0, self.reused, capacity) if kept else reader(self.models[0], capacity, False, self.tells)
+        )
+        if kept and kept.draft is not None and self.drafted:
+            return target, kept.draft.part(0, self.drafted, capacity)
+        if (model := self.models[1]) is None:
+            return target, None
+        draft = reader(model, capacity)
+        draft.forward([[]], [[]], "none")  # which makes it a reader of one row
         return target, draft
-
-    @property
-    def drafted(self) -> int:
-        """How much of the prompt the draft model finds in the cache."""
-        return min(self.reused + bool(self.tells), self.kept.drafted) if self.kept else 0
 
     @property
     def is_over(self) -> bool:
         """Whether both have read, or the draft model may read what is left together with other rows' tokens."""
         if self.state is None:
             return False
-        unread = len(self.state.rows[0].unread)
-        return (
-            self.state.draft is None or not unread or (unread <= CHUNK and getattr(self.config.policy, "rests", False))
-        )
+        unread, rests = len(self.state.rows[0].unread), getattr(self.config.policy, "rests", False)
+        return self.state.draft is None or not unread or (unread <= CHUNK and rests)
 
     def advance(self, most: int) -> int:
         """Read on by so many tokens at most, and return their number; the draft model begins after the first answer."""
@@ -206,14 +198,14 @@ class Reading:
             return self.advance_target(most)
         assert self.state.draft is not None
         row = self.state.rows[0]
-        read(self.state.draft, row.unread[:most])
-        count, row.unread = len(row.unread[:most]), row.unread[most:]
-        return count
+        piece, row.unread = row.unread[:most], row.unread[most:]
+        read(self.state.draft, piece)
+        return len(piece)
 
     def advance_target(self, most: int) -> int:
         """Let the target read on, to its end; what it says of the prompt is noted if it was asked for."""
-        prompt, wanted = self.job.prompt, self.job.prompt_logprobs
-        piece = prompt[self.done : self.done + most][: self.last - self.done]
+        job, prompt, wanted = self.job, self.job.prompt, self.job.prompt_logprobs
+        piece = prompt[self.done : min(self.done + most, self.last)]
         self.done += len(piece)
         is_whole = self.done == len(prompt)
         scores = read(self.readers[0], piece, "all" if wanted is not None else "last" if is_whole else "none")
@@ -221,8 +213,7 @@ class Reading:
         if wanted is not None and piece:
             self.note(scores[0], prompt[self.done - len(piece) + 1 :][: len(piece)], wanted)
         if self.done == self.last:
-            said = [scores[0, -1]] if is_whole else None
-            job, unread = self.job, prompt[self.drafted : -1]
+            said, unread = [scores[0, -1]] if is_whole else None, prompt[self.drafted : -1]
             self.state = at_roots(*self.readers, [prompt], [job.sampling], [job.generator], said=said, unread=[unread])
         return len(piece)
 

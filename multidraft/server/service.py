@@ -4,9 +4,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -15,10 +14,10 @@ from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, lengths, vocabulary_of
 from multidraft.generation.text import written
 from multidraft.sampling.generation_config import ends_of
+from multidraft.server import Limits
 from multidraft.server.bodies import SEEDS, ChatBody, CompletionBody, Sampled, check, sampling_of
 from multidraft.server.doors import ClosedError
 from multidraft.server.engine import Engine
-from multidraft.server.limits import Limits
 from multidraft.server.metrics import Metrics
 from multidraft.server.rows import Event, Failed, Job, Told, hear_all
 
@@ -30,12 +29,13 @@ WORKERS = 2  # threads for what would keep the event loop from others: validatio
 SEEDS_APART = 1_000_003  # so that no answer of one seed is another answer of the next
 COMPLETION = 16  # new tokens of a completion that names no number, as in OpenAI's API
 WIDEST = 64  # characters of a token; a longer text than so many for each token of the context cannot fit
-Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class Service:
-    """A model that answers under its names."""
+    """A model that answers under its names, of which answers bear the first."""
+
+    loop: asyncio.AbstractEventLoop  # in which the app runs
 
     def __init__(
         self,
@@ -45,16 +45,15 @@ class Service:
         limits: Limits | None = None,
         api_key: str | None = None,
     ):
-        self.engine, self.tokenizer = engine, tokenizer
-        self.names, self.limits, self.api_key = names, limits or Limits(), api_key
+        self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
+        self.name, self.names, self.limits, self.api_key = names[0], names, limits or Limits(), api_key
         self.queues: WeakSet[asyncio.Queue[tuple[int, Event]]] = WeakSet()  # of events, of answers under way
         self.workers = ThreadPoolExecutor(WORKERS, "requests")
-        self.loop: asyncio.AbstractEventLoop | None = None  # in which the app runs
-
-    @property
-    def name(self) -> str:
-        """The first of the names, which answers bear."""
-        return self.names[0]
+        self.vocabulary = vocabulary_of(engine.target)
+        self.ends = set(ends_of(getattr(engine.target, "generation_config", None), set()) or ())  # which end an answer
+        longest = [context_of(model) for model in (engine.target, engine.draft) if model is not None]
+        known = [context for context in (self.limits.context, *longest) if context is not None]
+        self.context = min(known, default=None)  # the longest sequence that both can read, and that is allowed
 
     def begin(self) -> None:
         """Take requests, in this event loop."""
@@ -64,9 +63,8 @@ class Service:
     def deliver(self, told: Told) -> None:
         """Take what a turn of the engine has to tell, in its thread, to the loop's: one message for all rows."""
         try:
-            assert self.loop is not None
             self.loop.call_soon_threadsafe(hear_all, told)
-        except (AssertionError, RuntimeError):  # the loop is closed, so nobody hears anything any more
+        except RuntimeError:  # the loop is closed, so nobody hears anything any more
             for job, _ in told:
                 job.cancelled = True
 
@@ -80,35 +78,11 @@ class Service:
         self.workers.shutdown(wait=False, cancel_futures=True)
         self.engine.close(self.limits.drain)
 
-    async def aside(
-        self, call: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
-    ) -> Result:
+    async def aside(self, call: Callable[..., Result], *values: Any) -> Result:
         """What a call returns, in a thread beside the event loop's, which others need."""
         if self.engine.closing:
             raise ClosedError
-        return await asyncio.get_running_loop().run_in_executor(self.workers, lambda: call(*values, **named))
-
-    @cached_property
-    def metrics(self) -> Metrics:
-        """Numbers for Prometheus."""
-        return Metrics(self.engine, self.name)
-
-    @cached_property
-    def vocabulary(self) -> int:
-        """The target's tokens."""
-        return vocabulary_of(self.engine.target)
-
-    @cached_property
-    def context(self) -> int | None:
-        """The longest sequence that both models can read, and that is allowed."""
-        models = [model for model in (self.engine.target, self.engine.draft) if model is not None]
-        known = [self.limits.context, *map(context_of, models)]
-        return min((context for context in known if context is not None), default=None)
-
-    @cached_property
-    def ends(self) -> set[int]:
-        """Tokens that end an answer."""
-        return set(ends_of(getattr(self.engine.target, "generation_config", None), set()) or ())
+        return await asyncio.get_running_loop().run_in_executor(self.workers, call, *values)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text; the start of text where there are none."""
@@ -117,16 +91,14 @@ class Service:
         return list(tokens) or ([start] if special and start is not None else [])
 
     def prompts(self, body: Sampled) -> list[list[int]]:
-        """A request's prompts as tokens, whatever form they came in."""
+        """A request's prompts as tokens, whatever form they came in, unless it asks for too many answers."""
+        given = body.prompts if isinstance(body, CompletionBody) else [""]
+        if (count := len(given) * body.choices) > self.limits.choices:
+            raise AdviceError(f"{count} answers are too many for a request; ask for at most {self.limits.choices}")
         if isinstance(body, ChatBody):
             return [self.conversation(body)]
-        assert isinstance(body, CompletionBody)
-        given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-        if given and isinstance(given[0], int):
-            given = [given]
-        self.check_choices(len(given) * body.choices)
         prompts = [self.encode(self.fitting(prompt)) if isinstance(prompt, str) else prompt for prompt in given]
-        if not prompts or not all(prompts):
+        if not all(prompts):
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
         return prompts
 
@@ -137,11 +109,6 @@ class Service:
                 f"a text of {len(text)} characters is too long for a context of {self.context} tokens; shorten it"
             )
         return text
-
-    def check_choices(self, count: int) -> None:
-        """Raise where a request asks for too many answers."""
-        if count > self.limits.choices:
-            raise AdviceError(f"{count} answers are too many for a request; ask for at most {self.limits.choices}")
 
     def conversation(self, body: ChatBody) -> list[int]:
         """The prompt of a chat as tokens."""
@@ -167,14 +134,11 @@ class Service:
     def jobs(self, body: Sampled) -> list[Job]:
         """A row for each answer to each prompt; raises AdviceError on what is wrong or too much."""
         check(body, self.limits, self.vocabulary)
-        self.check_choices(body.choices)
-        prompts, made = self.prompts(body), list[Job]()
+        prompts = self.prompts(body)
         lengths(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # which checks them
-        for number, prompt in enumerate(prompts):
-            count = self.new_tokens(body, prompt)
-            for index in range(number * body.choices, (number + 1) * body.choices):
-                made.append(self.job(body, prompt, count, index))
-        return made
+        counts = [self.new_tokens(body, prompt) for prompt in prompts]
+        rows = [row for row in zip(prompts, counts, strict=True) for _ in range(body.choices)]
+        return [self.job(body, *row, index) for index, row in enumerate(rows)]
 
     def new_tokens(self, body: Sampled, prompt: list[int]) -> int:
         """How many a prompt gets: as many as were asked for; otherwise the usual number, as far as there is room."""

@@ -18,9 +18,9 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.models.huggingface import Model
 from multidraft.models.table import TableModel, random_table
+from multidraft.server import Limits
 from multidraft.server.app import build
 from multidraft.server.engine import Engine
-from multidraft.server.limits import Limits
 from multidraft.server.process import Server, bound
 from multidraft.server.service import Service
 
@@ -46,7 +46,7 @@ def service(
     scheme: str = "anchored:lorenz",
     api_key: str | None = None,
     names: Sequence[str] = ("toy",),
-    **limits: int,
+    **limits: float,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
     config, bounds = DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree))), Limits(**limits)
@@ -60,7 +60,7 @@ def toy(tokens: int | str = SIZE, **settings: Any) -> Service:
 
 
 @contextmanager
-def serving(load: Callable[[], FastAPI], **limits: int) -> Iterator[tuple[httpx2.Client, Server]]:
+def serving(load: Callable[[], FastAPI], **limits: float) -> Iterator[tuple[httpx2.Client, Server]]:
     """A server, which may still be loading, and a client; it runs until the block ends."""
     listener = bound("127.0.0.1", 0)
     server = Server(Limits(**limits), load)

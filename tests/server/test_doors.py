@@ -8,22 +8,24 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from serving import GOOD, PATIENCE, served, serving, toy, until
+from serving import GOOD, PATIENCE, check_refused, served, serving, toy, until
 from typer.testing import CliRunner
 
+import multidraft.cli.serve as command
 from multidraft.cli.main import app
 from multidraft.errors import AdviceError
+from multidraft.server import process
 from multidraft.server.app import build
-from multidraft.server.process import bound, run
+from multidraft.server.process import bound
 
 ROOT, KEY = Path(__file__).parents[2], "s3cret"
-COMMAND = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +35,22 @@ def locked():
         yield client
 
 
-@pytest.mark.parametrize(
-    "given", [None, "", KEY, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
-)
-@pytest.mark.parametrize("address", ["/v1/models", "/openapi.json", "/version", "/nowhere"])
-def test_without_the_key_nothing_is_told(locked, address, given):
+RIGHT = {"Authorization": f"Bearer {KEY}"}
+WRONG = [None, "", KEY, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer é"]
+ADDRESSES = ["/v1/models", "/openapi.json", "/version"]
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_without_the_key_nothing_is_told(locked, given):
     headers = {} if given is None else {"Authorization": given.encode()}
-    response = locked.get(address, headers=headers)
-    assert response.status_code == 401
-    assert response.json()["error"]["type"] == "authentication_error"
+    for address in [*ADDRESSES, "/nowhere"]:
+        check_refused(response := locked.get(address, headers=headers), 401)
+        assert response.json()["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize("given", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"])
 def test_the_key_opens_as_a_bearer_token(locked, given):
-    for address in ("/v1/models", "/openapi.json", "/version"):
-        assert locked.get(address, headers={"Authorization": given}).status_code == 200
+    assert [locked.get(at, headers={"Authorization": given}).status_code for at in ADDRESSES] == [200] * 3
 
 
 def test_the_key_is_asked_for_before_the_body_is_read(locked):
@@ -56,16 +59,15 @@ def test_the_key_is_asked_for_before_the_body_is_read(locked):
 
 
 def test_the_schema_says_what_bodies_may_hold(locked):
-    schema = locked.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()["paths"]
+    schema = locked.get("/openapi.json", headers=RIGHT).json()["paths"]
     body = schema["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"prompt", "min_tokens", "stop_token_ids"} <= body["properties"].keys()
 
 
 def test_a_model_has_several_names(locked):
-    locked.headers["Authorization"] = f"Bearer {KEY}"
-    assert [card["id"] for card in locked.get("/v1/models").json()["data"]] == ["toy", "other"]
+    assert [card["id"] for card in locked.get("/v1/models", headers=RIGHT).json()["data"]] == ["toy", "other"]
     for name, status in ("toy", 200), ("other", 200), ("third", 404):
-        assert locked.post("/v1/completions", json=GOOD | {"model": name}).status_code == status
+        assert locked.post("/v1/completions", json=GOOD | {"model": name}, headers=RIGHT).status_code == status
 
 
 def test_the_page_runs_its_own_script_alone_and_in_no_frame(locked):
@@ -74,9 +76,53 @@ def test_the_page_runs_its_own_script_alone_and_in_no_frame(locked):
     assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
 
 
+def test_a_body_that_is_not_said_to_be_json_is_refused(locked):
+    """Any page of the web may send one to this machine, without asking."""
+    headers = RIGHT | {"Content-Type": "text/plain"}
+    assert locked.post("/v1/completions", content=json.dumps(GOOD).encode(), headers=headers).status_code == 400
+
+
+VLLM = [  # its option, ours where that has another name, a value, and what is asked for then
+    ("--served-model-name", "--name", "mine", lambda serving: serving.known_as == ["mine"]),
+    ("--served-model-name", "--name", "a --name b", lambda serving: serving.known_as == ["a", "b"]),
+    ("--max-num-seqs", "--max-rows", "3", lambda serving: serving.limits.rows == 3),
+    ("--max-model-len", "--max-model-len", "77", lambda serving: serving.limits.context == 77),
+    ("--max-num-batched-tokens", "--prefill-tokens", "9", lambda serving: serving.limits.prefill == 9),
+    ("--api-key", "--api-key", KEY, lambda serving: serving.api_key == KEY),
+]
+
+
+@pytest.mark.parametrize(("option", "ours", "value", "is_asked"), VLLM)
+def test_vllms_names_of_options_are_understood(monkeypatch, option, ours, value, is_asked):
+    asked: list[Any] = []
+    monkeypatch.setattr(command, "run_here", lambda serving, *_: asked.append(serving))
+    for name in option, ours:
+        assert CliRunner().invoke(app, ["serve", name, *value.split()]).exit_code == 0
+    assert all(map(is_asked, asked))
+
+
+def test_the_access_log_has_a_line_for_every_request(monkeypatch):
+    def run(*_: Any) -> None:
+        with served(toy()) as client:
+            client.get("/v1/models/no%0Ane", headers={"x-request-id": "mine"})
+
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(log := logging.getLogger("multidraft.access"), "handlers", [])
+    monkeypatch.setattr(log, "level", log.level)
+    told = CliRunner().invoke(app, ["serve", "--port", "0", "--access-log"]).stderr
+    (line,) = [line for line in told.splitlines() if "GET" in line]
+    assert '127.0.0.1 "GET /v1/models/no%0Ane" 404 in' in line
+    assert line.endswith("request mine")
+
+
+def connected(client: httpx2.Client) -> socket.socket:
+    """A connection of one's own."""
+    return socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE)
+
+
 def talk(client: httpx2.Client, *parts: bytes) -> bytes:
     """What comes back for these bytes until the server closes the connection."""
-    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE) as raw:
+    with connected(client) as raw:
         for part in parts:
             raw.sendall(part)
         return b"".join(iter(lambda: raw.recv(1 << 16), b""))
@@ -87,12 +133,17 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nConten
 
 def test_what_comes_too_slowly_is_not_waited_for():
     """Nothing, half a line, headers without an end, a body without one; and later on the same connection."""
-    with served(toy(receive=1)) as client:
+    with served(toy(receive=0.2)) as client:
         for parts in ([b""], [b"GET /hea"], [b"GET /health HTTP/1.1\r\nHost: x\r\n"]):
             assert talk(client, *parts) == b""
-        assert talk(client, HEAD + b"Content-Length: 99\r\n\r\n{").startswith(b"HTTP/1.1 408")
-        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-        assert talk(client, whole, b"GET /hea").startswith(b"HTTP/1.1 200")
+        with connected(client) as raw:
+            raw.sendall(HEAD + b"Content-Length: 99\r\n\r\n{")
+            assert raw.recv(1 << 16).startswith(b"HTTP/1.1 408")
+        with connected(client) as raw:
+            raw.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert raw.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            raw.sendall(b"GET /hea")
+            assert raw.recv(1 << 16) == b""
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
@@ -104,21 +155,6 @@ def test_headers_without_an_end_are_not_read():
         except ConnectionError:
             return
         assert received.startswith(b"HTTP/1.1 400")
-
-
-def test_a_body_that_is_not_said_to_be_json_is_refused(locked):
-    """Any page of the web may send one to this machine, without asking."""
-    body = json.dumps(GOOD).encode()
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "text/plain"}
-    assert locked.post("/v1/completions", content=body, headers=headers).status_code == 400
-
-
-def test_requests_are_logged(caplog):
-    with caplog.at_level(logging.INFO, "multidraft.access"), served(toy()) as client:
-        client.get("/v1/models/no%0Ane", headers={"x-request-id": "mine"})
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "multidraft.access"]
-    assert '127.0.0.1 "GET /v1/models/no%0Ane" 404 in' in line
-    assert line.endswith("request mine")
 
 
 def test_others_are_answered_while_a_text_is_tokenized():
@@ -155,30 +191,6 @@ def test_health_is_answered_before_the_models_are_there():
         there.set()
         until(lambda: server.app)
         assert client.get("/health").status_code == 200
-
-
-def test_what_cannot_be_loaded_ends_the_server():
-    def load() -> Any:
-        raise AdviceError("no such model")
-
-    with bound("127.0.0.1", 0) as listener, pytest.raises(AdviceError, match="no such model"):
-        in_thread(lambda: run(toy().limits, listener, load, bool, bool))
-
-
-def in_thread(call: Callable[[], object]) -> None:
-    """The call beside the main thread, whose signals it leaves alone."""
-    raised: list[BaseException] = []
-
-    def caught() -> None:
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=caught)
-    thread.start()
-    thread.join(PATIENCE)
-    raise raised[0]
 
 
 @pytest.mark.parametrize("host", ["", " "])
@@ -226,30 +238,34 @@ def test_without_its_extra_it_says_how_to_get_it(monkeypatch):
     assert 'pip install "multidraft[serve]"' in result.stderr
 
 
+@contextmanager
+def started(*options: str) -> Iterator[subprocess.Popen]:
+    """The command in a process of its own."""
+    code = "from multidraft.cli.main import main; main()"
+    arguments = [sys.executable, "-c", code, "serve", "--port", "0", *options]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as server:
+        yield server
+        assert server.wait(PATIENCE) == 130
+
+
 @pytest.mark.slow
 def test_a_polite_kill_lets_answers_come_to_their_end():
-    with subprocess.Popen([*COMMAND, "--drain", "100"], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        address = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+    with started("--drain", "100") as server:
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
         until(lambda: httpx2.get(f"{address}/health").status_code == 200)
         body = {"model": "embedded", "prompt": "It was", "max_tokens": 300, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=PATIENCE) as response:
             lines = response.iter_lines()
             next(lines)
-            process.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGTERM)
             *_, last, done = (line for line in lines if line)
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert done == "data: [DONE]"
-        assert process.wait(PATIENCE) == 130
-        with pytest.raises(httpx2.ConnectError):
-            httpx2.get(address)
 
 
 @pytest.mark.slow
 def test_a_kill_while_models_are_loaded_is_one_line():
-    with subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("loading embedded")
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr.read() == "multidraft: stopped\n"
-        assert process.wait(PATIENCE) == 130
+    with started() as server:
+        assert server.stderr.readline().startswith("loading embedded")
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr.read() == "multidraft: stopped\n"

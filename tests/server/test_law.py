@@ -3,9 +3,8 @@
 import math
 from collections import Counter
 
-import httpx2
 import pytest
-from serving import letters, served, service
+from serving import complete, letters, served, service
 
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
@@ -20,27 +19,10 @@ def law(temperature: float, length: int) -> dict[str, float]:
     """The probability of every text of so many letters after "a"."""
     found = {"": 1.0}
     for _ in range(length):
-        found = {
-            text + letter: probability * share
-            for text, probability in found.items()
-            for letter, share in zip("abcd", tempered(text, temperature), strict=True)
-        }
+        laws = {text: TARGET(tuple(ord(letter) - ord("a") for letter in "a" + text)) for text in found}
+        shares = {text: (own.log() / temperature).softmax(-1).tolist() for text, own in laws.items()}
+        found = {text + "abcd"[i]: found[text] * share for text in found for i, share in enumerate(shares[text])}
     return found
-
-
-def tempered(text: str, temperature: float) -> list[float]:
-    prefix = tuple(ord(letter) - ord("a") for letter in "a" + text)
-    return (TARGET(prefix).log() / temperature).softmax(-1).tolist()
-
-
-def counted(client: httpx2.Client, temperature: float, length: int, count: int) -> Counter[str]:
-    """Answers by text, of requests with seeds of their own."""
-    counts: Counter[str] = Counter()
-    for seed in range(count // ANSWERS):
-        body = dict(model="toy", prompt="a", max_tokens=length, n=ANSWERS, temperature=temperature, seed=seed)
-        choices = client.post("/v1/completions", json=body).json()["choices"]
-        counts.update(choice["text"] for choice in choices)
-    return counts
 
 
 def distance_bound(cells: int, count: int) -> float:
@@ -52,10 +34,13 @@ def distance_bound(cells: int, count: int) -> float:
 
 
 def distance(temperature: float, length: int, count: int) -> float:
-    """Total variation between what a server answers and the law that it was asked for."""
+    """Total variation between what a server answers, to seeds of their own, and the law that it was asked for."""
+    counts: Counter[str] = Counter()
     models = TableModel(TARGET, SIZE), TableModel(DRAFT, SIZE)
     with served(service(*models, letters(SIZE), tree="2x1", rows=ANSWERS)) as client:
-        counts = counted(client, temperature, length, count)
+        for seed in range(count // ANSWERS):
+            answer = complete(client, prompt="a", max_tokens=length, n=ANSWERS, temperature=temperature, seed=seed)
+            counts.update(choice["text"] for choice in answer["choices"])
     assert counts.total() == count
     return sum(abs(counts[text] / count - share) for text, share in law(temperature, length).items()) / 2
 

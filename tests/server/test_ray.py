@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from serving import toy as toy_service
 
 from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
-from multidraft.server.limits import Limits
+from multidraft.server import Limits
 from multidraft.server.process import bound
 from multidraft.server.service import Service
 
@@ -84,43 +85,31 @@ def test_the_file_for_serve_deploy_names_what_there_is():
 
 def replicas() -> list[psutil.Process]:
     """The processes of the engines, of this test's own cluster."""
-    children = psutil.Process().children(recursive=True)
-    return [process for process in children if "ray::ServeReplica" in command_of(process)]
-
-
-def command_of(process: psutil.Process) -> str:
-    """How it was begun, or has named itself; nothing of one that has ended meanwhile."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # which has ended meanwhile
+            found += [process] if "ray::ServeReplica" in " ".join(process.cmdline()) else []
+    return found
 
 
 def ask(client: httpx2.Client, **body) -> httpx2.Response:
     return client.post("/v1/completions", json={"model": "toy", "prompt": "ab", "seed": 1} | body)
 
 
-def test_there_are_two_of_them(toy):
-    assert len(replicas()) == 2
-    assert len({process.ppid() for process in replicas()}) == 2
-
-
-def test_more_than_fits_is_told_to_come_again(toy):
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(ask(toy, max_tokens=100).status_code)) for _ in range(60)
-    ]
+def together(count: int, call: Callable[[], object]) -> list[threading.Thread]:
+    """So many threads that make the same call."""
+    threads = [threading.Thread(target=call) for _ in range(count)]
     for thread in threads:
         thread.start()
-    for thread in threads:
+    return threads
+
+
+def test_there_are_two_of_them_and_more_than_fits_is_told_to_come_again(toy):
+    assert len({process.ppid() for process in replicas()}) == len(replicas()) == 2
+    statuses: list[int] = []
+    for thread in together(60, lambda: statuses.append(ask(toy, max_tokens=100).status_code)):
         thread.join()
     assert set(statuses) == {200, 429}
-
-
-def exported() -> str:
-    """What Prometheus reads of Ray, from all machines."""
-    places = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in ray.nodes()]
-    return "".join(httpx2.get(place, timeout=PATIENCE).text for place in places)
 
 
 def test_the_numbers_of_all_replicas_are_in_rays_own_exporter(toy):
@@ -129,7 +118,9 @@ def test_the_numbers_of_all_replicas_are_in_rays_own_exporter(toy):
     while len(known) < 2:
         assert time.monotonic() < end
         assert ask(toy).status_code == 200
-        lines = [line for line in exported().splitlines() if line.startswith("ray_vllm_generation_tokens_total{")]
+        places = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in ray.nodes()]
+        lines = "".join(httpx2.get(place, timeout=PATIENCE).text for place in places).splitlines()
+        lines = [line for line in lines if line.startswith("ray_vllm_generation_tokens_total{")]
         known = {part for line in lines for part in line.split(",") if part.lstrip().startswith("replica=")}
         time.sleep(1)
 
@@ -147,13 +138,7 @@ def test_a_killed_replica_costs_what_it_was_doing_and_no_more(toy):
             return str(response.status_code)
         return "whole" if response.json()["choices"] == expected else "wrong"
 
-    def load() -> None:
-        for _ in range(10):
-            outcomes.append(outcome())
-
-    threads = [threading.Thread(target=load) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    threads = together(4, lambda: [outcomes.append(outcome()) for _ in range(10)])
     while len(outcomes) < 4:
         time.sleep(0.05)
     replicas()[0].send_signal(signal.SIGKILL)
