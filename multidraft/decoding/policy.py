@@ -94,7 +94,8 @@ class StaticTree:
 
     def drafts(self, tree: TokenTree, node: int) -> int:
         """What a node draws."""
-        return sum(self.shape.drafts[slot] for slot in tree.slots[node])
+        slots, drafts = tree.slots[node], self.shape.drafts
+        return drafts[slots[0]] if len(slots) == 1 else sum(drafts[slot] for slot in slots)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """What the slots of every node draw together."""

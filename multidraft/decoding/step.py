@@ -1,7 +1,5 @@
 """The step: draft a tree, score it in one target pass, verify it, keep the accepted path."""
 
-from dataclasses import replace
-
 import torch
 
 from multidraft.decoding.draft import Drafted, draft_tree
@@ -105,4 +103,4 @@ def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[in
     prefix = row.prefix
     if prefix is not None:
         prefix = torch.cat([prefix, prefix.new_tensor([*(tree.tokens[node] for node in path[1:]), last])])
-    return replace(row, root=last, position=row.position + len(path), unread=unread, prefix=prefix, said=None)
+    return Row(row.sampling, row.random, last, row.position + len(path), unread, prefix)

@@ -8,7 +8,7 @@ target's mass on all others. What is left is expanded to the vocabulary only whe
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -146,32 +146,35 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
     likely, drawn = weight * float(target[token]), float(law.probabilities[place])
     accept = 1.0 if likely >= drawn else likely / drawn
 
-    @cache
     def parts() -> Compressed:
         places = compressed([target], [law])[0]
         return places, left_by_one(places, law.probabilities, weight, accept)
 
-    rest = Expanded(law, target, parts, lambda: float(parts()[1].sum()))
-    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), rest)
+    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), Expanded(law, target, parts))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Expanded(Rest):
     """What a rule leaves of a target, known on the ids of a draft law and, in the last place, on all other tokens."""
 
     draft: NodeLaw
     target: Float[Tensor, " vocabulary"]
     parts: Callable[[], Compressed]
-    total: Callable[[], float]
+    total: Callable[[], float] | None = None  # the sum, if it can be had without the parts
+
+    @cached_property
+    def known(self) -> Compressed:
+        """The target in these places, and what is left of it."""
+        return self.parts()
 
     @property
     def mass(self) -> float:
         """Its sum."""
-        return self.total()
+        return float(self.known[1].sum()) if self.total is None else self.total()
 
     def law(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token: the others have their share of the target."""
-        target, residual = self.parts()
+        target, residual = self.known
         share = residual[-1] / target[-1] if target[-1] > 0 else 0.0
         weights = np.multiply(self.target.cpu().numpy(), share, dtype=np.float64)
         weights[self.draft.ids] = residual[: len(self.draft.ids)]

@@ -177,7 +177,8 @@ class BufferLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         start, self.end = self.end, self.end + key_states.shape[2]
         self.write(0, start, (key_states, value_states))
-        self.keys, self.values = (buffer[: len(key_states), :, : self.end] for buffer in self.buffers)
+        rows, (keys, values) = key_states.shape[0], self.buffers  # `len` of a tensor takes ten times as long
+        self.keys, self.values = keys[:rows, :, : self.end], values[:rows, :, : self.end]
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -200,6 +201,14 @@ class Pending:
             self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
             self.slots.append(slot)
         self.parents += parents
+
+
+    def last(self, new: int, width: int) -> list[int]:
+        """What the last slots of this width see; slots that no token is in see themselves."""
+        if len(self.slots) == width:
+            return self.seen[-new:]
+        known = dict(zip(self.slots[-new:], self.seen[-new:], strict=True))
+        return [known.get(slot, 1 << slot) for slot in range(width - new, width)]
 
 
 class TreeCache:
@@ -282,11 +291,8 @@ class TreeCache:
     def visible(self) -> Bool[Tensor, "rows new pending"]:
         """Which pending slots each slot of the last pass sees; what fills rows up sees itself alone."""
         new, size = self.positions[-1].shape[1], -(-self.width // 8)
-        slots = range(self.width - new, self.width)
-        alone = {slot: 1 << slot for slot in slots}
-        lines = [alone | dict(zip(own.slots[-new:], own.seen[-new:], strict=True)) for own in self.pending]
-        raw = b"".join(line[slot].to_bytes(size, "little") for line in lines for slot in slots)
-        bits = np.frombuffer(raw, np.uint8).reshape(len(lines), new, size)
+        raw = b"".join(seen.to_bytes(size, "little") for own in self.pending for seen in own.last(new, self.width))
+        bits = np.frombuffer(raw, np.uint8).reshape(len(self.pending), new, size)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=self.width, bitorder="little").view(bool))
 
     def masks(

@@ -57,11 +57,12 @@ def draft_laws(
     [DraftLaw(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
     """
     logits = logits if ids is not None else logits[:, :vocabulary]
-    laws, faults = [NOTHING] * len(logits), Faults()
+    count = logits.shape[0]
+    laws, faults = [NOTHING] * count, Faults()
     for own, lines in alike([own.for_draft or own for own in settings]).items():
         columns = ids if ids is None or ids.ndim == 1 else ids[lines]
         mine = prefixes and [prefixes[line] for line in lines]
-        some = logits if len(lines) == len(logits) else logits[lines]
+        some = logits if len(lines) == count else logits[lines]
         for line, law in zip(lines, weighed(some, own, mine, drafts, columns, vocabulary, support), strict=True):
             if len(law.ids):
                 laws[line] = law
@@ -88,7 +89,9 @@ def weighed(
     most = min(drafts if greedy else own.top_k or columns, support or (SUPPORT if large else columns), columns)
     if not logits.is_cpu and most < columns:
         logits, ids = brought_over(logits, ids, most)
-    if greedy:
+    if greedy and most == 1:
+        found = best(logits)
+    elif greedy:
         found = [ranked(*line) for line in likeliest(logits, COARSE, most, 0.0)]
     else:
         found = likeliest(logits, float(own.temperature), most, TAIL if large else 0.0)
@@ -116,6 +119,7 @@ def law_of(
 
 
 Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
+NONE = (np.zeros(0, np.int64), np.zeros(0))
 
 
 @paired("multidraft.sampling.loops")
@@ -135,7 +139,7 @@ def likeliest_of(
     """The same of one line: its steps below the largest score are counted, which tells where to cut without sorting."""
     largest = line.max()
     if not np.isfinite(largest):
-        return np.zeros(0, np.int64), np.zeros(0)
+        return NONE
     depth = (largest - line) * scale
     steps = np.minimum(depth, BINS).astype(np.int64)
     last, room = cut(np.bincount(steps, minlength=BINS)[:BINS], most, tail)
@@ -171,6 +175,14 @@ def nucleus(found: Found, own: Sampling, logits: Float[Tensor, "lines columns"])
         few = np.sort(order[sums - weights[order] < own.top_p * whole])
         kept.append((places[few], weights[few]))
     return kept
+
+
+def best(scores: Float[Tensor, "lines columns"]) -> Found:
+    """Every line's most likely column, the lower one of equals; none where its scores make no law."""
+    values = scores.cpu().numpy()
+    columns = values.argmax(-1)
+    largest = values[np.arange(len(values)), columns]
+    return [(columns[i : i + 1], np.ones(1)) if np.isfinite(largest[i]) else NONE for i in range(len(values))]
 
 
 def ranked(
