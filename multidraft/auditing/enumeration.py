@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multidraft.auditing.endings import all_endings
 from multidraft.decoding.draft import Drafted, read_level, stacked
-from multidraft.decoding.endings import all_endings
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import score

@@ -202,7 +202,6 @@ class Pending:
             self.slots.append(slot)
         self.parents += parents
 
-
     def last(self, new: int, width: int) -> list[int]:
         """What the last slots of this width see; slots that no token is in see themselves."""
         if len(self.slots) == width:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from multidraft_research.audits.replay import check
 from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.decoding import trace as recording
-from multidraft.decoding.replay import check
 from multidraft.decoding.trace_file import checksum, read
 from multidraft.decoding.walks import WALKS, deferred
 from multidraft.models.table import TableModel, random_table

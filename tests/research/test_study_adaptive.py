@@ -9,9 +9,9 @@ from multidraft_research.studies.running.cells import ratio
 from plans import costs, rates
 
 import multidraft as md
+from multidraft.auditing.endings import expected_tokens
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
 from multidraft.autotune.growing import Growing
-from multidraft.decoding.endings import expected_tokens
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree

@@ -57,7 +57,7 @@ def extent(trace: Reading) -> str:
 
 def report_check(trace: Reading, as_json: bool) -> None:
     """All that is wrong with a trace; exit code 1 if anything is."""
-    from multidraft.decoding.replay import check
+    from multidraft_research.audits.replay import check
 
     problems = [f"line {line}: changed after it was written" for line in trace.damaged]
     problems += [f"line {line}: out of its place" for line in trace.misplaced]

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
+from multidraft.auditing.endings import expected_tokens
 from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
-from multidraft.decoding.endings import expected_tokens
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import score
 
