@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from multidraft.generation.generate import generate
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
-    from multidraft.verification.optimal import optimal_acceptance_rate
+    from multidraft.verification.laws import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
 
 __all__ = [
@@ -36,7 +36,7 @@ HOMES = {  # no public name may be a module's name too: importing the module wou
     "audit": "auditing",
     "generate": "generation.generate",
     "head": "models.heads.drafters",
-    "optimal_acceptance_rate": "verification.optimal",
+    "optimal_acceptance_rate": "verification.laws",
     "register": "verification.registry",
     "scheme": "verification.registry",
     "schemes": "verification.registry",

@@ -38,10 +38,6 @@ class Range:
     high: Float[Tensor, " features"]
     allowed: Float[Tensor, " features"]
 
-    def clone(self) -> "Range":
-        """A copy to be changed."""
-        return Range(self.low.clone(), self.high.clone(), self.allowed.clone())
-
 
 @dataclass(frozen=True)
 class Bets:

@@ -29,11 +29,6 @@ class Case:
     acceptance: float
     optimum: float | None  # of the drafting law, where the target sums to one
 
-    @property
-    def total(self) -> float:
-        """What the target sums to."""
-        return sum(self.target)
-
 
 @dataclass(frozen=True)
 class Exact:

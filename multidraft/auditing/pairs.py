@@ -4,7 +4,8 @@ An adversarial kind is a way of spoiling a pair, on which a rule that is right i
 are made without limit, from a seed. All are plausible: a ban, a penalty, a fine-tune of the same model, a temperature.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -81,14 +82,6 @@ def normalised(values: Tensor, otherwise: Tensor) -> Tensor:
     return values / values.sum(-1, keepdim=True)
 
 
-def few_of_each(vocabulary: int, seed: int, each: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """A few pairs of every kind, with names for messages."""
-    for kind in KINDS:
-        target, draft = adversarial(kind, each, vocabulary, seed)
-        for i in range(each):
-            yield f"{kind.replace('_', ' ')} {i}", target[i], draft[i]
-
-
 Pair = tuple[str, Tensor, Tensor]  # a name for messages, target, draft
 
 ADVERSARIAL = {
@@ -110,27 +103,20 @@ ADVERSARIAL = {
 SPOILT = {3: 1, 4: 2}  # tokens, and pairs of every kind of `adversarial`
 
 
-def spoilt_pairs(law: Law) -> Iterable[Pair]:
-    """A few of every kind that breaks a rule at an end, whatever the law."""
-    for vocabulary, each in SPOILT.items():
-        for label, target, draft in few_of_each(vocabulary, seed=vocabulary, each=each):
-            yield f"{label} of {vocabulary} tokens", target, draft
-
-
-LISTS: list[Callable[[Law], Iterable[Pair]]] = [spoilt_pairs]  # more of them: append yours
 RANDOM = 30
 DRAFTS = {"near": 0.5, "far": 2.0}  # how much the logits of a large draft distribution vary
 MISSING = 0.1  # of a large vocabulary's rarer tokens, in the target and in the draft
 
 
 def small_pairs(law: Law, seed: int) -> list[Pair]:
-    """All adversarial pairs, thirty random ones of 2 to 5 tokens, and those of `LISTS`; in float64."""
-    fixed = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL.items()]
+    """All adversarial pairs, thirty random ones of 2 to 5 tokens, and a few of every kind; in float64."""
+    pairs = [(name, double(target), double(draft)) for name, (target, draft) in ADVERSARIAL.items()]
     generator = torch.Generator().manual_seed(seed)
-    drawn = [random_pair(2 + i % 4, i % 3 == 0, generator) for i in range(RANDOM)]
-    pairs = fixed + [(f"random {i}", target, draft) for i, (target, draft) in enumerate(drawn)]
-    more = [pair for listed in LISTS for pair in listed(law)]
-    return [(name, target, drafting(law, draft)) for name, target, draft in pairs + more]
+    pairs += [(f"random {i}", *random_pair(2 + i % 4, i % 3 == 0, generator)) for i in range(RANDOM)]
+    for (size, each), kind in product(SPOILT.items(), KINDS):
+        for i, pair in enumerate(zip(*adversarial(kind, each, size, seed=size), strict=True)):
+            pairs.append((f"{kind.replace('_', ' ')} {i} of {size} tokens", *pair))
+    return [(name, target, drafting(law, draft)) for name, target, draft in pairs]
 
 
 def random_pair(vocabulary: int, zeros: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from multidraft.verification.outside import Outside
 from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample
-SIZES, SMALL_SIZES = (4096, 32_000), (32,)
+SIZES, SMALL_SIZES = (4096, 32_000), (32,)  # of real vocabularies; what a program over token sets can do
 Job = Callable[[], Exact | Sampled | Walked]
 
 
@@ -63,8 +63,13 @@ def audit(
     ('lossless', 124)
     """
     audited = subject(verifier, law, drafts, settings)
-    sizes = sizes_for(audited) if vocabulary is None else as_tuple(vocabulary)
-    check(sizes, within, odds)
+    if vocabulary is None:
+        vocabulary = SMALL_SIZES if isinstance(audited, Scheme) and audited.entry.small else SIZES
+    sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
+    if not 0 <= within < 1:
+        raise AdviceError(f"within={within} is no total variation; use a number from 0 to 1")
+    if not 0 < odds < 0.5:
+        raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
     within = max(within, audited.within)
     outside = isinstance(audited, Scheme) and isinstance(audited.entry.rule, Outside)
     whole = isinstance(audited, Scheme) and not (audited.entry.sub_probability or sub_probability)
@@ -88,29 +93,11 @@ def audit(
     return report
 
 
-def sizes_for(audited: Subject) -> tuple[int, ...]:
-    """Sizes of real vocabularies, or what a rule that solves a program over token sets can do quickly."""
-    return SMALL_SIZES if isinstance(audited, Scheme) and audited.entry.small else SIZES
-
-
 def draws_for(audited: Subject, size: int) -> int:
     """Tuples to draw at a vocabulary size: more where only an emitted token is seen, or where they cost less."""
     if isinstance(audited, Sampler):
         return 75_000
     return 5_000 if size <= 8_192 else 3_000
-
-
-def as_tuple(vocabulary: int | Sequence[int]) -> tuple[int, ...]:
-    """One size, or several."""
-    return (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
-
-
-def check(sizes: tuple[int, ...], within: float | int, odds: float | int) -> None:
-    """Raise on settings that make no audit, before anything is done."""
-    if not 0 <= within < 1:
-        raise AdviceError(f"within={within} is no total variation; use a number from 0 to 1")
-    if not 0 < odds < 0.5:
-        raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
 
 
 def walking(audited: Subject, walks: Sequence[str | Walker], trees: Sequence[str] | None, seed: int) -> list[Job]:

@@ -1,7 +1,6 @@
 """What an audit found, with a verdict; plain numbers for scripts, sentences for people."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -55,14 +54,13 @@ class Report:
 
     def guilty(self) -> list[str]:
         """The parts that found a bias: "exact", "statistical", "walks"."""
-        checks: dict[str, Callable[[], bool]] = {
-            "exact": lambda: (
-                self.exact is not None and (self.off(self.exact) or self.exact.impossible > max(EXACT, self.within))
-            ),
-            "statistical": lambda: any(part.biased for part in self.sampled),
-            "walks": lambda: any(self.off(part) for part in self.walks),
+        exact = self.exact
+        checks = {
+            "exact": exact is not None and (self.off(exact) or exact.impossible > max(EXACT, self.within)),
+            "statistical": any(part.biased for part in self.sampled),
+            "walks": any(self.off(part) for part in self.walks),
         }
-        return [name for name, check in checks.items() if check()]
+        return [name for name, found in checks.items() if found]
 
     def off(self, part: Exact | Walked) -> bool:
         """Whether an exact finding is beyond rounding and beyond what was stated."""
@@ -81,11 +79,9 @@ class Report:
     @property
     def sentence(self) -> str:
         """The verdict with its reason."""
-        return (
-            f"{self.subject.name} is {self.verdict}: {self.reason()}"
-            if self.verdict != "no bias found"
-            else (f"no bias was found in {self.subject.name}: {self.reason()}")
-        )
+        if self.verdict == "no bias found":
+            return f"no bias was found in {self.subject.name}: {self.reason()}"
+        return f"{self.subject.name} is {self.verdict}: {self.reason()}"
 
     def reason(self) -> str:
         """What the verdict rests on."""

@@ -18,19 +18,13 @@ from multidraft.auditing.exact import impossible
 from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
 from multidraft.errors import AdviceError
-from multidraft.verification import optimal
 from multidraft.verification.distributions import uniform
 from multidraft.verification.law import Law
+from multidraft.verification.laws import optimum as optimum_of
 from multidraft.verification.scheme import Scheme
 
 GROUPS, BLOCKS = 12, 8  # of tokens by how much the draft overrates them; by their probability, and by their ids
 FREQUENT, MOST_FREQUENT = 1e-3, 64  # tokens that are looked at one by one
-
-
-def overall(target: Tensor, draft: Tensor) -> Tensor:
-    """The draft distribution (the mean of several) among the tokens that the target can emit."""
-    mean = (draft.mean(-2) if draft.ndim > 1 else draft).double() * (target > 0)
-    return mean / mean.sum().clamp(min=1e-300)
 
 
 @dataclass(frozen=True)
@@ -38,29 +32,17 @@ class Features:
     """Numbers of every token; what they are on average is known where a verifier is lossless."""
 
     target: Float[Tensor, " vocabulary"]
-    draft: Float[Tensor, " vocabulary"]
+    draft: Float[Tensor, " vocabulary"]  # the mean of several, among the tokens that the target can emit
+    coarse: Float[Tensor, "vocabulary coarse"]  # about many tokens together
+    fine: Float[Tensor, "vocabulary fine"]
 
     @classmethod
     def of(cls, target: Float[Tensor, " vocabulary"], draft: Tensor) -> "Features":
         """For a target and a draft distribution, or several."""
-        return cls(target.double() / target.double().sum(), overall(target, draft))
-
-    @cached_property
-    def coarse(self) -> Float[Tensor, "vocabulary coarse"]:
-        """How much the draft overrates a token, between -1 and 1; and groups of tokens that it overrates alike."""
-        p, q = self.target, self.draft
-        overrated = (q - p) / (q + p).clamp(min=1e-300)
-        groups = shares((p + q) / 2, (q / p.clamp(min=1e-300)).argsort(stable=True), GROUPS)
-        return torch.cat([overrated[:, None], groups], -1)
-
-    @cached_property
-    def fine(self) -> Float[Tensor, "vocabulary fine"]:
-        """The tokens that never come, groups by probability and by id, and each of the most frequent tokens."""
-        p, size = self.target, len(self.target)
-        order = p.argsort(descending=True, stable=True)
-        never, by_id = (p == 0).double()[:, None], one_hot(torch.arange(size) * BLOCKS // size).double()
-        often = order[:MOST_FREQUENT][p[order[:MOST_FREQUENT]] >= FREQUENT]
-        return torch.cat([never, by_id, shares(p, order, BLOCKS), one_hot(often, size).double().T], -1)
+        p = target.double() / target.double().sum()
+        q = (draft.mean(-2) if draft.ndim > 1 else draft).double() * (p > 0)
+        q = q / q.sum().clamp(min=1e-300)
+        return cls(p, q, about_many(p, q), about_few(p))
 
     @cached_property
     def table(self) -> Float[Tensor, "vocabulary features"]:
@@ -82,6 +64,21 @@ class Features:
     def mean(self) -> Float[Tensor, " features"]:
         """What every feature is on average if the target's law is what is emitted."""
         return self.target @ self.table
+
+
+def about_many(p: Float[Tensor, " vocabulary"], q: Float[Tensor, " vocabulary"]) -> Float[Tensor, "vocabulary coarse"]:
+    """How much the draft overrates a token, between -1 and 1; and groups of tokens that it overrates alike."""
+    overrated = (q - p) / (q + p).clamp(min=1e-300)
+    groups = shares((p + q) / 2, (q / p.clamp(min=1e-300)).argsort(stable=True), GROUPS)
+    return torch.cat([overrated[:, None], groups], -1)
+
+
+def about_few(p: Float[Tensor, " vocabulary"]) -> Float[Tensor, "vocabulary fine"]:
+    """The tokens that never come, groups by probability and by id, and each of the most frequent tokens."""
+    order, size = p.argsort(descending=True, stable=True), len(p)
+    never, by_id = (p == 0).double()[:, None], one_hot(torch.arange(size) * BLOCKS // size).double()
+    often = order[:MOST_FREQUENT][p[order[:MOST_FREQUENT]] >= FREQUENT]
+    return torch.cat([never, by_id, shares(p, order, BLOCKS), one_hot(often, size).double().T], -1)
 
 
 def shares(
@@ -216,39 +213,19 @@ def draw(law: Law, draft: Tensor, rows: int, generator: torch.Generator) -> Int[
 def look_at(
     subject: Subject, target: Tensor, draft: Tensor, features: Features, tuples: Tensor, generator: torch.Generator
 ) -> Draws:
-    """What comes of some tuples."""
+    """What comes of some tuples: of each the token that a sampler emits, or the exact law of what a rule emits."""
     drawn, drafted = tuples.chunk(2, -1)
     target, draft = target.expand(len(tuples), -1), draft.expand(len(tuples), *draft.shape)
     chance = surprises(subject.law, draft, drawn, drafted, features.coarse)
     if isinstance(subject, Sampler):
-        return tokens_of(subject, target, draft, drafted, features, chance, generator)
-    return laws_of(subject, target, draft, drafted, features, chance)
-
-
-def laws_of(
-    scheme: Scheme, target: Tensor, draft: Tensor, drafted: Tensor, features: Features, chance: Tensor
-) -> Draws:
-    """The exact law of what a rule emits for each tuple."""
-    outcome = scheme.verify(target, draft, drafted)
+        tokens = subject.tokens(target, draft, drafted, generator)
+        good = (tokens >= 0) & (tokens < target.shape[-1])
+        values = (features.table[tokens.where(good, 0)] - features.mean) * good[:, None]
+        return Draws(values, chance, torch.zeros(0), int((~good).sum()), 0.0)
+    outcome = subject.verify(target, draft, drafted)
     emitted = outcome.law().nan_to_num_().clamp_(min=0)
     values = (emitted @ features.single).double() - features.mean
     return Draws(values, chance, outcome.acceptance().double(), 0, impossible(outcome, target))
-
-
-def tokens_of(
-    sampler: Sampler,
-    target: Tensor,
-    draft: Tensor,
-    drafted: Tensor,
-    features: Features,
-    chance: Tensor,
-    generator: torch.Generator,
-) -> Draws:
-    """The token that a sampler emits for each tuple."""
-    tokens = sampler.tokens(target, draft, drafted, generator)
-    good = (tokens >= 0) & (tokens < target.shape[-1])
-    values = features.table[tokens.where(good, 0)] - features.mean
-    return Draws(values * good[:, None], chance, torch.zeros(0), int((~good).sum()), 0.0)
 
 
 @dataclass(frozen=True)
@@ -267,7 +244,7 @@ class Test:
         rounding = ROUNDING * (len(draws.accepted) > 0)  # tokens have none
         bounds = Range(low - mean, high - mean, alarm.within * (high - low) + rounding)
         if part.start == 0:
-            y, bounds = y.clone(), bounds.clone()
+            y = y.clone()
             y[:, 0] = quiet(y[:, 0], draws.surprises, pilot)
             farthest = (WIDE * y[:pilot, 0].abs().max()).clamp(min=NARROW)
             bounds.low[0], bounds.high[0] = -farthest, farthest
@@ -289,10 +266,4 @@ def quiet(y: Float[Tensor, " draws"], chance: Float[Tensor, "draws controls"], p
 
 def optimum(subject: Subject, target: Tensor, draft: Tensor) -> float | None:
     """The optimum of the drafting law, where there is a formula."""
-    law = subject.law
-    if law.optimal is None:
-        return None
-    try:
-        return float(optimal.optimum(target.double(), draft.double(), law))
-    except AdviceError:  # only for small vocabularies
-        return None
+    return None if subject.law.optimal is None else float(optimum_of(target.double(), draft.double(), subject.law))

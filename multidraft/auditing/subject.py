@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
-from multidraft.verification.outside import arguments_of, described
+from multidraft.verification.outside import arguments_of
 from multidraft.verification.registry import resolve, scheme
 from multidraft.verification.scheme import Scheme
 
@@ -29,11 +30,6 @@ class Sampler:
     verify: Callable[..., Any]
 
     within = 0.0  # it states no deviation
-
-    @property
-    def drafts(self) -> int:
-        """Number of drafts a node."""
-        return self.law.drafts
 
     def tokens(self, target: Tensor, draft: Tensor, drafted: Tensor, generator: torch.Generator) -> Tensor:
         """One emitted token for each row."""

@@ -69,7 +69,7 @@ class Job:
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.sampling.settings_table import SETTINGS, check, check_stops
+        from multidraft.sampling.settings import SETTINGS, check, check_stops
 
         s = self.settings
         for name in SETTINGS.keys() & s.keys():

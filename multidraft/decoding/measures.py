@@ -10,8 +10,8 @@ from multidraft.decoding.draft import stacked
 from multidraft.decoding.record import Logprob, Measured, acceptance_of
 from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.verify import Decision, compressed
-from multidraft.sampling.sampling import log_laws
-from multidraft.verification.optimal import optimum
+from multidraft.sampling.from_logits import log_laws
+from multidraft.verification.laws import optimum
 from multidraft.verification.scheme import Scheme
 
 

@@ -14,8 +14,8 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
+from multidraft.sampling.from_logits import target_laws
 from multidraft.sampling.gate import RowFault
-from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 

@@ -30,12 +30,10 @@ from multidraft.models import compat
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling import generation_config
-from multidraft.sampling.from_processors import samplings_from
 from multidraft.sampling.gate import RowFault
-from multidraft.sampling.generation_config import check_stop
+from multidraft.sampling.generation_config import check_stop, samplings_from
 from multidraft.sampling.processors import CountPenalty, LogitBias, check_known, check_pure, for_row, is_bound
-from multidraft.sampling.settings import Sampling
-from multidraft.sampling.settings_table import check_all, check_biases
+from multidraft.sampling.settings import Sampling, check_all, check_biases
 
 CHECKED = ("draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty tune_budget").split()
 

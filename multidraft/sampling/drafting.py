@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -9,17 +10,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import distributions, falling
+from multidraft.sampling import loops
+from multidraft.sampling.from_logits import alike, distributions
 from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of
+from multidraft.sampling.loops import BINS, STEPS, Found
 from multidraft.sampling.processors import Prefixes, checked
-from multidraft.sampling.sampling import alike
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.loops import paired
 
 DRAFT = "the draft model"
 WHOLE, SUPPORT = 512, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
 TAIL = 1e-3  # of the law at most is left out with tokens that are hardly ever drafted
-STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
 COARSE = 8.0  # the temperature at which the most likely tokens are looked for that a law at temperature 0 ranks
 
 
@@ -118,11 +119,10 @@ def law_of(
     return DraftLaw(places if table is None else table[places], weights / weights.sum() if len(weights) else weights)
 
 
-Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
 NONE = (np.zeros(0, np.int64), np.zeros(0))
 
 
-@paired("multidraft.sampling.loops")
+@paired(loops.likeliest)
 def likeliest(scores: Float[Tensor, "lines columns"], temperature: float, most: int, tail: float) -> Found:
     """Every line's most likely columns in ascending order, with their weights: `most` of them, or all but a `tail`.
 
@@ -142,23 +142,11 @@ def likeliest_of(
         return NONE
     depth = (largest - line) * scale
     steps = np.minimum(depth, BINS).astype(np.int64)
-    last, room = cut(np.bincount(steps, minlength=BINS)[:BINS], most, tail)
+    last, room = loops.cut(np.bincount(steps, minlength=BINS)[:BINS], most, tail)
     edge = np.flatnonzero(steps == last)
     edge = edge[np.argsort(-line[edge], kind="stable")][:room]
     places = np.sort(np.concatenate([np.flatnonzero(steps < last), edge]))
     return places, np.exp(-depth[places].astype(np.float64) / STEPS)
-
-
-def cut(counts: Int[np.ndarray, " bins"], most: int, tail: float) -> tuple[int, int]:
-    """The last bin that counts, and how many columns of it there is room for."""
-    edges = np.exp(-np.arange(BINS + 1) / STEPS)  # a bin's columns weigh less than its upper edge, not than its lower
-    spare, last = tail * float(counts @ edges[1:]), BINS - 1
-    while last > 0 and counts[last] * edges[last] <= spare:
-        spare -= counts[last] * edges[last]
-        last -= 1
-    sums = np.cumsum(counts)
-    last = min(last, int(np.searchsorted(sums, most)))  # the first bin up to which there are as many
-    return last, int(min(most - sums[last] + counts[last], counts[last]))
 
 
 def nucleus(found: Found, own: Sampling, logits: Float[Tensor, "lines columns"]) -> Found:
@@ -191,6 +179,13 @@ def ranked(
     """Weights at temperature 0: each vanishes beside the one before it, and the order is still told."""
     order, count = np.argsort(-weights, kind="stable"), len(places)
     return places[order], falling(max(count, 1), torch.float64, torch.device("cpu")).numpy()[:count]
+
+
+@lru_cache(64)
+def falling(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
+    """Weights that sum up to one, each vanishing beside the one before it."""
+    weights = torch.logspace(0, (1 - count) * min(30, 120 // count), count, base=2, dtype=dtype, device=device)
+    return weights / weights.sum()
 
 
 def spread(

@@ -1,15 +1,25 @@
-"""From logits to distributions: temperature, top-k, top-p."""
+"""From lines of logits to distributions: temperature, top-k and top-p, and the target's law with all of its settings.
 
-from functools import lru_cache
+A line is one row's logits at one node. Lines come together, each with its own settings and its own prefix: the whole
+sequence that ends at the node, needed only where the settings look back. What makes no distribution is a fault of its
+line alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import in_full, not_finite, problem_of, softmax
+from multidraft.sampling.gate import Faults, in_full, not_finite, problem_of, softmax
+from multidraft.sampling.processors import Prefixes, blamed, checked
+from multidraft.sampling.settings import Sampling
 
+TARGET = "the target model"
 HEAD = 1024  # tokens that hold top-p nearly always, and are found many times faster than all are sorted
 
 
@@ -79,47 +89,65 @@ def nucleus(probabilities: Float[Tensor, "lines vocabulary"], top_p: float) -> F
 def likeliest(probabilities: Float[Tensor, "lines vocabulary"], mass: float) -> Float[np.ndarray, "lines count"]:
     """Every line's largest probabilities in descending order, at least as many as hold this mass."""
     if HEAD < probabilities.shape[-1]:
-        head = largest(probabilities, HEAD)[1]
+        head = probabilities.topk(HEAD, -1).values.cpu().numpy()
         if (head.sum(-1, dtype=np.float64) >= mass).all():
             return head
     return -np.sort(-probabilities.cpu().numpy(), -1)
 
 
-def largest(
-    scores: Float[Tensor, "lines vocabulary"], count: int
-) -> tuple[Int[np.ndarray, "lines count"], Float[np.ndarray, "lines count"]]:
-    """The ids and scores of every line's largest, in descending order, the lower id first among equals.
+def target_laws(
+    logits: Float[Tensor, "lines vocabulary"], settings: Sequence[Sampling], prefixes: Prefixes | None = None
+) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+    """The distributions that the output must have, and the faults of lines that have none (theirs is uniform).
 
-    Where a line holds NaN, so does its first score.
+    In float32, or float64 where the logits are; each sums to one within 1e-6.
+
+    >>> laws, faults = target_laws(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), [Sampling(), Sampling()])
+    >>> laws[0], str(faults[1].at(row=1, position=7))
+    (tensor([0.5000, 0.5000]), 'row 1, position 7: the target model gives token 0 the score nan; check its weights')
     """
-    if scores.shape[-1] <= HEAD:  # counts are often equal, and `topk` then takes one or the other by the width
-        values = scores.cpu().numpy()
-        order = np.argsort(-np.where(np.isnan(values), np.inf, values), -1, kind="stable")[:, :count]
-        return order, np.take_along_axis(values, order, -1)
-    values, tokens = (part.cpu().numpy() for part in scores.topk(count, -1))
-    order = np.lexsort((tokens, -values), -1)
-    order = np.where(np.isnan(values[:, :1]), np.arange(count), order)  # where NaN stands first already
-    return np.take_along_axis(tokens, order, -1), np.take_along_axis(values, order, -1)
+    groups = alike(settings)
+    if len(groups) == 1:
+        return laws_of(logits, settings[0], prefixes)
+    laws, faults = torch.empty_like(in_full(logits)), Faults()
+    for own, lines in groups.items():
+        laws[lines], wrong = laws_of(logits[lines], own, prefixes and [prefixes[line] for line in lines])
+        faults |= {lines[line]: fault for line, fault in wrong.items()}
+    return laws, faults
 
 
-def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
-    """A draft distribution for temperature 0: nearly all on the top token, a vanishing rest on the runners-up in order.
-
-    It is the limit of falling temperature in a form that still tells the second most likely token from the third, so
-    that laws without duplicates draft the `count` top tokens. The target is one-hot, and any draft leaves it exact.
-
-    >>> ranked(torch.tensor([0.0, 2.0, 1.0]), 2)
-    tensor([0.0000e+00, 1.0000e+00, 9.3132e-10])
-    """
-    logits = in_full(logits)
-    count = min(count, logits.shape[-1])
-    top = logits.topk(count, -1).indices
-    weights = falling(count, logits.dtype, logits.device)
-    return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
+def log_laws(
+    logits: Float[Tensor, "lines vocabulary"], settings: Sequence[Sampling], prefixes: Prefixes | None = None
+) -> Float[Tensor, "lines vocabulary"]:
+    """Logarithms of `target_laws`; where a temperature of 0 makes that a certainty, those at temperature 1."""
+    warm = {own: replace(own, temperature=own.temperature or 1.0) for own in set(settings)}
+    return target_laws(logits, [warm[own] for own in settings], prefixes)[0].log()
 
 
-@lru_cache(64)
-def falling(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
-    """Weights that sum up to one, each vanishing beside the one before it."""
-    weights = torch.logspace(0, (1 - count) * min(30, 120 // count), count, base=2, dtype=dtype, device=device)
-    return weights / weights.sum()
+def alike(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
+    """The lines that have equal settings."""
+    first = settings[0] if settings else None
+    if first is not None and all(own is first for own in settings):
+        return {first: list(range(len(settings)))}
+    groups = defaultdict[Sampling, list[int]](list)
+    for line, own in enumerate(settings):
+        groups[own].append(line)
+    return groups
+
+
+def laws_of(
+    logits: Float[Tensor, "lines vocabulary"], own: Sampling, prefixes: Prefixes | None
+) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+    """The distributions that the same settings make of some lines, uniform where there is a fault."""
+    scores, faults = checked(own.before, logits, prefixes)
+    laws, bad = distributions(scores, own.temperature, own.top_k, own.top_p)
+    faults |= blamed(own.before, TARGET, logits, prefixes, {*bad} - {*faults})
+    if faults:
+        laws[[*faults]] = 1 / laws.shape[-1]
+    if own.after is None:
+        return laws, faults
+    scores, failed = checked(own.after, laws.log(), prefixes)
+    filtered, bad = softmax(scores)
+    failed |= blamed(own.after, TARGET, laws.log(), prefixes, {*bad} - {*failed})
+    filtered[[*faults, *failed]] = 1 / laws.shape[-1]
+    return filtered, failed | faults

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.sampling import loops
 from multidraft.verification.loops import paired
 
 
@@ -84,7 +85,7 @@ def softmax(
     return soft_lines(in_full(scores), float(temperature)) if scores.numel() else (in_full(scores), [])
 
 
-@paired("multidraft.sampling.loops", lambda scores, _: scores.dtype == torch.float32)
+@paired(loops.soft_lines, lambda scores, _: scores.dtype == torch.float32)
 def soft_lines(
     scores: Float[Tensor, "lines vocabulary"], temperature: float
 ) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:

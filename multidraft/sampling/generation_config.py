@@ -1,19 +1,20 @@
 """Every field of transformers' GenerationConfig: honoured, without meaning for sampling and greedy search, or refused.
 
 A field that is in none of the lists, because transformers is newer than this file, is refused as soon as it is set.
+What transformers makes of the fields, lists of processors, is taken apart into the sampling that they amount to.
 """
 
 import copy
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError, shown
-from multidraft.models import compat
-from multidraft.sampling.settings_table import BIAS, FACTOR, check_all, check_stops, check_tokens, require
+from multidraft.sampling.processors import AFTER, WARPERS, Processors, name_of
+from multidraft.sampling.settings import BIAS, FACTOR, Sampling, check_all, check_stops, check_tokens, require
 
 HONOURED = set(
     "max_length max_new_tokens min_length min_new_tokens max_time stop_strings do_sample temperature top_k top_p min_p "
@@ -103,7 +104,6 @@ def check_sequences(config: GenerationConfig, vocabulary: int) -> None:
 
 def check(config: GenerationConfig) -> None:
     """Raise AdviceError on the first field that is set to what cannot be honoured."""
-    check_values(config)
     for name, default in fields().items():
         value = getattr(config, name, None)
         allowed = REFUSED.get(name, (default,))
@@ -139,11 +139,6 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
     return config
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise on settings that cannot work with any model."""
-    compat.logits_processors(configuration(None, settings, set()), [0], 1, [], torch.device("cpu"))
-
-
 def ends_of(config: GenerationConfig | None, default: set[int]) -> set[int]:
     """The end-of-text tokens that a configuration names, or the default where it leaves them open."""
     ends = getattr(config, "eos_token_id", None)
@@ -167,3 +162,39 @@ def check_stop(stop: Any, tokenizer: Any) -> None:
         check_stops("stop", stop)
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise AdviceError(f"stop_tokenizer is {shown(tokenizer)}; pass the target's tokenizer")
+
+
+def samplings_from(lists: Sequence[LogitsProcessorList], greedy: bool) -> list[Sampling]:
+    """The sampling of each prompt that its list of processors amounts to; prompts that share a list share theirs.
+
+    Temperature, top-k and top-p are taken out, because we have faster code for them; with nothing else, no processor
+    is ever called.
+    """
+    made = {id(listed): sampling_from(listed, greedy) for listed in lists}
+    return [made[id(listed)] for listed in lists]
+
+
+def sampling_from(listed: Sequence[LogitsProcessor], greedy: bool) -> Sampling:
+    """The sampling that one list amounts to: what comes before the warpers, their numbers, and what comes after."""
+    names = [name_of(processor) for processor in listed]
+    first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
+    if greedy or not set(names[first:]) <= AFTER:  # an order that nobody expects: let it run as it stands
+        return Sampling(0 if greedy else 1.0, before=in_order(listed))
+    rest = list(listed[first:])
+    temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
+    top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
+    if rest and name_of(rest[-1]) == "LogitNormalization":
+        rest.pop()
+    return Sampling(temperature, top_k, top_p, in_order(listed[:first]), in_order(rest))
+
+
+def in_order(listed: Sequence[LogitsProcessor]) -> Processors | None:
+    """The processors of a list that has any."""
+    return Processors(listed) if listed else None
+
+
+def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:
+    """Remove the first processor if it is of that kind, and return its number."""
+    if not rest or name_of(rest[0]) != name or getattr(rest[0], "filter_value", -torch.inf) != -torch.inf:
+        return None
+    return getattr(rest.pop(0), attribute)

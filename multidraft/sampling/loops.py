@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.sampling.drafting import BINS, STEPS, Found
-from multidraft.verification.distribution_loops import soften
-from multidraft.verification.loops import compiled, lines, sum_of
+from multidraft.verification.loops import compiled, lines, soften, sum_of
+
+STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
+Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
 
 
 def soft_lines(
@@ -78,9 +79,9 @@ def counts_of(steps):
 
 @compiled
 def cut(counts, most, tail):
-    """As `drafting.cut`."""
+    """The last step that counts, and how many columns of it there is room for."""
     spare, last, taken = 0.0, counts.size - 1, 0
-    for step in range(counts.size):
+    for step in range(counts.size):  # its columns weigh less than its upper edge, not than its lower
         spare += tail * counts[step] * math.exp(-(step + 1) / STEPS)
     while last > 0 and counts[last] * math.exp(-last / STEPS) <= spare:
         spare -= counts[last] * math.exp(-last / STEPS)

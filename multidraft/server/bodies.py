@@ -17,9 +17,8 @@ from transformers import (
 
 from multidraft.errors import AdviceError
 from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
-from multidraft.sampling.settings import Sampling
-from multidraft.sampling.settings_table import check as check_setting
-from multidraft.sampling.settings_table import check_biases, check_stops, check_tokens
+from multidraft.sampling.settings import Sampling, check_biases, check_stops, check_tokens
+from multidraft.sampling.settings import check as check_setting
 from multidraft.server import Limits
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]

@@ -6,9 +6,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification.loops import paired
-from multidraft.verification.precision import BELOW_ONE
-from multidraft.verification.shapes import Rows
+from multidraft.verification.loops import paired, pick_lines
+from multidraft.verification.precision import BELOW_ONE, Rows
+
+
+def described(value: object) -> str:
+    """A value's type, and for a tensor its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"a tensor of type {value.dtype} and shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {str(value)[:60]!r}"
 
 
 def placed(values: Tensor, device: torch.device) -> Tensor:
@@ -18,10 +24,9 @@ def placed(values: Tensor, device: torch.device) -> Tensor:
 
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
     """Raise unless every row of `values` is a distribution (or, for a sub-probability target, sums to at most one)."""
-    if not isinstance(values, Tensor):
-        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {type(values).__name__}")
-    if not values.dtype.is_floating_point or values.ndim == 0 or values.shape[-1] == 0:
-        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {values.dtype} {tuple(values.shape)}")
+    form = isinstance(values, Tensor) and values.dtype.is_floating_point and values.ndim > 0 and values.shape[-1] > 0
+    if not form:
+        raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {described(values)}")
     if values.dtype not in (torch.float32, torch.float64):
         raise AdviceError(f"{name} is {values.dtype}, too coarse to sum to one; pass logits.float().softmax(-1)")
     rows = values.reshape(-1, values.shape[-1])
@@ -54,7 +59,7 @@ def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "
     return torch.where(total > 0, index, -1)
 
 
-@paired("multidraft.verification.distribution_loops")
+@paired(pick_lines)
 def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """One token of every row, as `pick` draws it with the row's number."""
     return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
@@ -92,15 +97,6 @@ def normalise(weights: Rows) -> Rows:
     """
     total = weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
     return weights / total.clamp(min=torch.finfo(weights.dtype).tiny)
-
-
-def tempered(values: Rows, temper: float) -> Rows:
-    """The distribution at its temperature times `temper`: flatter where that is above one.
-
-    >>> tempered(torch.tensor([0.8, 0.2]), 2.0)
-    tensor([0.6667, 0.3333])
-    """
-    return values if temper == 1 else normalise(values ** (1 / temper))
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Float[Tensor, "..."]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, is_number, shown
 from multidraft.verification.distributions import normalise, pick
-from multidraft.verification.precision import least
-from multidraft.verification.shapes import Draft, Rates, Rows, Tokens, Tuples
+from multidraft.verification.precision import Draft, Rates, Rows, Tokens, Tuples, least
 
 MOST_TUPLES = 1_000_000
 
@@ -131,10 +130,6 @@ class Law(ABC):
                 [self.draft_probability * weight, weight.new_full((len(nothing),), 1 - self.draft_probability)]
             )
         return row, drafted, weight
-
-    def children(self, drafted: Tuples) -> Int[Tensor, "*batch drafts"]:
-        """The drafted tokens as children of a tree node, at most `drafts` of them, padded with -1."""
-        return drafted
 
 
 class Staged(Law):

@@ -1,26 +1,32 @@
 """Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
 
-They need Numba. Without it, and on other devices, tensor operations do the same: a function names the module of its
-compiled twin by `paired`, and knows nothing more of it (`tests/verification/test_loops.py` compares all pairs).
+They need Numba. Without it, and on other devices, tensor operations do the same: a function names its compiled twin by
+`paired` (`tests/verification/test_loops.py` compares all pairs).
 """
 
 import inspect
+import math
 from collections.abc import Callable
-from functools import cache, partial, wraps
-from importlib import import_module
+from functools import partial, wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.verification.precision import BELOW_ONE
 
 HAS_NUMBA = find_spec("numba") is not None
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
-PAIRS: dict[str, str] = {}  # from a function, by its module and name, to the module of its compiled twin
+PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
 Function = TypeVar("Function", bound=Callable[..., Any])
+LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
+HALF = np.float32(0.5)
+ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
+BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
 def usable(*arguments: object) -> bool:
@@ -33,35 +39,26 @@ def usable(*arguments: object) -> bool:
     return True
 
 
-def paired(home: str, fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
-    """Where loops can run, the function of the same name in the module `home` takes the place of the decorated one.
-
-    A twin that is not for all arguments takes its place where they fit.
-    """
+def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
+    """Where loops can run, and the arguments fit, the compiled twin takes the place of the decorated function."""
 
     def choosing(reference: Function) -> Function:
-        PAIRS[f"{reference.__module__}.{reference.__name__}"] = home
+        name = f"{reference.__module__}.{reference.__name__}"
+        PAIRS[name] = twin
 
         @wraps(reference)
         def chosen(*arguments: Any) -> Any:
-            compiled_one = usable(*arguments) and fits(*arguments)
-            return (twin(home, reference.__name__) if compiled_one else reference)(*arguments)
+            return (PAIRS[name] if usable(*arguments) and fits(*arguments) else reference)(*arguments)
 
         return chosen  # type: ignore[return-value]
 
     return choosing
 
 
-@cache
-def twin(home: str, name: str) -> Callable[..., Any]:
-    """A compiled twin, imported when it is first needed."""
-    return getattr(import_module(home), name)
-
-
 def compiled(function: Callable, any_order: bool = False) -> Callable:
     """The loop compiled when it is first called, and kept on disk; it may add up in `any_order`, several at a time."""
     plain = inspect.unwrap(function)  # without what checks its types in tests
-    if not HAS_NUMBA:  # it is never called then
+    if not HAS_NUMBA:  # what is called all the same is short
         return plain
     from numba import njit
 
@@ -102,3 +99,56 @@ def sum_of(values):
     for index in range(values.size):  # which is compiled into vector instructions; `for value in values` is not
         total += values[index]
     return total
+
+
+def pick_lines(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
+    """The token that each row's number draws from its weights."""
+    tokens, drawn = np.full((len(numbers), 1), -1), np.array(numbers)[:, None]
+    for each in zip(tokens, lines(weights), drawn, strict=True):
+        pick_into(*each)
+    return tokens[:, 0].tolist()
+
+
+@compiled
+def soften(weights, logits, largest, scale):
+    """Two to the power of what logits are above the largest, times a scale."""
+    powers = np.empty(logits.size, np.int32)
+    for index in range(logits.size):
+        exponent = (logits[index] - largest) * scale
+        whole = np.floor(max(exponent, LEAST) + HALF)
+        powers[index] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of that power, as a float32
+        weights[index] = two_to(exponent - whole) if exponent >= LEAST else np.float32(0)
+    weights *= powers.view(np.float32)
+
+
+@compiled
+def two_to(part):
+    """Two to a power between -1/2 and 1/2, by its series, which goes into vector instructions."""
+    return ONE + part * (A + part * (B + part * (C + part * (D + part * (E + part * F)))))
+
+
+@compiled
+def pick_into(tokens, weights, uniform):
+    """For each number the first token whose cumulative weight exceeds that part of the sum; none without any weight."""
+    sums, total = np.empty(-(-weights.size // BLOCK)), 0.0
+    for block in range(sums.size):
+        sums[block] = sum_of(weights[block * BLOCK : (block + 1) * BLOCK])
+        total += sums[block]
+    for draw in range(uniform.size if total > 0 else 0):
+        tokens[draw] = token_at(weights, sums, min(uniform[draw], BELOW_ONE) * total)
+
+
+@compiled
+def token_at(weights, sums, point):
+    """The first token whose cumulative weight exceeds a point below the total, or else the last with any weight."""
+    passed, block = 0.0, 0
+    while block < sums.size and passed + sums[block] <= point:
+        passed, block = passed + sums[block], block + 1
+    for token in range(block * BLOCK, weights.size):
+        passed += weights[token]
+        if weights[token] > 0 and passed > point:
+            return token
+    token = weights.size - 1  # a subnormal total may be the point
+    while weights[token] <= 0:
+        token -= 1
+    return token

@@ -11,39 +11,23 @@ from torch import Tensor
 
 from multidraft.verification.distributions import pick, uniform
 from multidraft.verification.law import Law
-from multidraft.verification.precision import missing
-from multidraft.verification.shapes import Rates, Rows, Tuples
+from multidraft.verification.precision import Rates, Rows, Tuples, missing
 
 
 class Outcome:
     """`accept[..., j]`: probability of emitting draft j; `residual[..., v]`: of emitting token v otherwise.
 
     With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
-    it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business). The
-    residual and its sum `residual_mass` may be given as functions: a walk that accepts never asks for them.
+    it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business).
     """
 
-    def __init__(
-        self,
-        accept: Float[Tensor, "*batch width"],
-        residual: Rows | Callable[[], Tensor],
-        drafted: Tuples,
-        residual_mass: Rates | Callable[[], Tensor] | None = None,
-    ):
-        self.accept, self.drafted = accept, drafted
-        self._residual, self._residual_mass = residual, residual_mass
-
-    @cached_property
-    def residual(self) -> Rows:
-        """Probability of emitting each token otherwise than as a draft."""
-        return self._residual if isinstance(self._residual, Tensor) else self._residual()
+    def __init__(self, accept: Float[Tensor, "*batch width"], residual: Rows, drafted: Tuples):
+        self.accept, self.residual, self.drafted = accept, residual, drafted
 
     @cached_property
     def residual_mass(self) -> Rates:
-        """Probability of emitting a token otherwise than as a draft: the sum of `residual`."""
-        if self._residual_mass is None:
-            return self.residual.sum(-1)
-        return self._residual_mass if isinstance(self._residual_mass, Tensor) else self._residual_mass()
+        """Probability of emitting a token otherwise than as a draft."""
+        return self.residual.sum(-1)
 
     def law(self) -> Rows:
         """Probability of emitting each token, whether drafted or not."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome, Rule
 
@@ -78,10 +79,3 @@ def as_outcome(returned: Any, target: Tensor, drafted: Tensor) -> Outcome:
                 f"for these arguments it must be a float tensor of shape {tuple(like.shape)}"
             )
     return Outcome(pair[0].to(target.dtype), pair[1].to(target.dtype), drafted)
-
-
-def described(value: object) -> str:
-    """A value's type, and for a tensor its dtype and shape."""
-    if isinstance(value, Tensor):
-        return f"a tensor of type {value.dtype} and shape {tuple(value.shape)}"
-    return f"{type(value).__name__} {str(value)[:60]!r}"

@@ -1,4 +1,6 @@
-"""The floating-point facts that laws, rules and optima rely on, each with the one constant that states it.
+"""The shapes of tensors and the floating-point facts that laws, rules and optima rely on.
+
+A row is a place where something is drafted.
 
 **Sums.** Whatever is normalised here is divided by a sum taken in float64: a float32 law over 262,144 tokens then sums
 to one within 1e-6. PyTorch's float32 `softmax` does not (1e-4 on a CPU): take it in float64. A target that lacks less
@@ -20,10 +22,14 @@ as none once larger ones are gone: a law does not draw it, and no optimum counts
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.verification.shapes import Rates, Rows
+Rows = Float[Tensor, "*batch vocabulary"]  # a number for every token: a distribution, or a part of one
+Draft = Float[Tensor, "*drafting vocabulary"]  # as `Rows`, or (*batch, drafts, vocabulary) for the law `distinct`
+Tuples = Int[Tensor, "*batch width"]  # the drafted tokens, -1 where a position is empty
+Tokens = Int[Tensor, "*batch some"]
+Rates = Float[Tensor, "*batch"]
 
 FULL = 1e-5  # a target that lacks less than this to one lacks nothing
 SPARE = 1e-30  # too little to be seen in any remainder above rounding

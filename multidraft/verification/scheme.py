@@ -11,10 +11,11 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification import distributions
+from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
-from multidraft.verification.optimal import optimum
+from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
-from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
+from multidraft.verification.precision import Draft, Rates, Rows, Tuples
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,7 @@ class Scheme:
         """Every possible tuple for one small vocabulary and its probability; refuses large ones."""
         self.check_draft(draft)
         if self.law.batch(draft):
-            raise AdviceError(
-                f"tuples lists those of one draft distribution; got a batch of shape {tuple(draft.shape)}"
-            )
+            raise AdviceError(f"tuples are listed for one draft distribution; got a batch {tuple(draft.shape)}")
         return self.law.tuples(draft)
 
     def outcome(self, target: Rows, draft: Draft, drafted: Tuples) -> Outcome:
@@ -163,21 +162,13 @@ class Scheme:
 
     def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
         """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
-        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.ndim == 0:
-            kind = drafted.dtype if isinstance(drafted, Tensor) else type(drafted).__name__
-            raise AdviceError(f"drafted must be an int64 tensor (..., {self.law.width}) of token ids; got {kind}")
-        if drafted.shape[-1] != self.law.width:
+        wanted = (*self.law.batch(draft), self.law.width)
+        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.shape != wanted:
             raise AdviceError(
-                f"drafted has {drafted.shape[-1]} positions a row; "
-                f"{self.name} with {self.drafts} drafts has {self.law.width}"
-            )
-        if drafted.shape[:-1] != self.law.batch(draft):
-            raise AdviceError(
-                f"drafted has shape {tuple(drafted.shape)} and draft {tuple(draft.shape)}; give one tuple for each row"
+                f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
+                f"tensor of shape {wanted}: one tuple for each row of draft"
             )
         outside = drafted[(drafted < -1) | (drafted >= draft.shape[-1])]
         if len(outside):
-            raise AdviceError(
-                f"drafted has token id {int(outside[0])}; "
-                f"ids are 0 to {draft.shape[-1] - 1}, and -1 where a position is empty"
-            )
+            last = draft.shape[-1] - 1
+            raise AdviceError(f"drafted has token id {int(outside[0])}; ids are 0 to {last}, -1 where it is empty")

@@ -1,12 +1,11 @@
 """The audit finds every scheme lossless and every mutant guilty, in each of its parts, with the odds it states."""
 
 import dataclasses
-import importlib
 import json
 import runpy
+from itertools import cycle
 from pathlib import Path
 
-import jaxtyping
 import pytest
 import torch
 from multidraft_research.audits.corners import Corners
@@ -20,47 +19,42 @@ from multidraft.auditing.bets import Alarm, Bets, Range
 from multidraft.auditing.pairs import drafting, large_pair
 from multidraft.auditing.statistical import Features, sample, surprises
 from multidraft.cli.main import app
-from multidraft.verification.laws import LAWS, Iid
+from multidraft.verification.laws import Iid
 from multidraft.verification.registry import entries
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "audit_verifiers.py"))
-CHEAP = dict(drafts=2, vocabulary=300, trials=4_000, trees=["2"])
+CHEAP = dict(drafts=2, vocabulary=300, trials=1_000, trees=["2"])
 SCHEMES = entries()
+QUICK = ("iid:linear_program", "iid:max_flow", "distinct:max_flow")
 FAST = [name for name, entry in SCHEMES.items() if not entry.small]
-LAWS_THAT_REPEAT = [law.name for law in LAWS.values() if law.repeats]
-SMALL = [name for name, entry in SCHEMES.items() if entry.small]
+SMALL = [name for name, entry in SCHEMES.items() if entry.small and entry.exact]
+SOLVERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
 ONLY_EXACT = dict(vocabulary=())
 RULES = [name for name, mutant in MUTANTS.items() if mutant.rule is not None]
 
 
-@pytest.mark.parametrize("draft_probability", [1.0, 0.6])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(("name", "draft_probability"), list(zip(FAST, cycle([1.0, 0.6]), strict=False)))
 def test_every_scheme_is_lossless(name: str, draft_probability: float) -> None:
     assert_lossless(name, draft_probability=draft_probability, **CHEAP)
 
 
-@pytest.mark.parametrize("draft_probability", [1.0, pytest.param(0.6, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].exact])
-def test_every_solver_is_lossless_and_optimal(name: str, draft_probability: float) -> None:
-    report = assert_lossless(name, draft_probability=draft_probability, **CHEAP | dict(vocabulary=12))
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_solver_is_lossless_and_optimal(name: str) -> None:
+    report = assert_lossless(name, **CHEAP | dict(vocabulary=12, trials=500))
     assert report.exact.optimum is None or abs(report.exact.acceptance - report.exact.optimum) < 1e-9
 
 
 def assert_lossless(name: str, **settings):
     report = md.audit(name, **settings)
     assert report.verdict == "lossless", report.sentence
-    assert report.deviation <= 1e-12
-    assert report.exact.impossible <= 1e-12
+    assert max(report.deviation, report.exact.impossible) <= 1e-12
     assert report.walks
-    if report.exact.optimum is not None:
-        assert report.exact.acceptance <= report.exact.optimum + 1e-9
+    assert report.exact.optimum is None or report.exact.acceptance <= report.exact.optimum + 1e-9
     return report
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in SMALL if SCHEMES[name].exact and name.split(":")[0] in LAWS_THAT_REPEAT]
-)
+@pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].law.repeats])
 def test_solvers_know_nodes_that_drew_twice(name: str) -> None:
     """Where two drafts of a node are one token, its children come from two tuples."""
     draft = drafting(md.scheme(name, 2).law, torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
@@ -68,9 +62,9 @@ def test_solvers_know_nodes_that_drew_twice(name: str) -> None:
     assert report.verdict == "lossless", report.sentence
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+@pytest.mark.parametrize("tolerance", [1e-2, pytest.param(1e-4, marks=pytest.mark.slow)])
 def test_global_resolution_is_within_what_it_states_and_no_better(tolerance: float) -> None:
-    settings = dict(vocabulary=12, trials=4_000, trees=["2", "1x1"])
+    settings = dict(vocabulary=12, trials=500, trees=["1x1"])
     report = md.audit(f"iid:global_resolution,tolerance={tolerance},fallback=lorenz", 2, **settings)
     assert report.verdict == "lossless within its stated deviation", report.sentence
     assert report.within == 7.5 * tolerance
@@ -95,7 +89,7 @@ def test_every_scheme_is_lossless_at_real_sizes(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_biased_rule_is_found_guilty(name: str) -> None:
-    report = audit_mutant(name, vocabulary=256, trials=40_000, trees=["2x2" if "replaced" in name else "2x1"])
+    report = audit_mutant(name, vocabulary=256, trials=20_000, trees=["2x2" if "replaced" in name else "2x1"])
     assert report.guilty() == list(MUTANTS[name].guilty), report.sentence
     assert report.verdict == "biased"
     assert report.exact.total_variation > 0.03
@@ -160,12 +154,12 @@ def speculative(leak: float):
     return verify
 
 
-def test_a_sampler_without_bias_passes_and_one_with_two_percent_does_not() -> None:
-    settings = dict(law="iid", drafts=1, vocabulary=512, trials=150_000)
-    right, leaky = (md.audit(speculative(leak), **settings) for leak in (0.0, 0.02))
+def test_a_sampler_without_bias_passes_and_one_with_a_leak_does_not() -> None:
+    settings = dict(law="iid", drafts=1, vocabulary=256, trials=50_000)
+    right, leaky = (md.audit(speculative(leak), **settings) for leak in (0.0, 0.06))
     assert right.verdict == "no bias found"
     assert "99 % probability" in right.sentence
-    assert min(part.smallest_leak for part in leaky.sampled) < 0.02, "the stated power covers the leak"
+    assert min(part.smallest_leak for part in leaky.sampled) < 0.06, "the stated power covers the leak"
     assert leaky.guilty() == ["statistical"]
     assert "times their stakes" in leaky.sentence
 
@@ -180,8 +174,8 @@ def test_a_sampler_may_not_emit_what_is_no_token_or_never_comes() -> None:
 
 @pytest.mark.parametrize("part", ["coarse", "fine"])
 def test_odds_and_power_are_as_stated(part: str) -> None:
-    """1,000 runs of 2,000 tokens: false alarms at most as stated, and 97 % caught where 99 % is stated."""
-    target, draft = large_pair(Iid(1), 800, "near", 0)
+    """500 runs of 2,000 tokens: false alarms at most as stated, and 97 % caught where 99 % is stated."""
+    target, draft = large_pair(Iid(1), 200, "near", 0)
     features, generator = Features.of(target, draft), torch.Generator().manual_seed(5)
     table, p, odds = features.table[:, features.parts[part]], features.target, 0.01
     mean = p @ table
@@ -195,8 +189,8 @@ def test_odds_and_power_are_as_stated(part: str) -> None:
         tokens = torch.multinomial(law, 2_000 * runs, True, generator=generator).view(runs, 2_000)
         return sum(bets.p_value(table[row] - mean) < odds for row in tokens)
 
-    assert alarms(p, 1_000) < 1_000 * odds + 6 * (1_000 * odds) ** 0.5
-    assert alarms((1 - leak) * p + leak * features.draft, 300) >= 291
+    assert alarms(p, 500) < 500 * odds + 6 * (500 * odds) ** 0.5
+    assert alarms((1 - leak) * p + leak * features.draft, 200) >= 194
 
 
 @pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz", "without_replacement:naive", "distinct:naive"])
@@ -207,10 +201,7 @@ def test_surprises_are_zero_on_average(name: str, draft_probability: float) -> N
     draft = torch.tensor([0.24, 0.22, 0.2, 0.18, 0.16], dtype=torch.float64)
     draft = torch.stack([draft, draft.roll(1), draft.roll(2)]) if name.startswith("distinct") else draft
     drawn, weight = dataclasses.replace(law, draft_probability=1.0).tuples(draft)
-    rows, values = (
-        draft.expand(len(drawn), *draft.shape),
-        torch.tensor([[1.0, 0.0], [-0.3, 2.0], [0.7, 5.0], [0.1, 0.4], [3.0, -1.0]]),
-    )
+    rows, values = draft.expand(len(drawn), *draft.shape), torch.tensor([[1, -0.3, 0.7, 0.1, 3], [0, 2, 5, 0.4, -1]]).T
     on = surprises(law, rows, drawn, drawn, values.double())
     off = surprises(law, rows, drawn, torch.full_like(drawn, -2), values.double())
     mean = weight @ (draft_probability * on + (1 - draft_probability) * off)
@@ -274,24 +265,10 @@ def test_the_same_seed_gives_the_same_report_and_json_has_no_surprises() -> None
     first, second = (md.audit("iid:naive", seed=3, **CHEAP).as_dict() for _ in range(2))
     assert first == second
     assert json.loads(json.dumps(first, allow_nan=False)) == first
-    keys = {
-        "name",
-        "law",
-        "drafts",
-        "verdict",
-        "sentence",
-        "deviation",
-        "total_variation",
-        "exact",
-        "statistical",
-        "walks",
-    }
-    assert keys <= first.keys()
+    keys = "name law drafts verdict sentence deviation total_variation exact statistical walks"
+    assert set(keys.split()) <= first.keys()
     assert {"target", "draft", "drafts", "law"} <= first["exact"]["worst"].keys()
     assert {"smallest_bias", "p_values", "alarm", "acceptance", "optimum"} <= first["statistical"][0].keys()
-
-
-ROW = torch.zeros(3)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +281,7 @@ ROW = torch.zeros(3)
         ((lambda p, q: p,), dict(law="iid"), "cannot call a verifier with the arguments"),
         ((lambda p, q, x: p,), dict(law="iid"), "returns two tensors"),
         ((lambda p, q, x: (p, p),), dict(law="iid"), "the rule's accept has shape"),
-        ((lambda p, q, x, generator: p,), dict(law="iid"), "one token id for each"),
+        ((lambda p, q, x, generator: p,), dict(law="iid", vocabulary=9), "one token id for each"),
         ((lambda p, q, x, generator: x,), dict(law="iid", vocabulary=()), "give vocabulary sizes"),
         ((lambda p, q, x, generator: x,), dict(law="iid", walks=True), "cannot be walked with"),
         (("iid:naive",), dict(law="iid"), "leave out law='iid'"),
@@ -320,13 +297,13 @@ ROW = torch.zeros(3)
         (("spechub:naive",), dict(trees=["3"]), "cannot draw the trees"),
     ],
 )
-def test_bad_input_gets_advice(monkeypatch, arguments: tuple, settings: dict, message: str) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input_gets_advice(arguments: tuple, settings: dict, message: str) -> None:
     with pytest.raises(md.AdviceError, match=message):
         md.audit(*arguments, **settings)
 
 
-QUICK = ["--vocabulary", "300", "--trials", "2000", "--trees", "2"]
+BRIEF = ["--vocabulary", "64", "--trials", "1000", "--trees", "2"]
 
 
 def run(*arguments: str):
@@ -334,12 +311,12 @@ def run(*arguments: str):
 
 
 def test_command() -> None:
-    result = run("iid:lorenz", *QUICK)
+    result = run("iid:lorenz", *BRIEF)
     assert result.exit_code == 0, result.output
     assert "iid:lorenz is lossless" in result.output
-    report = json.loads(run("iid:lorenz", *QUICK, "--json").stdout)
-    assert report["verdict"] == "lossless"
-    assert [part["vocabulary"] for part in report["statistical"]] == [300, 300]
+    report = json.loads(run("anchored:naive,draft_probability=0.5", *BRIEF, "--json").stdout)
+    assert (report["verdict"], report["draft_probability"]) == ("lossless", 0.5)
+    assert [part["vocabulary"] for part in report["statistical"]] == [64, 64]
 
 
 @pytest.mark.parametrize(
@@ -357,8 +334,8 @@ def test_command() -> None:
         ["--all", "--draft-probability", "0.5"],
     ],
 )
-def test_command_advises_on_one_line(arguments: list, monkeypatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as for users
+@pytest.mark.usefixtures("unchecked")
+def test_command_advises_on_one_line(arguments: list) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("multidraft: ")
@@ -368,22 +345,15 @@ def test_command_advises_on_one_line(arguments: list, monkeypatch) -> None:
 def test_command_fails_where_a_verdict_is_not_the_expected_one(monkeypatch) -> None:
     """`--all` on one scheme and two mutants, one of which turns out not to be guilty."""
     guilty = "forgets the residual"
-    mutants, command = (
-        importlib.import_module(name)
-        for name in ("multidraft_research.audits.mutants", "multidraft_research.cli.audit")
-    )
-    innocent = mutants.Mutant("top", EXAMPLES["matching"])
-    monkeypatch.setattr(command, "schemes", lambda: ["iid:naive"])
-    monkeypatch.setattr(mutants, "MUTANTS", {guilty: MUTANTS[guilty], "innocent": innocent})
-    result = run("--all", "--vocabulary", "256", "--trials", "5000", "--trees", "2", "--json")
+    monkeypatch.setattr("multidraft_research.cli.audit.schemes", lambda: ["iid:naive"])
+    innocent = dataclasses.replace(MUTANTS[guilty], law="top", rule=EXAMPLES["matching"])
+    monkeypatch.setattr("multidraft_research.audits.mutants.MUTANTS", {guilty: MUTANTS[guilty], "innocent": innocent})
+    arguments = ["--all", "--vocabulary", "64", "--trials", "5000", "--trees", "2"]
+    result = run(*arguments, "--json")
     assert result.exit_code == 1
-    found = {item["name"]: item for item in json.loads(result.stdout)["audits"]}
-    assert {name: item["as_expected"] for name, item in found.items()} == {
-        "iid:naive": True,
-        guilty: True,
-        "innocent": False,
-    }
-    assert "Not as expected: innocent." in run("--all", "--vocabulary", "64", "--trials", "5000", "--trees", "2").output
+    found = {item["name"]: item["as_expected"] for item in json.loads(result.stdout)["audits"]}
+    assert found == {"iid:naive": True, guilty: True, "innocent": False}
+    assert "Not as expected: innocent." in run(*arguments).output
 
 
 @pytest.mark.slow
@@ -403,16 +373,10 @@ def test_command_tries_corners() -> None:
 def test_command_tells_errors_in_corners(monkeypatch) -> None:
     """A law that is off by 1e-11 is not excused by rounding."""
     tried = Corners(pairs=25, tuples=100, law=10.0)
-    monkeypatch.setattr(importlib.import_module("multidraft_research.audits.corners"), "try_corners", lambda *_: tried)
+    monkeypatch.setattr("multidraft_research.audits.corners.try_corners", lambda *_: tried)
     result = run("iid:lorenz", "--corners", "25")
     assert result.exit_code == 1
     assert " 10 " in result.output
-
-
-@pytest.mark.parametrize("draft_probability", [0.5, 1])
-def test_command_takes_settings_in_the_name(draft_probability: float) -> None:
-    result = run(f"anchored:naive,draft_probability={draft_probability}", *QUICK, "--json")
-    assert json.loads(result.stdout)["draft_probability"] == draft_probability
 
 
 def test_the_documented_example_prints_what_the_page_says(capsys) -> None:

@@ -11,8 +11,8 @@ import multidraft as md
 from multidraft.auditing.pairs import KINDS, TINY, adversarial, drafting, small_pairs
 from multidraft.auditing.subject import subject
 from multidraft.verification import loops
-from multidraft.verification.laws import Iid
-from multidraft.verification.optimal import optimal_acceptance_rate
+from multidraft.verification.laws import Iid, optimal_acceptance_rate
+from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.precision import least
 from multidraft.verification.rules.lorenz import lorenz
 
@@ -24,16 +24,16 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", exact_schemes())
-def test_three_thousand_pairs(name: str) -> None:
-    found = try_corners(name, 3_000)
-    assert found.pairs >= 3_000
+def test_a_thousand_pairs(name: str) -> None:
+    found = try_corners(name, 1_000)
+    assert found.pairs >= 1_000
     assert found.worst <= 1, found
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_as_tensor_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_numba(monkeypatch)
-    found = try_corners(name, 3_000, seed=1)
+    found = try_corners(name, 1_000, seed=1)
     assert found.worst <= 1, found
 
 
@@ -55,7 +55,7 @@ def test_the_audit_catches_a_remainder_divided_by_differences(drafts: int) -> No
 
 
 def test_corners_catch_a_remainder_divided_by_differences() -> None:
-    target, draft = adversarial("near_equal", 200, 4, seed=0)
+    target, draft = adversarial("near_equal", 100, 4, seed=0)
     wrong, right = Corners(), Corners()
     examine(right, md.scheme("iid:lorenz", 4), target, draft)
     examine(wrong, subject(MUTANTS[DIVIDES].rule, "iid", 4, {}), target, draft)
@@ -68,11 +68,8 @@ def test_the_pair_that_showed_it() -> None:
     for drafts in (3, 4, 8):
         scheme = md.scheme("iid:lorenz", drafts)
         if drafts < 8:
-            drafted, weight = scheme.tuples(draft)
-            law = (
-                weight @ scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted).law()
-            )
-            assert torch.allclose(law, target, rtol=0, atol=1e-12)
+            found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
+            assert torch.allclose(found.emitted[0], target, rtol=0, atol=1e-12)
         outcome = scheme.outcome(target, draft, scheme.draw(draft, torch.Generator().manual_seed(0)))
         assert abs(outcome.law().sum() - 1) < 1e-12
 
@@ -111,16 +108,14 @@ def test_many_drafts(drafts: int, kind: str, numba: bool, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 300, 4_096, 128_256])
+@pytest.mark.parametrize("size", [1, 300, 128_256])
 @pytest.mark.parametrize("name", exact_schemes())
 def test_large_vocabularies(name: str, size: int, dtype: torch.dtype) -> None:
-    """Drawn tuples alone: every outcome a law, loops and tensor operations of one mind."""
-    kinds = list(KINDS) if size < 100_000 else ["near_equal", "banned"]
-    for kind in kinds:
-        scheme = md.scheme(name, md.scheme(name).law.fixed_drafts or 5)
+    """Drawn tuples alone: every outcome a law."""
+    scheme = md.scheme(name, md.scheme(name).law.fixed_drafts or 5)
+    for kind in KINDS if size < 100_000 else ["near_equal", "banned"]:
         target, draft = (x.to(dtype) for x in adversarial(kind, 2, size, seed=size))
-        if scheme.law.several:
-            draft = torch.stack([draft.roll(j, -1) for j in range(5)], -2)
+        draft = drafting(scheme.law, draft)
         drafted = scheme.draw(draft, torch.Generator().manual_seed(0))
         outcome = scheme.outcome(target, draft, drafted)
         total = outcome.accept.double().sum(-1) + outcome.residual.double().sum(-1)
@@ -130,8 +125,8 @@ def test_large_vocabularies(name: str, size: int, dtype: torch.dtype) -> None:
         assert (outcome.law()[target == 0] == 0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
+@pytest.mark.parametrize("kind", ["peaked", "banned", "vanishing"])  # where ratios tie, any order is right
+@pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("size", [7, 4_096])
 def test_loops_and_tensor_operations_agree(kind: str, name: str, size: int, monkeypatch) -> None:
     """What is claimed in all, and what is left in all; token by token they may share rounding in other ways."""
@@ -141,10 +136,8 @@ def test_loops_and_tensor_operations_agree(kind: str, name: str, size: int, monk
     loops_give = scheme.verify(target, draft, drafted)
     without_numba(monkeypatch)
     tensors_give = scheme.verify(target, draft, drafted)
-    if kind not in ("integers", "near_equal", "pushed_down"):  # where ratios tie, any order is right
-        assert torch.allclose(loops_give.accept.sum(-1), tensors_give.accept.sum(-1), rtol=0, atol=1e-7)
-    for outcome in (loops_give, tensors_give):
-        assert torch.allclose(outcome.residual_mass, outcome.residual.sum(-1), rtol=0, atol=1e-12)
+    assert torch.allclose(loops_give.accept.sum(-1), tensors_give.accept.sum(-1), rtol=0, atol=1e-7)
+    assert torch.allclose(loops_give.residual.sum(-1), tensors_give.residual.sum(-1), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

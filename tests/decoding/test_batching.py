@@ -33,9 +33,9 @@ from multidraft.models.huggingface import CausalLM, answers_prompts
 from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.from_processors import samplings_from
+from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import CountPenalty
-from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 SIZE = 5

@@ -28,7 +28,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS, Child, Ending, Rest, Verdict, commit
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.sampling import target_laws
+from multidraft.sampling.from_logits import target_laws
 from multidraft.sampling.settings import Sampling
 
 Table = Callable[[tuple[int, ...]], Tensor]

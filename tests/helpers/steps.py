@@ -8,15 +8,21 @@ from multidraft.decoding.verify import Decision
 
 def law_of_steps(state: State, config: DecodeConfig, steps: int) -> Law:
     """The law of what several steps emit, each of them enumerated from the states that the one before ends in."""
-    emitted: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    return laws_of_rows(state, config, steps)[0]
+
+
+def laws_of_rows(state: State, config: DecodeConfig, steps: int) -> list[Law]:
+    """What each row of a batch emits in several steps."""
+    laws: list[Law] = [{} for _ in state.rows]
+    emitted: list[tuple[int, tuple[int, ...], float]] = [(row, (), 1.0) for row in range(len(laws))]
     for _ in range(steps):
         forest, branches = all_branches(state, config)
-        emitted = [(emitted[b.origin][0] + b.emitted, emitted[b.origin][1] * b.probability) for b in branches]
+        before = [(emitted[branch.origin], branch) for branch in branches]
+        emitted = [(row, (*old, *b.emitted), chance * b.probability) for (row, old, chance), b in before]
         state = follow(forest, branches)
-    law: Law = {}
-    for tokens, probability in emitted:
-        add(law, tokens, probability)
-    return law
+    for row, tokens, probability in emitted:
+        add(laws[row], tokens, probability)
+    return laws
 
 
 def follow(forest: Forest, branches: list[Branch]) -> State:

@@ -23,7 +23,7 @@ from multidraft.models.early_exit import first_layers
 from multidraft.models.ensemble import Copying, Mixture, Several
 from multidraft.models.ngram import Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.sampling import target_laws
+from multidraft.sampling.from_logits import target_laws
 from multidraft.sampling.settings import Sampling
 
 EXACT = 1e-12

@@ -31,10 +31,19 @@ from torch import Tensor
 import multidraft as md
 from multidraft.auditing.pairs import drafting
 from multidraft.verification.law import Law
-from multidraft.verification.laws import Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
+from multidraft.verification.laws import (
+    Anchored,
+    Distinct,
+    Greedy,
+    Iid,
+    SpecHub,
+    Top,
+    WithoutReplacement,
+    optimal_acceptance_rate,
+    optimum,
+)
 from multidraft.verification.laws.distinct import Box, best_set, lower_bound, optimal_distinct
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.optimal import optimal_acceptance_rate, optimum
 from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.rules import k_sequential, naive

@@ -4,7 +4,6 @@ import itertools
 import pickle
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,10 +18,9 @@ from transformers import (
 from multidraft.decoding.tree import NodeLaw
 from multidraft.sampling import gate
 from multidraft.sampling.drafting import SUPPORT, TAIL, WHOLE, draft_laws
-from multidraft.sampling.from_logits import distribution, largest
+from multidraft.sampling.from_logits import distribution, target_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
-from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT = 40, 1e-12
@@ -39,8 +37,8 @@ def real_like(size: int) -> Tensor:
     return torch.stack([torch.zeros(size), peak, 4 * noise, noise - torch.arange(1, size + 1).log(), few])
 
 
-@pytest.mark.parametrize("size", [32_000, 49_152, 151_936, 262_144])
-@pytest.mark.parametrize("temperature", [0.001, 0.7, 1.3, 100.0])
+@pytest.mark.parametrize("size", [49_152, 262_144])
+@pytest.mark.parametrize("temperature", [0.001, 0.7, 100.0])
 @pytest.mark.parametrize("compiled", [True, False])
 def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled):
     """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
@@ -66,20 +64,6 @@ def test_top_p_breaks_ties_as_a_stable_sort_does(monkeypatch):
     for top_p in (0.1, 0.3, 0.7, 0.9):
         expected = TopPLogitsWarper(top_p)(None, logits).softmax(-1)
         assert torch.allclose(distribution(logits, top_p=top_p), expected, atol=EXACT)
-
-
-@pytest.mark.parametrize("count", [1, 3, 256])
-def test_the_largest_are_found_as_by_sorting(count):
-    some = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2))
-    for scores in (some, some.bfloat16().float(), torch.zeros(1, 999), -torch.arange(5000.0)[None]):
-        tokens, best = (torch.from_numpy(part) for part in largest(scores, count))
-        assert torch.equal(best, scores.sort(descending=True).values[:, :count])
-        assert torch.equal(scores.gather(-1, tokens), best)
-        rising = (tokens.diff() > 0) | (best.diff() < 0)  # among equals, which also shows that no token comes twice
-        assert rising.all()
-    tokens, best = largest(torch.tensor([[-INF, 2.0, -INF], [0.0, NAN, 1.0]]), 2)
-    assert (tokens[0, 0], best[0].tolist()) == (1, [2.0, -INF])
-    assert np.isnan(best[1, 0])
 
 
 @pytest.mark.parametrize("own", [Sampling(0.7), Sampling(1.3, top_k=5), Sampling(0.9, top_p=0.8), Sampling(1, 9, 0.5)])
@@ -201,7 +185,7 @@ def compare(scores: Tensor, settings: list[Sampling], row: int) -> RowFault:
     return faults[row].at(row, 3)
 
 
-@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("row", [0, 2])
 @pytest.mark.parametrize("own", SETTINGS)
 @pytest.mark.parametrize("kind", LOGITS)
 def test_a_model_s_scores_end_their_own_row(kind, own, row):
@@ -215,9 +199,7 @@ def test_a_model_s_scores_end_their_own_row(kind, own, row):
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
 
-@pytest.mark.parametrize("place", ["before", "after"])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize(("place", "shared", "row"), [("before", True, 0), ("after", True, 1), ("before", False, 2)])
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):
     """Whether all rows have the processor in common, or that row alone; other processors run beside it."""
@@ -242,10 +224,8 @@ def test_other_precisions_are_taken(kind):
 
 @pytest.mark.parametrize("penalty", [1e-300, 5e-324, 1e-45, 1e-39])
 def test_penalties_that_overflow_are_named(penalty):
-    own = Sampling(before=listed(RepetitionPenaltyLogitsProcessor(penalty)))
-    for row in range(3):
-        settings = [own if other == row else Sampling() for other in range(3)]
-        assert compare(logits() + 9, settings, row).source == "processor RepetitionPenaltyLogitsProcessor"
+    settings = [Sampling(), Sampling(before=listed(RepetitionPenaltyLogitsProcessor(penalty))), Sampling()]
+    assert compare(logits() + 9, settings, 1).source == "processor RepetitionPenaltyLogitsProcessor"
 
 
 def test_a_gate_without_its_check_is_caught(monkeypatch):

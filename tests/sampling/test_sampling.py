@@ -7,22 +7,13 @@ from functools import cache
 
 import pytest
 import torch
-from steps import follow, law_of_steps
+from steps import law_of_steps, laws_of_rows
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import PrefixConstrainedLogitsProcessor, SynthIDTextWatermarkLogitsProcessor
 
 import multidraft as md
-from multidraft.auditing.enumeration import (
-    Law,
-    add,
-    all_branches,
-    first_state,
-    first_tokens,
-    largest_difference,
-    step_law,
-    target_law,
-)
+from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, State, join, prefixes_of
@@ -32,9 +23,9 @@ from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_laws
-from multidraft.sampling.from_processors import samplings_from
+from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import CountPenalty, LogitBias, check_pure, for_row
-from multidraft.sampling.sampling import target_laws
 from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
@@ -98,6 +89,7 @@ OWN = {
     "logit bias": [LogitBias({1: 0.9, 3: -2.0})],
 }
 KINDS = [*BLIND, *LOOKING_BACK, *OWN]
+COMMIT = ("iid:lorenz", "2x1", "commit")
 SEEING = [*LOOKING_BACK, "a user's own", "presence and frequency"]
 
 
@@ -147,10 +139,9 @@ def law_at(logits: Tensor, own: Sampling, sequence: tuple[int, ...] | list[int] 
     return target_laws(logits[None], [own], [torch.tensor(sequence)] if own.looks_back else None)[0][0]
 
 
-@pytest.mark.parametrize(("scheme", "walk"), [("anchored:lorenz", "deferred"), ("iid:lorenz", "commit")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_step_has_the_processed_target_s_law(kind, scheme, walk):
-    assert error(kind, sampling(kind), config(scheme, walk=walk)) <= EXACT
+@pytest.mark.parametrize(("kind", "way"), [*((kind, ()) for kind in KINDS), ("repetition", COMMIT), ("min-p", COMMIT)])
+def test_one_step_has_the_processed_target_s_law(kind, way):
+    assert error(kind, sampling(kind), config(*way)) <= EXACT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SEEING if kind != "prompt repeated"])  # it looks at nothing else
@@ -164,15 +155,15 @@ def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
     assert error(kind, sampling(kind), config()) > BIASED
 
 
-@pytest.mark.parametrize("kind", ["repetition", "a user's own", "minimum"])
+@pytest.mark.parametrize("kind", ["a user's own", "minimum"])
 def test_two_steps_have_the_processed_target_s_law(kind):
     """The second step's sequences begin with what the first emitted."""
-    way = config("iid:lorenz", "2")
+    way = config("iid:lorenz", "1")
     law = law_of_steps(first_state(*models(), PROMPT, way, sampling(kind)), way, 2)
     assert off(law, kind, 4) <= EXACT
 
 
-@pytest.mark.parametrize("kind", ["repetition", "a user's own", "min-p"])
+@pytest.mark.parametrize("kind", ["repetition", "min-p"])
 def test_several_drafters_are_processed_alike(kind):
     drafters = Several([TableModel(DRAFT, SIZE), TableModel(random_table(SIZE, 3, 3), SIZE)])
     law = step_law(models()[0], drafters, PROMPT, config("distinct:recursive_rejection", "2x1"), sampling(kind)).law
@@ -180,9 +171,14 @@ def test_several_drafters_are_processed_alike(kind):
 
 
 @pytest.mark.parametrize(
-    "own", [dict(temperature=0.4), dict(temperature=0), dict(temperature=2.0, top_k=2), dict(top_p=0.5)]
+    ("kind", "own"),
+    [
+        ("repetition", dict(temperature=0.4)),
+        ("repetition", dict(temperature=0)),
+        ("min-p", dict(temperature=2.0, top_k=2)),
+        ("temperature, top-k, top-p", dict(top_p=0.5)),
+    ],
 )
-@pytest.mark.parametrize("kind", ["repetition", "min-p", "temperature, top-k, top-p"])
 def test_the_draft_model_may_have_settings_of_its_own(kind, own):
     both = sampling(kind)
     apart = replace(both, for_draft=replace(both, **own))
@@ -225,7 +221,7 @@ WAYS = [  # scheme, tree, walk, steps
     ("anchored:lorenz", "2x1", "deferred", 1),
     ("distinct:recursive_rejection", "2x1", "deferred", 1),
 ]
-TWO_STEPS = ("iid:lorenz", "2", "commit", 2)
+TWO_STEPS = ("iid:lorenz", "1", "commit", 2)
 
 
 def joined(both: Pair, way: DecodeConfig) -> State:
@@ -236,20 +232,6 @@ def joined(both: Pair, way: DecodeConfig) -> State:
         several = Several([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
         states.append(first_state(target, several if way.scheme.law.several else draft, prompt, way, own))
     return join(*states)
-
-
-def laws_of_rows(state: State, way: DecodeConfig, steps: int) -> list[Law]:
-    """What each row of a batch emits in several steps."""
-    emitted = [(row, (), 1.0) for row in range(len(state.rows))]
-    for _ in range(steps):
-        forest, branches = all_branches(state, way)
-        before = [(emitted[branch.origin], branch) for branch in branches]
-        emitted = [(row, (*old, *b.emitted), chance * b.probability) for (row, old, chance), b in before]
-        state = follow(forest, branches)
-    laws: list[Law] = [{}, {}]
-    for row, tokens, probability in emitted:
-        add(laws[row], tokens, probability)
-    return laws
 
 
 def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:
@@ -269,13 +251,13 @@ def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[floa
 
 
 @pytest.mark.parametrize(
-    ("both", "way"), [*((both, way) for both in PAIRS for way in WAYS), *((both, TWO_STEPS) for both in PAIRS[1:4])]
+    ("both", "way"), [*((both, WAYS[0]) for both in PAIRS), (PAIRS[2], WAYS[1]), (PAIRS[3], TWO_STEPS)]
 )
 def test_rows_side_by_side_have_each_their_own_law(both, way):
     assert max(errors(both, both, way)) <= EXACT
 
 
-@pytest.mark.parametrize("both", PAIRS)
+@pytest.mark.parametrize("both", PAIRS[1:4])
 def test_swapped_settings_are_caught(both):
     """The biased twin."""
     assert min(errors(both, both[::-1], WAYS[0])) > BIASED
@@ -318,11 +300,6 @@ def test_processors_of_other_rows_and_lengths():
         assert set(tokens[:-1].tolist()) == {row}
 
 
-def test_presence_and_frequency_penalty():
-    scores = CountPenalty(0.5, 0.25, 2)(torch.tensor([[3, 3, 1, 1, 2]]), torch.zeros(1, 4))
-    assert scores.tolist() == [[0, -1.0, -0.75, 0]]
-
-
 def run(**changes) -> tuple[list[list[int]], Info]:
     given = dict(tree="2x2x1", generator=torch.Generator().manual_seed(5), max_new_tokens=24) | changes
     given = {name: value for name, value in given.items() if value is not None}
@@ -348,21 +325,6 @@ def test_log_probabilities(changes):
     assert run()[1].logprobs == []
 
 
-class Sum(StoppingCriteria):
-    """Stops when the whole sequence's sum passes 20."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs) -> Tensor:
-        return input_ids.sum(-1) > 20
-
-
-def test_a_criterion_cuts_where_it_first_holds():
-    free, _ = run(eos_token_id=[])
-    cut, _ = run(eos_token_id=[], stopping_criteria=[Sum()])
-    for prompt, tokens, whole in zip([PROMPT, [3]], cut, free, strict=True):
-        assert sum(prompt) + sum(tokens) > 20 >= sum(prompt) + sum(tokens[:-1])
-        assert tokens == whole[: len(tokens)]
-
-
 def test_max_time_ends_after_the_pass_that_it_falls_in():
     tokens, info = run(max_time=1e-9, max_new_tokens=50)
     assert max(map(len, tokens)) <= 4
@@ -372,15 +334,8 @@ def test_max_time_ends_after_the_pass_that_it_falls_in():
 def test_length_limits():
     assert [len(row) for row in run(max_length=9, max_new_tokens=None, eos_token_id=[])[0]] == [6, 8]
     assert [len(row) for row in run(max_length=9, max_new_tokens=3, eos_token_id=[])[0]] == [3, 3]
-    assert all(len(row) >= 10 for row in run(min_new_tokens=9, eos_token_id=[0, 1, 2])[0])
-    assert run(generation_config=GenerationConfig(max_new_tokens=2, do_sample=False), max_new_tokens=None)[0] == [
-        row[:2] for row in run(temperature=0)[0]
-    ]
-
-
-def test_several_sequences_for_a_prompt():
-    rows, _ = md.generate(*models(), [PROMPT], num_return_sequences=3, max_new_tokens=20, tree="2x1")
-    assert len({tuple(row.tolist()) for row in rows}) == 3
+    short = GenerationConfig(max_new_tokens=2, do_sample=False)
+    assert run(generation_config=short, max_new_tokens=None)[0] == [row[:2] for row in run(temperature=0)[0]]
 
 
 CHANGED = {  # a value other than the default for every refused field
@@ -394,10 +349,10 @@ CHANGED = {  # a value other than the default for every refused field
 
 
 def test_every_field_of_the_configuration_is_accounted_for():
+    kinds = [generation_config.HONOURED, generation_config.MEANINGLESS, set(generation_config.REFUSED)]
     assert set(generation_config.fields()) <= generation_config.KNOWN
-    assert set(CHANGED) == set(generation_config.REFUSED)
-    assert not generation_config.HONOURED & generation_config.MEANINGLESS
-    assert not (generation_config.HONOURED | generation_config.MEANINGLESS) & set(generation_config.REFUSED)
+    assert set(CHANGED) == kinds[-1]
+    assert sum(map(len, kinds)) == len(generation_config.KNOWN)
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -421,16 +376,11 @@ def test_a_field_that_nobody_knows_yet_is_refused_once_it_is_set(monkeypatch):
         (dict(temperatur=1), "unknown setting 'temperatur'; did you mean 'temperature'"),
         (dict(tokenizer=1), "unknown setting 'tokenizer'; did you mean 'stop_tokenizer'"),
         (dict(stop="x"), "stop strings need the tokenizer; pass it as stop_tokenizer"),
-        (dict(logprobs=-1), "logprobs is -1"),
-        (dict(min_p=2.0), "min_p"),
-        (dict(repetition_penalty=-1.0), "penalty"),
-        (dict(logit_bias={9: 1.0}), "logit_bias names token 9, but the vocabulary is 0 to 3"),
         (dict(logits_processor=[Counter()]), "Counter keeps a state between calls or between rows"),
         (dict(logits_processor=[Neighbour()]), "Neighbour keeps a state between calls or between rows"),
         (dict(suppress_tokens=[0, 1, 2, 3]), "SuppressTokensLogitsProcessor leaves no token"),
         (dict(draft_model=models()[1]), "the draft model comes second"),
         (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
-        (dict(draft_temperature=-2), "draft_temperature is -2; use a number from 0.001"),
     ],
 )
 def test_advice(changes, advice):

@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from multidraft.verification.distributions import normalise, tempered
+from multidraft.verification.distributions import normalise
 from multidraft.verification.law import without
 from multidraft.verification.rules import schedule as roots
 from multidraft.verification.rules.recursive_rejection import couple
 
-SIZES = (32_000, 49_152, 151_936, 262_144)
+SIZES = (49_152, 262_144)
 ROUNDING = 1.5e-7  # of the quotients, each right to 6e-8
 DIVIDED: dict[str, Callable[[Tensor], Tensor]] = {
     "normalise": normalise,
-    "tempered": lambda law: tempered(law, 1.3),
     "without": lambda law: without(law, torch.tensor([0, 5])),
     "couple": lambda law: couple(normalise(law), without(law.flip(0), torch.tensor([1])), torch.tensor(3))[1],
 }
@@ -46,7 +45,7 @@ def test_a_running_float32_sum_would_not_do() -> None:
 
 # --- Newton's method for the Lorenz schedule ends within rounding, also at the worst roots ----------------------------
 
-SIZE = 20_000  # more than `roots.MANY`
+SIZE = 20_000
 ENOUGH = 4  # times the value at which Newton's method ends
 
 

@@ -59,10 +59,10 @@ def test_a_registered_rule_is_listed_and_found() -> None:
 def test_every_form_is_audited(form: str, module: str) -> None:
     md.register("mine:naive", law="iid", rule=naive)
     forms = {
-        "registered": lambda: md.audit("mine:naive", **ONLY_EXACT, walks=True),
+        "registered": lambda: md.audit("mine:naive", **ONLY_EXACT),
         "function": lambda: md.audit(md.scheme(naive, 1, law="iid"), vocabulary=()),
         "imported": lambda: md.audit(f"{module}:right,law=iid", **ONLY_EXACT),
-        "with a law": lambda: md.audit(recursive_rejection, law=Iid(2), vocabulary=(), walks=True),
+        "with a law": lambda: md.audit(recursive_rejection, law=Iid(2), vocabulary=(), trees=["2"]),
     }
     report = forms[form]()
     assert report.biased == (form == "registered")  # it counts two equal drafts twice

@@ -175,18 +175,18 @@ def test_one_draft_is_speculative_sampling(a: float) -> None:
 
 
 def test_sample_follows_the_law() -> None:
-    """200,000 draws; Weissman's bound gives a false alarm of 1e-9 at a distance of 0.0158 for 5 tokens."""
+    """20,000 draws; Weissman's bound gives a false alarm of 1e-9 at a distance of 0.05 for 5 tokens."""
     p, q = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.0]), torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1])
-    scheme, generator, draws = md.scheme("iid:lorenz", drafts=2), torch.Generator().manual_seed(0), 200_000
+    scheme, generator, draws = md.scheme("iid:lorenz", drafts=2), torch.Generator().manual_seed(0), 20_000
     rows_p, rows_q = p.expand(draws, -1), q.expand(draws, -1)
     drafted = scheme.draw(rows_q, generator)
     token, position = scheme.verify(rows_p, rows_q, drafted).sample(generator)
     distance = (torch.bincount(token, minlength=5) / draws - p).abs().sum()
-    assert distance < 0.0158, "false alarm once in 1e9"
+    assert distance < 0.05, "false alarm once in 1e9"
     accepted = position >= 0
     assert torch.equal(drafted[accepted].gather(-1, position[accepted][:, None])[:, 0], token[accepted])
     rate = float(accepted.double().mean())
-    assert abs(rate - float(scheme.acceptance_rate(p, q))) < 0.008, "six standard errors"
+    assert abs(rate - float(scheme.acceptance_rate(p, q))) < 0.021, "six standard errors"
 
 
 def test_sample_fails_as_often_as_mass_is_missing() -> None:
@@ -211,38 +211,27 @@ def test_the_check_does_not_cry_wolf() -> None:
     assert worst_deviation(one_draft_less, Iid(2))[0] < EXACT
 
 
-@pytest.mark.parametrize(
-    ("target", "draft", "drafted", "message"),
-    [
-        ([[2.0, -1.0]], [[0.5, 0.5]], [[0, 0]], "target row 0 .* pass probabilities, not logits"),
-        ([[0.5, 0.5]], [[0.5, 0.48]], [[0, 0]], "draft row 0 sums to 0.98"),
-        ([[0.5, 0.5]], [[1.0, 0.0]], [[0, 1]], "has probability 0 under the law iid"),
-        ([[0.5, 0.5]], [[0.5, 0.5]], [[0, 1, 0]], "has 3 positions a row; iid:lorenz with 2 drafts has 2"),
-    ],
-)
-def test_bad_input_gets_advice(target: list, draft: list, drafted: list, message: str) -> None:
-    scheme = md.scheme("iid:lorenz", drafts=2)
-    with pytest.raises(md.AdviceError, match=message):
-        scheme.outcome(torch.tensor(target), torch.tensor(draft), torch.tensor(drafted))
-
-
-def test_top_tokens_are_no_samples() -> None:
-    """The mistake of several published codes: deterministic drafts verified as if drawn. Here they are refused."""
-    q = torch.tensor([0.6, 0.3, 0.1])
-    with pytest.raises(md.AdviceError, match="not valid for drafts of the law top; valid rules for it: naive"):
-        md.scheme("top:recursive_rejection", drafts=2)
-    with pytest.raises(md.AdviceError, match="probability 0 under the law top"):
-        md.scheme("top:naive", drafts=2).outcome(q, q, torch.tensor([0, 2]))
+P = [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("call", "message"),
     [
-        ("iid:kseqq", {}, "unknown scheme"),
-        ("iid:lorenz", dict(drafts=0), "at least 1"),
-        ("iid:lorenz", dict(anchors=2), "has no setting anchors"),
+        (lambda: outcome([[2.0, -1.0]], P, [[0, 0]]), "target row 0 .* pass probabilities, not logits"),
+        (lambda: outcome(P, [[0.5, 0.48]], [[0, 0]]), "draft row 0 sums to 0.98"),
+        (lambda: outcome(P, [[1.0, 0.0]], [[0, 1]]), "has probability 0 under the law iid"),
+        (lambda: outcome(P, P, [[0, 1, 0]]), "iid:lorenz with 2 drafts needs token ids .* of shape .1, 2."),
+        (lambda: outcome(P, P, [[1, 0]], "top:naive"), "probability 0 under the law top"),  # as several codes have it
+        (lambda: md.scheme("top:recursive_rejection"), "not valid for drafts of the law top; valid .*: naive"),
+        (lambda: md.scheme("iid:kseqq"), "unknown scheme"),
+        (lambda: md.scheme("iid:lorenz", drafts=0), "at least 1"),
+        (lambda: md.scheme("iid:lorenz", anchors=2), "has no setting anchors"),
     ],
 )
-def test_bad_schemes_get_advice(name: str, settings: dict, message: str) -> None:
+def test_bad_input_gets_advice(call, message: str) -> None:
     with pytest.raises(md.AdviceError, match=message):
-        md.scheme(name, **settings)
+        call()
+
+
+def outcome(target: list, draft: list, drafted: list, name: str = "iid:lorenz") -> Outcome:
+    return md.scheme(name, drafts=2).outcome(torch.tensor(target), torch.tensor(draft), torch.tensor(drafted))

@@ -14,7 +14,6 @@ from multidraft.verification.scheme import Scheme
 NAMES = [name for name, entry in entries().items() if not entry.small]  # the others: test_solvers.py
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-12}
 COMMON = settings(deadline=None, derandomize=True, max_examples=150)
-BAD = settings(deadline=None, derandomize=True, max_examples=250)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,10 +48,11 @@ def inputs(draw: st.DrawFn) -> tuple[Scheme, Tensor, Tensor, Tensor]:
 
 
 @COMMON
-@given(inputs())
-def test_outcomes_are_laws_of_the_right_shape_and_type(case):
+@given(inputs(), st.sampled_from([1.0, 0.7, 1e-9, 0.0]), st.integers(0, 2**20))
+def test_outcomes_are_laws_of_the_right_shape_and_type(case, total, seed):
+    """With a target that sums to less, too; samples are tokens, and say where they come from."""
     scheme, target, draft, drafted = case
-    outcome = scheme.outcome(target, draft, drafted)
+    outcome = scheme.outcome(total * target, draft, drafted)
     assert drafted.dtype == torch.int64
     assert outcome.accept.shape == drafted.shape == (*target.shape[:-1], scheme.law.width)
     assert outcome.residual.shape == target.shape
@@ -60,30 +60,16 @@ def test_outcomes_are_laws_of_the_right_shape_and_type(case):
     assert (outcome.accept >= 0).all()
     assert (outcome.residual >= 0).all()
     assert (outcome.accept[drafted < 0] == 0).all()
-    total = outcome.accept.sum(-1) + outcome.residual.sum(-1)
-    assert torch.allclose(total, torch.ones_like(total), atol=ROUNDING[target.dtype])
+    mass = outcome.accept.sum(-1) + outcome.residual.sum(-1)
+    assert (mass <= 1 + ROUNDING[target.dtype]).all()
     assert (outcome.law()[target == 0] == 0).all(), "a token that the target never emits"
-
-
-@COMMON
-@given(inputs(), st.floats(0, 1))
-def test_targets_may_sum_to_less(case, total):
-    scheme, target, draft, drafted = case
-    outcome = scheme.outcome(total * target, draft, drafted)
-    assert (outcome.accept >= 0).all()
-    assert (outcome.residual >= 0).all()
-    assert (outcome.accept.sum(-1) + outcome.residual.sum(-1) <= 1 + ROUNDING[target.dtype]).all()
-
-
-@COMMON
-@given(inputs(), st.integers(0, 2**20))
-def test_samples_are_tokens_and_say_where_they_come_from(case, seed):
-    scheme, target, draft, drafted = case
-    token, position = scheme.outcome(target, draft, drafted).sample(torch.Generator().manual_seed(seed))
-    assert token.shape == position.shape == target.shape[:-1]
-    assert ((token >= 0) & (token < target.shape[-1])).all()
-    accepted = position >= 0
-    assert torch.equal(drafted[accepted].gather(-1, position[accepted][:, None])[:, 0], token[accepted])
+    if total == 1:
+        assert torch.allclose(mass, torch.ones_like(mass), atol=ROUNDING[target.dtype])
+        token, position = outcome.sample(torch.Generator().manual_seed(seed))
+        assert token.shape == position.shape == target.shape[:-1]
+        assert ((token >= 0) & (token < target.shape[-1])).all()
+        accepted = position >= 0
+        assert torch.equal(drafted[accepted].gather(-1, position[accepted][:, None])[:, 0], token[accepted])
 
 
 @COMMON
@@ -135,7 +121,7 @@ SPOILED_TOKENS = {
 }
 
 
-@BAD
+@COMMON
 @given(inputs(), st.sampled_from(list(SPOILED_DISTRIBUTIONS)), st.booleans(), st.integers(0, 100))
 def test_bad_distributions_get_advice(case, kind, of_target, index):
     scheme, target, draft, drafted = case
@@ -151,7 +137,7 @@ def test_bad_distributions_get_advice(case, kind, of_target, index):
                 call(draft)
 
 
-@BAD
+@COMMON
 @given(inputs(), st.sampled_from(list(SPOILED_TOKENS)), st.integers(0, 100))
 def test_bad_tokens_get_advice(case, kind, index):
     scheme, target, draft, drafted = case

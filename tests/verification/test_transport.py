@@ -9,16 +9,11 @@ import torch
 from multidraft_research.solvers.linear_program import optimal_by_linear_program
 
 from multidraft.errors import AdviceError
-from multidraft.verification.laws import LAWS
+from multidraft.verification.laws import LAWS, optimal_acceptance_rate
 from multidraft.verification.laws.anchored import anchor_count, optimal_anchored
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.laws.sure import optimal_spechub, optimal_top
-from multidraft.verification.laws.without_replacement import (
-    fewer_arrivals,
-    optimal_without_replacement,
-    some_outside,
-)
-from multidraft.verification.optimal import optimal_acceptance_rate
+from multidraft.verification.laws.sure import optimal_spechub
+from multidraft.verification.laws.without_replacement import optimal_without_replacement, some_outside
 
 # --- a slow twin: every law as it is told, one draw after another --------------------------------------------------
 
@@ -150,7 +145,7 @@ def test_adversarial_cases_meet_the_linear_program(name, n):
     check_all_laws(*ADVERSARIAL[name], n)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_cases_meet_the_linear_program(seed):
     generator = torch.Generator().manual_seed(seed)
     p, q = random_pair(generator, V=3 + seed % 3, spread=1 + seed % 4)
@@ -227,28 +222,6 @@ def test_likely_tokens_before_rare_ones(n, rare):
         assert 1 - outside[k].item() == pytest.approx(inside, abs=1e-10)
 
 
-def test_large_vocabulary_agrees_with_gauss_legendre_and_with_the_closed_form():
-    generator = torch.Generator().manual_seed(0)
-    q = (torch.randn(4096, generator=generator, dtype=torch.float64) * 3).softmax(-1)[None]
-    outside = torch.cat([q.flip(-1).cumsum(-1).flip(-1)[..., 1:], torch.zeros(1, 1, dtype=torch.float64)], -1)
-    for n in (2, 4):
-        x, w = legendre(24)
-        integral = torch.zeros_like(q)
-        for low in range(-26, 20):  # panels of one unit of log time
-            time = (low + x).exp()[:, None, None]
-            lived = (q * time).clamp(max=28)
-            integral += (w[:, None, None] * time * fewer_arrivals(lived, n) * (outside * time < 28)).sum(0)
-        assert torch.allclose(some_outside(q, n), outside * integral, atol=1e-10, rtol=0)
-
-
-def legendre(nodes):
-    """Gauss-Legendre on [0, 1], by the Jacobi matrix."""
-    k = torch.arange(1, nodes, dtype=torch.float64)
-    beta = k / (4 * k**2 - 1).sqrt()
-    x, vectors = torch.linalg.eigh(torch.diag(beta, 1) + torch.diag(beta, -1))
-    return (x + 1) / 2, vectors[0] ** 2
-
-
 @pytest.mark.parametrize("n", [2, 4])
 def test_large_vocabulary(n):
     """In float32 the value of float64, which lies above that of draws that may repeat."""
@@ -268,23 +241,6 @@ def test_never_below_independent_draws_nor_below_fewer_drafts():
 
 
 # --- closed forms ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_two_tokens(n):
-    """Only the over-rated token can be the better set: 1 - (q^n - p), at most one."""
-    for a, b in ((0.2, 0.9), (0.9, 0.2), (0.5, 0.5), (0.0, 1.0)):
-        p, q = t64(a, 1 - a), t64(b, 1 - b)
-        expected = min(1.0, 1 - (b**n - a), 1 - ((1 - b) ** n - (1 - a)))
-        assert optimal_iid(p, q, n).item() == pytest.approx(expected, abs=1e-14)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_uniform_draft_and_one_hot_target(n):
-    V = 8
-    p, q = torch.eye(V, dtype=torch.float64)[3], torch.full((V,), 1 / V, dtype=torch.float64)
-    assert optimal_iid(p, q, n).item() == pytest.approx(1 - (1 - 1 / V) ** n, abs=1e-14)
-    assert optimal_without_replacement(p, q, n).item() == pytest.approx(n / V, abs=1e-9)
 
 
 def test_one_draft_is_ordinary_speculative_sampling():
@@ -336,25 +292,27 @@ def test_settings_reach_their_law():
     assert optimal_acceptance_rate(p, q, drafts=3, draft_probability=0.0).item() == 0
     natural = optimal_anchored(p, q, 3, anchor_count(q, 3), top_up=True)
     assert optimal_acceptance_rate(p, q, "anchored", drafts=3) == natural
-    assert optimal_acceptance_rate(p, q, "top", drafts=3) == optimal_top(p, q, 3)
-
-
-def test_no_drafts_are_never_accepted():
-    p, q = random_pair(torch.Generator().manual_seed(5), 6, 2)
     for law in set(ONE_DRAFT) - {"spechub"}:
-        assert optimal_acceptance_rate(p, q, law, drafts=0) == 0
+        assert optimal_acceptance_rate(p, q, law, drafts=0) == 0, "no drafts are never accepted"
 
 
-def test_messages_advise():
-    p, q = t64(0.5, 0.5), t64(0.5, 0.5)
-    with pytest.raises(ValueError, match="choose one of iid, without_replacement"):
-        optimal_acceptance_rate(p, q, "all_different", drafts=2)
-    with pytest.raises(ValueError, match="understands none beyond drafts"):
-        optimal_acceptance_rate(p, q, "iid", drafts=2, anchors=1)
-    with pytest.raises(ValueError, match="exactly two drafts"):
-        optimal_spechub(p, q, 3)
-    with pytest.raises(ValueError, match="more anchors"):
-        optimal_anchored(p, q, 2, 3, top_up=False)
+HALF, LOGITS = t64(0.5, 0.5), t64(2.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: optimal_acceptance_rate(HALF, HALF, "different", drafts=2), "choose one of iid, without_replacement"),
+        (lambda: optimal_acceptance_rate(HALF, HALF, drafts=2, anchors=1), "understands none beyond drafts"),
+        (lambda: optimal_acceptance_rate(HALF, LOGITS, drafts=2), "draft row 0 .* pass probabilities, not logits"),
+        (lambda: optimal_acceptance_rate(LOGITS, HALF, drafts=2), "target row 0 .* pass probabilities, not logits"),
+        (lambda: optimal_spechub(HALF, HALF, 3), "exactly two drafts"),
+        (lambda: optimal_anchored(HALF, HALF, 2, 3, top_up=False), "more anchors"),
+    ],
+)
+def test_messages_advise(call, message):
+    with pytest.raises(AdviceError, match=message):
+        call()
 
 
 def test_linear_program_refuses_what_will_not_fit(monkeypatch):
@@ -372,11 +330,3 @@ def test_a_missing_scipy_prints_the_pip_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install \"multidraft\[transport\]\""):
         optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0], [1]]), t64(0.5, 0.5))
-
-
-def test_logits_are_refused() -> None:
-    p, logits = torch.tensor([0.5, 0.5]), torch.tensor([2.0, -1.0])
-    with pytest.raises(AdviceError, match=r"draft row 0 .* pass probabilities, not logits"):
-        optimal_acceptance_rate(p, logits, "iid", drafts=2)
-    with pytest.raises(AdviceError, match=r"target row 0 .* pass probabilities, not logits"):
-        optimal_acceptance_rate(logits, p, "anchored", drafts=2)

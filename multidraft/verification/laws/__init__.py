@@ -1,13 +1,98 @@
 """Drafting laws: how the tokens proposed at a node come from the draft distribution, and the optimum for each law."""
 
-from multidraft.verification.law import Law
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError, is_integer
+from multidraft.verification.distributions import check_distribution
+from multidraft.verification.law import Law, check_draft_probability, check_drafts
 from multidraft.verification.laws.anchored import Anchored
 from multidraft.verification.laws.distinct import Distinct
 from multidraft.verification.laws.iid import Iid
 from multidraft.verification.laws.sure import Greedy, SpecHub, Top
 from multidraft.verification.laws.without_replacement import WithoutReplacement
+from multidraft.verification.precision import Draft, Rates, Rows
 
 LAWS: dict[str, type[Law]] = {
     law.name: law for law in (Iid, WithoutReplacement, Greedy, Anchored, Top, SpecHub, Distinct)
 }
-__all__ = ["LAWS", "Anchored", "Distinct", "Greedy", "Iid", "Law", "SpecHub", "Top", "WithoutReplacement"]
+
+
+def optimal_acceptance_rate(
+    target: Rows,
+    draft: Draft,
+    law: str = "iid",
+    *,
+    drafts: int | Int[Tensor, "*batch"],
+    draft_probability: float = 1.0,
+    **settings: object,
+) -> Rates:
+    """Largest acceptance rate that any lossless rule reaches when `drafts` tokens are drawn by a drafting law.
+
+    With `P(H)` the target mass of a token set `H` and `Q(H)` the probability that all drafts fall into it,
+
+        alpha* = min over H of  P(H) + 1 - Q(H)
+
+    Each law has its own way to that minimum, in its file. The `draft` of `distinct`
+    has one distribution a draft: (..., drafts, vocab). `settings` are the law's: `anchors` (None: `anchor_count`) and
+    `top_up` (True) for `anchored`. `target` may sum to less than one; the result has its dtype. Raises AdviceError for
+    an unknown law, for a setting that the law does not have, and for what is no distribution.
+
+    Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
+
+    >>> import torch
+    >>> optimal_acceptance_rate(torch.tensor([0.25, 0.75]), torch.tensor([0.5, 0.5]), "iid", drafts=1)
+    tensor(0.7500)
+    """
+    if law not in LAWS:
+        known = ", ".join(LAWS)
+        raise AdviceError(f"no optimal acceptance rate is known for the drafting law {law!r}; choose one of {known}")
+    understood = set(LAWS[law].settings()) - {"draft_probability"}
+    if unknown := set(settings) - understood:
+        raise AdviceError(
+            f"the drafting law {law!r} has no setting {', '.join(sorted(unknown))}; "
+            f"it understands {', '.join(sorted(understood)) or 'none beyond drafts'}"
+        )
+    check_distribution(target, "target", total_at_most_one=True)
+    check_distribution(draft, "draft")
+    check_numbers(LAWS[law], drafts, draft_probability, settings)
+    return solve(LAWS[law], target, draft, drafts, draft_probability, settings)
+
+
+def optimum(target: Rows, draft: Draft, law: Law) -> Rates:
+    """The optimal acceptance rate for drafts of a law with its settings; raises AdviceError where none is known."""
+    settings = {name: getattr(law, name) for name in law.settings() if name != "draft_probability"}
+    return solve(type(law), target, draft, law.drafts, law.draft_probability, settings)
+
+
+def solve(
+    law: type[Law], target: Tensor, draft: Tensor, drafts: int | Tensor, probability: float, settings: dict[str, Any]
+) -> Tensor:
+    """The formula of a law, where nothing is drafted with probability 1 - a.
+
+    That is in every H: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H).
+    """
+    if law.optimal is None:
+        raise AdviceError(
+            f"no optimal acceptance rate is known for the drafting law {law.name!r}; for small vocabularies, "
+            "md.scheme with the rule linear_program computes it"
+        )
+    if probability == 0:
+        return torch.zeros_like(target[..., 0])
+    optimal = law.optimal(target if probability == 1 else target / probability, draft, drafts, **settings)
+    return probability * optimal.clamp(max=1)  # the value of the empty H, which only a target over one exceeds
+
+
+def check_numbers(law: type[Law], drafts: int | Tensor, draft_probability: float, settings: dict[str, Any]) -> None:
+    """Raise unless the numbers of drafts and the law's settings make sense; none at all are allowed here."""
+    if isinstance(drafts, Tensor):
+        if drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
+            raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
+    elif not is_integer(drafts) or drafts != 0:
+        check_drafts(drafts)
+    if draft_probability != 0:
+        check_draft_probability(draft_probability)
+    law(law.fixed_drafts or 1, **{name: value for name, value in settings.items() if not isinstance(value, Tensor)})

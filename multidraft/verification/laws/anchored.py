@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, check_flag, check_integer
@@ -12,9 +13,8 @@ from multidraft.verification.distributions import most_likely, pick
 from multidraft.verification.law import Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
-from multidraft.verification.loops import paired, same_shape
-from multidraft.verification.precision import TIE, least
-from multidraft.verification.shapes import Rates, Rows, Tuples
+from multidraft.verification.loops import compiled, forget, lines, paired, pick_into, same_shape, sum_of
+from multidraft.verification.precision import TIE, Rates, Rows, Tuples, least
 
 
 def anchor_count(draft: Rows, drafts: int) -> Int[Tensor, "*batch"]:
@@ -64,27 +64,19 @@ def optimal_anchored(
     tensor(0.7500)
     """
     same_shape("target and draft", target.shape, draft.shape)
-    draws = torch.as_tensor(drafts, device=draft.device) - torch.as_tensor(anchors, device=draft.device)
+    taken = torch.as_tensor(anchors, device=draft.device)
+    draws = torch.as_tensor(drafts, device=draft.device) - taken
     if bool((draws < 0).any()):
         raise AdviceError(f"there are more anchors ({anchors}) than drafts ({drafts}); pass anchors <= drafts")
-    anchored = is_most_likely(draft, anchors) & (draft > 0)
+    top = most_likely(draft, int(taken.max()) if taken.numel() else 0)
+    top = top.masked_fill(torch.arange(top.shape[-1], device=draft.device) >= taken[..., None], -1)
+    extended = torch.zeros((*draft.shape[:-1], draft.shape[-1] + 1), dtype=torch.bool, device=draft.device)
+    anchored = extended.scatter_(-1, top % extended.shape[-1], True)[..., :-1]  # -1 points behind the vocabulary
     q = draft.masked_fill(anchored | (draft < least(draft.dtype)), 0.0)  # as the law draws
     p, q = target.double(), q.double()  # the optima below renormalise q
     optimum = optimal_without_replacement if top_up else optimal_iid
     of_draws = optimum(torch.where(anchored, 0.0, p), q, draws.expand(p.shape[:-1]))
     return (torch.where(anchored, p, 0.0).sum(-1) + of_draws).to(target.dtype)
-
-
-def is_most_likely(draft: Rows, count: int | Int[Tensor, "*batch"]) -> Bool[Tensor, "*batch vocabulary"]:
-    """Which tokens are among the `count` most likely ones of `draft`; ties go to the lower token id.
-
-    >>> is_most_likely(torch.tensor([0.2, 0.4, 0.4]), 1)
-    tensor([False,  True, False])
-    """
-    order = draft.argsort(dim=-1, descending=True, stable=True)
-    place = torch.arange(draft.shape[-1], device=draft.device).expand(draft.shape)
-    rank = torch.empty_like(order).scatter_(-1, order, place)
-    return rank < torch.as_tensor(count, device=draft.device)[..., None]
 
 
 @dataclass(frozen=True)
@@ -167,19 +159,81 @@ class Anchored(Staged):
         """One search for the anchors, one sum for the draws, and top-ups only where needed."""
         return draw_anchored(draft, uniform, self)
 
-    def children(self, drafted: Tuples) -> Int[Tensor, "*batch drafts"]:
-        """The distinct tokens in the order in which they first came."""
-        if self.drafts == 1 and not self.has_sure:
-            return drafted[..., 1:2]
-        distinct = [
-            list(dict.fromkeys(token for token in row if token >= 0))
-            for row in drafted.reshape(-1, drafted.shape[-1]).tolist()
-        ]
-        padded = [(tokens + [-1] * self.drafts)[: self.drafts] for tokens in distinct]
-        return torch.tensor(padded, dtype=torch.int64, device=drafted.device).view(*drafted.shape[:-1], self.drafts)
+
+def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
+    """The tuples of the law where something is drafted, by compiled loops."""
+    same_shape("draft and uniform numbers", (*draft.shape[:-1], law.width), uniform.shape)
+    drafted = np.full((draft.shape[:-1].numel(), law.width), -1)
+    wanted = 0 if not law.has_sure else -1 if law.anchors is None else law.anchors
+    draw_lines(drafted, lines(draft), lines(uniform), law.drafts, wanted, law.top_up, least(draft.dtype))
+    return torch.from_numpy(drafted).view(uniform.shape)
 
 
-@paired("multidraft.verification.laws.anchored_loops")
+@compiled
+def draw_lines(drafted, draft, uniform, count, wanted, top_up, lowest):
+    """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws, for every line."""
+    for row in range(len(drafted)):
+        tokens, numbers, rest = drafted[row], uniform[row], draft[row].astype(np.float64)
+        found = take_anchors(rest, wanted, tokens[:count])
+        if wanted != 0:
+            forget(rest, tokens[:found], lowest)
+        draws = tokens[count : 2 * count]
+        pick_into(draws, rest, numbers[count : 2 * count - found])
+        for j in range(2 * count, 2 * count + repeats(draws) if top_up else 0):
+            rest = draft[row].astype(np.float64)
+            forget(rest, tokens[:j], lowest)
+            pick_into(tokens[j : j + 1], rest, numbers[j : j + 1])
+
+
+@compiled
+def repeats(tokens):
+    """How many of the tokens were there before."""
+    found = 0
+    for j in range(tokens.size):
+        found += tokens[j] >= 0 and (tokens[:j] == tokens[j]).any()
+    return found
+
+
+@compiled
+def take_anchors(draft, wanted, anchors):
+    """Fill in the anchors of one line, which are taken out of it; how many they are."""
+    most = len(anchors) if wanted < 0 else min(wanted, len(anchors))
+    top, found = likeliest(draft, most)
+    values = draft[top[:found]]
+    draft[top[:found]] = 0.0
+    count = found if wanted >= 0 else anchors_among(values, sum_of(draft), len(anchors))
+    anchors[:count] = top[:count]
+    draft[top[count:found]] = values[count:]
+    return count
+
+
+@compiled
+def likeliest(draft, most):
+    """The most likely tokens, the lower id first among equals, and how many there are of positive probability."""
+    top, found, least = np.empty(most, np.int64), 0, 0.0
+    for token in range(draft.size if most > 0 else 0):
+        if draft[token] > least:
+            found = min(found + 1, most)
+            place = found - 1
+            while place > 0 and draft[top[place - 1]] < draft[token]:
+                top[place] = top[place - 1]
+                place -= 1
+            top[place] = token
+            least = draft[top[most - 1]] if found == most else 0.0
+    return top, found
+
+
+@compiled
+def anchors_among(values, unlikely, drafts):
+    """How many of the likeliest tokens are anchors, from their values and the sum of all others."""
+    mass, count = unlikely, 0
+    for j in range(values.size - 1, -1, -1):  # from the small end: exact even where q is nearly one-hot
+        mass += values[j]
+        count = count + 1 if values[j] * (drafts - j) >= TIE * mass else 0
+    return count
+
+
+@paired(draw_rows)
 def draw_anchored(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
     """The tuple of the law where something is drafted."""
     n, anchors = law.drafts, law.sure_tokens(draft)

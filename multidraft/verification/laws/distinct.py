@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law
-from multidraft.verification.shapes import Draft, Rates, Rows
+from multidraft.verification.precision import Draft, Rates, Rows
 
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
 ROUNDING_OF_SUMS = 1e-13
@@ -46,16 +46,11 @@ def optimal_distinct(target: Rows, draft: Draft, drafts: int | Int[Tensor, "*bat
         )
     if bool((torch.as_tensor(drafts) != draft.shape[-2]).any()):
         raise AdviceError(f"draft holds {draft.shape[-2]} distributions a row; {drafts} distinct drafts need as many")
-    p = target.double().cpu().reshape(-1, target.shape[-1])
-    q = normalise(draft.double().cpu().reshape(-1, *draft.shape[-2:]))
-    rates = [optimum_of_row(*row) for row in zip(p, q, strict=True)]
+    drawn, rates = normalise(draft.double().cpu().reshape(-1, *draft.shape[-2:])), list[float]()
+    for p, q in zip(target.double().cpu().reshape(-1, target.shape[-1]).numpy(), drawn.numpy(), strict=True):
+        best = best_set(p, q)
+        rates.append(min(1.0, 1 + p[best].sum() - q[:, best].sum(-1).prod()))
     return torch.tensor(rates, dtype=torch.float64).reshape(target.shape[:-1]).to(target)
-
-
-def optimum_of_row(target: Float[Tensor, " vocab"], draft: Float[Tensor, "drafts vocab"]) -> float:
-    """The optimum for one target and its drafts."""
-    best = torch.from_numpy(best_set(target.numpy(), draft.numpy()))
-    return float((1 + target[best].sum() - draft[:, best].sum(-1).prod()).clamp(max=1))
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
         if (cost := float(target[found].sum() - draft[:, found].sum(1).prod())) < best_cost:
             best, best_cost = found, cost
         if lower_bound(box, target, draft) < best_cost - ACCURACY:
-            boxes += _halves(box, center)
+            boxes += halves(box, center)
     raise RuntimeError(f"{MOST_BOXES:,} boxes were not enough for a set within {ACCURACY:g} of the best")
 
 
@@ -175,7 +170,7 @@ def added(masses: Float[np.ndarray, " drafts"], more: Float[np.ndarray, "drafts 
     return difference
 
 
-def _halves(box: Box, center: np.ndarray) -> list[Box]:
+def halves(box: Box, center: np.ndarray) -> list[Box]:
     """The box cut across its longest side."""
     side = int(np.argmax(box.high - box.low))
     low, high = box.low.copy(), box.high.copy()

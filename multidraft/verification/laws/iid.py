@@ -9,7 +9,7 @@ from torch import Tensor
 from multidraft.verification.distributions import descending, pick
 from multidraft.verification.law import Staged
 from multidraft.verification.loops import same_shape
-from multidraft.verification.shapes import Rates, Rows, Tuples
+from multidraft.verification.precision import Rates, Rows, Tuples
 
 
 def optimal_iid(

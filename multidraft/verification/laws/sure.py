@@ -11,7 +11,7 @@ from multidraft.errors import AdviceError
 from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, Staged, one_hot, without
 from multidraft.verification.laws.anchored import optimal_anchored
-from multidraft.verification.shapes import Rates, Rows, Tuples
+from multidraft.verification.precision import Rates, Rows, Tuples
 
 Counts = int | Int[Tensor, "*batch"]
 

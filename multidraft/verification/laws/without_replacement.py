@@ -29,8 +29,7 @@ from torch import Tensor
 
 from multidraft.verification.law import Law, without
 from multidraft.verification.loops import same_shape
-from multidraft.verification.precision import least
-from multidraft.verification.shapes import Rates, Rows
+from multidraft.verification.precision import Rates, Rows, least
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain

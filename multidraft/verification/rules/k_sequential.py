@@ -6,8 +6,7 @@ from torch import Tensor
 
 from multidraft.verification.law import Law, at_each
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import SMALLEST_NORMAL, next_target, ratio
-from multidraft.verification.shapes import Rates, Rows, Tuples
+from multidraft.verification.precision import SMALLEST_NORMAL, Rates, Rows, Tuples, next_target, ratio
 
 BISECTIONS = 50
 

@@ -23,17 +23,17 @@ from multidraft.verification.law import Staged, at_each
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import next_target
+from multidraft.verification.precision import Rates, Rows, Tuples, next_target
+from multidraft.verification.rules import lorenz_loops
 from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import acceptance, couple, remainder
 from multidraft.verification.rules.schedule import schedule
-from multidraft.verification.shapes import Rates, Rows, Tuples
 
 ScheduleOf = Callable[[Tensor, Tensor, Tensor, float], Any]  # as `schedule`: what has `accept` and `remainder`
 Verified = tuple[Tensor, Tensor]  # what each draw is accepted with, and the next target once all are rejected
 
 
-@paired("multidraft.verification.rules.lorenz_loops")
+@paired(lorenz_loops.lorenz)
 def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
     """Optimal for i.i.d. drafts: accepts with probability alpha* = P_K + min(0, min_k F(Q_k) - P_k).
 

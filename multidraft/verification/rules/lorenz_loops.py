@@ -3,9 +3,8 @@
 A few loops over the tokens that can be drafted take the place of some sixty passes over all of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,53 +13,32 @@ from multidraft.errors import AdviceError
 from multidraft.verification.law import Staged
 from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE, least
+from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE, Rows, Tuples, least
 from multidraft.verification.rules.schedule import CONVERGED, STEPS
-from multidraft.verification.shapes import Rows, Tuples
+
+Node = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target if none is
 
 
-class Node(NamedTuple):
-    """What the rule knows of several draws before it looks at them; positions count tokens sorted by p/q."""
+def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
+    """What the rule knows of `count` draws from a draft distribution (none with probability 1 - a) before it sees them.
 
-    target: np.ndarray  # (vocabulary,)
-    order: np.ndarray  # position -> token
-    survive: np.ndarray  # s: what survives of a draw after the phase of a position
-    after: np.ndarray  # the next target, once all draws are rejected
-
-    def accept(self, draws: np.ndarray) -> np.ndarray:
-        """Probability of emitting each draw."""
-        return accept(self.target, self.order, self.survive, draws)
-
-
-class Single(NamedTuple):
-    """What the rule knows of one draw at most: a coupling."""
-
-    target: np.ndarray  # (vocabulary,)
-    law: np.ndarray  # (vocabulary,), what the draw comes from; zero where there is none
-    after: np.ndarray  # the next target, once it is rejected
-
-    def accept(self, draws: np.ndarray) -> np.ndarray:
-        """Probability of emitting each draw, of which one alone may hold a token."""
-        return np.where(draws >= 0, acceptance(self.target, self.law, draws.max()), 0.0)
-
-
-def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node | Single:
-    """What the rule knows of `count` draws from a draft distribution (none with probability 1 - a)."""
+    One draw at most, in any position, is coupled.
+    """
     if count <= 1:
         law = q.astype(np.float64) * (a if count else 0.0)
-        return Single(p, law, next_target(p, law))
+        return lambda draws: np.where(draws >= 0, acceptance(p, law, draws.max()), 0.0), next_target(p, law)
     tokens, rising, total = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
     columns, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
     after = remainder(p, q, total, order, columns, record)
     hand_on(after, sum_of(after), p, sum_of(p))
-    return Node(p, order, columns[3], after)
+    return partial(accept, p, order, columns[3]), after
 
 
 Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
 
 
-def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node | Single]:
+def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node]:
     """What the rule knows of each row; a row equal to the one before shares it."""
     before: Inputs | None = None
     for p, q, count in rows:
@@ -88,11 +66,12 @@ def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
 
 
 def in_three_stages(
-    node: Node | Single, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
+    node: Node, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What is accepted at every position of a tuple, and the residual: draws, then top-ups, then sure tokens."""
     sure, draws, top_ups = law.parts(drafted)
-    of_draws, of_top_ups, after = node.accept(draws), np.zeros(len(top_ups)), node.after
+    accepted, after = node
+    of_draws, of_top_ups = accepted(draws), np.zeros(len(top_ups))
     alive = max(1 - of_draws.sum(), 0.0)
     for j in range(int((top_ups >= 0).sum())):
         conditional = without(draft, drafted[: len(drafted) - len(top_ups) + j], lowest)

@@ -5,7 +5,7 @@ import torch
 from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, at_each, is_duplicate
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
+from multidraft.verification.precision import Draft, Rates, Rows, Tuples
 
 
 def naive(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import FULL, SPARE, next_target, ratio
-from multidraft.verification.shapes import Draft, Rates, Rows, Tuples
+from multidraft.verification.precision import FULL, SPARE, Draft, Rates, Rows, Tuples, next_target, ratio
 
 
 def acceptance(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> Rates:

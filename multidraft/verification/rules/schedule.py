@@ -18,12 +18,10 @@ from torch import Tensor
 
 from multidraft.verification.distributions import descending
 from multidraft.verification.law import at_each
-from multidraft.verification.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE
-from multidraft.verification.shapes import Rates, Rows, Tokens, Tuples
+from multidraft.verification.precision import DRAWABLE, NEVER_ZERO, SMALLEST_NORMAL, SPARE, Rates, Rows, Tokens, Tuples
 
 STEPS = 40
 CONVERGED = 1e-15
-ALL_TOGETHER, MANY = 5, 16_384  # steps, and roots beyond which picking out the open ones pays
 
 Positions = Float[Tensor, "*batch positions"]
 
@@ -169,29 +167,23 @@ def smallest_root(n: int, c: Positions, m: Positions, a: float) -> Positions:
     if n == 2:
         b = 2 * a - m
         return (2 * c / (b + (b * b - 4 * a * c).clamp_(min=0).sqrt_())).nan_to_num_(0.0, 0.0, 0.0)
-    above = (1 - c / a).clamp_(min=0).log_().div_(n).exp_()  # several times faster than a general power
-    return descend(above, n, c + m - a, m, a, STEPS).neg_().add_(1)
+    x = (1 - c / a).clamp_(min=0).log_().div_(n).exp_()  # several times faster than a general power
+    return descend(x, n, c + m - a, m, a).neg_().add_(1)
 
 
-def descend(
-    x: Float[Tensor, "*rows"], n: int, d: Float[Tensor, "*rows"], m: Float[Tensor, "*rows"], a: float, steps: int
-) -> Float[Tensor, "*rows"]:
-    """Newton's method for a x^n - m x + d from above; once little is left to do in many rows, that goes on alone.
+def descend(x: Positions, n: int, d: Positions, m: Positions, a: float) -> Positions:
+    """Newton's method for a x^n - m x + d from above.
 
     A small value is enough: where the function is flat, the law hardly depends on the root. What has not converged
     after `STEPS` has x^n below 1e-16 and cannot be seen in any law. A root that has converged stays while others go
     on: a step more would divide rounding by a slope that may be rounding too.
     """
     small = CONVERGED * max(1, n / 4)  # the rounding of x^n
-    for step in range(steps):
+    for _ in range(STEPS):
         high = power(x, n - 1)
         slope = (high * (a * n)).sub_(m).add_(NEVER_ZERO)  # where m is the slope at the start: the root is there
         value = high.mul_(a).sub_(m).mul_(x).add_(d)
         if not x.numel() or float(value.max()) <= small:
-            break
-        if step == ALL_TOGETHER and x.numel() > MANY:
-            going = (value > small).nonzero(as_tuple=True)
-            x[going] = descend(x[going], n, d[going], m[going], a, steps - step)
             break
         x = x.sub_((value / slope).masked_fill_(value <= small, 0.0))
     return x

@@ -29,10 +29,9 @@ from torch import Tensor
 from multidraft.errors import check_integer
 from multidraft.verification.law import Staged
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL
+from multidraft.verification.precision import DRAWABLE, SMALLEST_NORMAL, Rates, Rows, Tuples
 from multidraft.verification.rules.lorenz import in_three_stages, lorenz
 from multidraft.verification.rules.schedule import Schedule, phases
-from multidraft.verification.shapes import Rates, Rows, Tuples
 
 
 @dataclass(frozen=True)

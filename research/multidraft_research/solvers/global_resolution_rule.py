@@ -10,9 +10,8 @@ from torch import Tensor
 from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import FULL
+from multidraft.verification.precision import FULL, Rates, Rows, Tuples
 from multidraft.verification.registry import SCHEMES
-from multidraft.verification.shapes import Rates, Rows, Tuples
 from multidraft_research.solvers.global_resolution import ITERATIONS, Resolution
 from multidraft_research.solvers.global_resolution import global_resolution as resolve
 from multidraft_research.solvers.solved import next_target_of, row_by_row

@@ -3,11 +3,10 @@
 import numpy as np
 
 from multidraft.verification.law import Law
-from multidraft.verification.laws import LAWS
-from multidraft.verification.optimal import optimum
+from multidraft.verification.laws import LAWS, optimum
 from multidraft.verification.outcome import Outcome
+from multidraft.verification.precision import Draft, Rows, Tuples
 from multidraft.verification.registry import OURS, register
-from multidraft.verification.shapes import Draft, Rows, Tuples
 from multidraft_research.solvers import linear_program as programs
 from multidraft_research.solvers import max_flow as flows
 from multidraft_research.solvers.binned_lorenz import BinnedLorenz

@@ -13,8 +13,7 @@ from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law, is_duplicate
 from multidraft.verification.laws.iid import Iid
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import missing, next_target
-from multidraft.verification.shapes import Draft, Rows, Tuples
+from multidraft.verification.precision import Draft, Rows, Tuples, missing, next_target
 from multidraft_research.solvers.moved import Moved
 from multidraft_research.solvers.network import Network, iid_network, merged
 

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.sampling.from_logits import distribution, ranked
+from multidraft.sampling.drafting import falling
+from multidraft.sampling.from_logits import distribution
 from multidraft.verification.registry import scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.captures.recording import Recording
@@ -42,6 +43,20 @@ def pair_at(
     if temperature == 0:
         return distribution(target, 0), ranked(draft, ranks)
     return distribution(target, temperature), distribution(draft, temperature, top_k)
+
+
+def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tensor, "*batch vocabulary"]:
+    """A draft distribution for temperature 0: nearly all on the top token, a vanishing rest on the runners-up in order.
+
+    It is the limit of falling temperature in a form that still tells the second most likely token from the third, so
+    that laws without duplicates draft the `count` top tokens. The target is one-hot, and any draft leaves it exact.
+
+    >>> ranked(torch.tensor([0.0, 2.0, 1.0]), 2)
+    tensor([0.0000e+00, 1.0000e+00, 9.3132e-10])
+    """
+    top = logits.topk(min(count, logits.shape[-1]), -1).indices
+    weights = falling(top.shape[-1], logits.dtype, logits.device)
+    return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
 
 
 def compared(part: Captured, temperature: float, drafts: int, column: str | float) -> Iterator[Cell]:
