@@ -122,11 +122,11 @@ def test_prompts_of_all_kinds_and_several_answers(toy):
 def test_stop_strings_end_the_text_before_them_wherever_steps_end(tokens):
     """In the second case a character comes in two tokens, between which a step may end."""
     with served(toy_service(tokens)) as client:
-        free = text(complete(client, max_tokens=40, seed=2))
+        free = text(complete(client, max_tokens=28, seed=2))
         place = free.index(tokens.encode("latin-1").decode()[4], 8)
         for stop in free[place], free[place : place + 3], free[place - 2 : place + 1], ["nowhere", free[20:24]]:
             first = min(at for one in ([stop] if isinstance(stop, str) else stop) if (at := free.find(one)) >= 0)
-            body = dict(model="toy", prompt="ab", max_tokens=40, seed=2, stop=stop)
+            body = dict(model="toy", prompt="ab", max_tokens=28, seed=2, stop=stop)
             whole = complete(client, **body)["choices"]
             assert (whole[0]["text"], whole[0]["finish_reason"]) == (free[:first], "stop")
             assert put_together(events(client, COMPLETIONS, body)) == [as_whole(whole[0])]
@@ -263,13 +263,13 @@ def test_an_answer_ends_at_an_end_of_text_unless_that_is_ignored_or_too_early():
     made.ends = {3}
     made.tokenizer.chat_template = "{% for tool in tools or [] %}{{ tool['function']['name'] }}{% endfor %}ab"
     with served(made) as client:
-        whole = complete(client, max_tokens=40, seed=5, ignore_eos=True)
+        whole = complete(client, max_tokens=30, seed=5, ignore_eos=True)
         for letter, body in ("d", {}), ("c", {"ignore_eos": True, "stop_token_ids": [2]}):
-            ended = complete(client, max_tokens=40, seed=5, **body)
+            ended = complete(client, max_tokens=30, seed=5, **body)
             assert text(ended) == text(whole)[: text(whole).index(letter) + 1]
             assert [one["choices"][0]["finish_reason"] for one in (whole, ended)] == ["length", "stop"]
         for settings in {}, {"stop_token_ids": [2]}, {"stop": ["a"]}:
-            answers = complete(client, max_tokens=24, min_tokens=8, n=4, seed=1, **settings)
+            answers = complete(client, max_tokens=20, min_tokens=8, n=4, seed=1, **settings)
             assert answers["usage"]["completion_tokens"] >= 4 * 8
             assert "stop" in {choice["finish_reason"] for choice in answers["choices"]}
         for choice, count in ("auto", 5), (None, 5), ("none", 2):
