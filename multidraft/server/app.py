@@ -18,7 +18,7 @@ from multidraft.errors import AdviceError
 from multidraft.server.answering import Answering
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
 from multidraft.server.doors import HANDLERS, content_of, locked
-from multidraft.server.formats import Chat, Completion, Format, reply
+from multidraft.server.formats import Chat, Completion, reply
 from multidraft.server.service import Service
 
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def check_name(service: Service, name: str) -> None:
 def add_answers(app: FastAPI, service: Service) -> None:
     """What generates."""
 
-    async def answer(request: Request, body: Sampled, form: type[Format]) -> Response:
+    async def answer(request: Request, body: Sampled, form: type[Completion]) -> Response:
         check_name(service, body.model)
         jobs = await service.aside(service.jobs, body)
         return await reply(request, form(Answering(service, body, jobs)))

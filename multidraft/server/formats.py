@@ -25,13 +25,14 @@ LOWEST = -9999.0  # in place of minus infinity, for which JSON has no number
 Json = dict[str, Any]
 
 
-class Format:
-    """What both forms have in common: an envelope, choices in it, and what is said of their tokens."""
+class Completion:
+    """Texts that go on: an envelope, choices in it, and what is said of their tokens."""
 
-    prefix, whole_object, chunk_object = "", "", ""
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, answering: Answering):
         self.answering, self.body = answering, answering.body
+        self.lengths = defaultdict[int, int](int)  # of the texts so far
         self.tokenizer: PreTrainedTokenizerBase = answering.service.tokenizer
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
 
@@ -77,11 +78,11 @@ class Format:
 
     def part(self, delta: Delta) -> Json:
         """A choice's part in an event."""
-        raise NotImplementedError
+        return self.answer(delta.index, delta.pieces)
 
     def answer(self, index: int, pieces: list[Piece]) -> Json:
         """A choice as a whole."""
-        raise NotImplementedError
+        return {"text": joined(pieces), "logprobs": None if self.body.tops is None else self.logprobs(index, pieces)}
 
     def word(self, token: int) -> str:
         """A token's own text."""
@@ -96,33 +97,6 @@ class Format:
         """A piece's own token, which has a number."""
         assert piece.logprob is not None
         return self.word(piece.token), max(piece.logprob.logprob, LOWEST)
-
-    def origin(self, delta: Delta) -> Json:
-        """How the tokens came to be, and the tree that was drafted: nodes by their parents' places."""
-        pieces, step = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces], delta.step
-        nodes = list(zip(step.tokens, step.parents, strict=True)) if step else []
-        path = {0, *step.path} if step else set()
-        tree = [
-            {"text": self.word(token), "parent": parent if node else None, "accepted": node in path}
-            for node, (token, parent) in enumerate(nodes)
-        ]
-        return {"pieces": pieces, "tree": tree}
-
-
-class Completion(Format):
-    """Texts that go on."""
-
-    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, answering: Answering):
-        super().__init__(answering)
-        self.lengths = defaultdict[int, int](int)  # of the texts so far
-
-    def part(self, delta: Delta) -> Json:
-        return self.answer(delta.index, delta.pieces)
-
-    def answer(self, index: int, pieces: list[Piece]) -> Json:
-        return {"text": joined(pieces), "logprobs": None if self.body.tops is None else self.logprobs(index, pieces)}
 
     def logprobs(self, index: int, pieces: list[Piece]) -> Json:
         """Four lists with a place for each token; of the most likely ones with the same text the likeliest is told."""
@@ -140,29 +114,36 @@ class Completion(Format):
             "text_offset": [offset for _, offset in known],
         }
 
+    def origin(self, delta: Delta) -> Json:
+        """How the tokens came to be, and the tree that was drafted: nodes by their parents' places."""
+        pieces, step = [{"text": piece.text, "kind": piece.kind} for piece in delta.pieces], delta.step
+        nodes = list(zip(step.tokens, step.parents, strict=True)) if step else []
+        path = {0, *step.path} if step else set()
+        tree = [
+            {"text": self.word(token), "parent": parent if node else None, "accepted": node in path}
+            for node, (token, parent) in enumerate(nodes)
+        ]
+        return {"pieces": pieces, "tree": tree}
 
-class Chat(Format):
+
+class Chat(Completion):
     """Messages of an assistant."""
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, answering: Answering):
-        super().__init__(answering)
-        self.begun = set[int]()
-
     def part(self, delta: Delta) -> Json:
-        role = {} if delta.index in self.begun else {"role": "assistant"}
-        self.begun.add(delta.index)
-        return {"delta": role | {"content": joined(delta.pieces)}, "logprobs": self.logprobs(delta.pieces)}
+        role = {} if delta.index in self.lengths else {"role": "assistant"}
+        said = super().answer(delta.index, delta.pieces)
+        self.lengths[delta.index] += len(said["text"])
+        return {"delta": role | {"content": said["text"]}, "logprobs": said["logprobs"]}
 
     def answer(self, index: int, pieces: list[Piece]) -> Json:
-        message = {"role": "assistant", "content": joined(pieces), "refusal": None}  # without which it is not valid
-        return {"message": message, "logprobs": self.logprobs(pieces)}
+        said = super().answer(index, pieces)
+        message = {"role": "assistant", "content": said["text"], "refusal": None}  # without which it is not valid
+        return {"message": message, "logprobs": said["logprobs"]}
 
-    def logprobs(self, pieces: list[Piece]) -> Json | None:
+    def logprobs(self, index: int, pieces: list[Piece]) -> Json:
         """A list with an entry for each token, with the most likely ones in its place."""
-        if self.body.tops is None:
-            return None
         known = [piece for piece in pieces if piece.logprob is not None]
         tops = ({"top_logprobs": [named(*pair) for pair in self.best(piece)]} for piece in known)
         return {"content": [named(*self.own(piece)) | top for piece, top in zip(known, tops, strict=True)]}
@@ -184,7 +165,7 @@ class Stream(StreamingResponse):
     A client that leaves them unread for too long is one, too: what it does not take would be kept for it.
     """
 
-    def __init__(self, form: Format):
+    def __init__(self, form: Completion):
         super().__init__(form.events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self.answering = form.answering
 
@@ -204,7 +185,7 @@ class Stream(StreamingResponse):
             self.answering.cancel()
 
 
-async def reply(request: Request, form: Format) -> Response:
+async def reply(request: Request, form: Completion) -> Response:
     """The response, as it was asked for."""
     if form.body.stream:
         return Stream(form)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_
 from multidraft.decoding.metrics import Info, Moments
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
-from multidraft.decoding.state import DecodeConfig, Scored
+from multidraft.decoding.state import MEASURED, DecodeConfig, Scored
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
@@ -206,3 +207,12 @@ def test_a_walker_that_asks_twice_does_not_double_the_acceptance(name: str, tree
         settings = dict(scheme=name, tree=tree, walk=walk, max_new_tokens=6, generator=torch.Generator().manual_seed(0))
         infos.append(md.generate(*models, [[0]], **settings)[1])
     assert infos[0].acceptance == infos[1].acceptance > 0
+
+
+def test_by_default_few_steps_are_compared_with_the_optimum_and_every_second_is_counted() -> None:
+    """What a run says of itself must neither cost much nor be left out of its time."""
+    models, began = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2)), time.perf_counter()
+    _, info = md.generate(*models, [[0]], tree="2x1", max_new_tokens=60)
+    assert 0 < info.measured <= info.row_passes / MEASURED + 1
+    assert info.seconds["measure"] > 0
+    assert info.total_seconds == sum(info.seconds.values()) <= time.perf_counter() - began
