@@ -10,17 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
+from multidraft.models import compat
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
-from multidraft.models.compat import (
-    called,
-    check_supported,
-    context,
-    home,
-    needs_paths,
-    text_config,
-    vocabulary_of,
-    windows,
-)
 from multidraft.models.compiled import Room, sizes_of, steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
@@ -47,7 +38,7 @@ def reader(model: Model, capacity: int, compiled: bool = False, tells: Sequence[
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
     """
     model = model.model if tells and isinstance(model, CausalLM) else model
-    if isinstance(model, PreTrainedModel) and (not needs_paths(model) or nets_of(model)):
+    if isinstance(model, PreTrainedModel) and (not compat.needs_paths(model) or nets_of(model)):
         return CausalLM(model, capacity, compiled, tells)
     if tells:
         kind = f"of {type(model).__name__}" if not isinstance(model, PreTrainedModel) else "that is read as paths"
@@ -75,14 +66,14 @@ class CausalLM:
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):
-        check_supported(model)
-        config = text_config(model)
+        compat.check_supported(model)
+        config = compat.text_config(model)
         self.model = model
-        self.device = home(model)
-        self.tokens = vocabulary_of(model)
+        self.device = compat.home(model)
+        self.tokens = compat.vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
-        self.context = context(config)
-        self.windows = windows(config)
+        self.context = compat.context(config)
+        self.windows = compat.windows(config)
         self.tells, self.width = tuple(tells), config.hidden_size
         self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         self.told: list[Float[Tensor, "_ layers width"]] = []
@@ -94,7 +85,7 @@ class CausalLM:
         self.unkept: list[list[int]] = []
         self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells and not nets else None
         self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
-        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in called(model) else {}
+        self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
     def fresh(self, capacity: int) -> "CausalLM":
         return CausalLM(self.model, capacity, self.steps is not None, self.tells)
@@ -204,7 +195,7 @@ class CausalLM:
 @torch.inference_mode()
 def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tuple[int, int]) -> None:
     """Compile and record the steps of up to so many rows: between two numbers of tokens, and two of slots."""
-    if needs_paths(model):
+    if compat.needs_paths(model):
         return
     reader = CausalLM(model, lengths[1], compiled=True)
     reader.forward([[0]] * rows, [[-1]] * rows, "none")
@@ -222,4 +213,4 @@ def answers_prompts(model: Model) -> bool:
 
 def place_of(model: Model) -> torch.device:
     """Where a model computes."""
-    return home(model) if isinstance(model, PreTrainedModel) else model.device
+    return compat.home(model) if isinstance(model, PreTrainedModel) else model.device

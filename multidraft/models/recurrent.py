@@ -15,26 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from multidraft.models.base import (
-    Scored,
-    check_nothing_pending,
-    check_parents,
-    check_part,
-    check_paths,
-    check_rows,
-    check_same,
-    count_scored,
-)
-from multidraft.models.compat import (
-    MEMORIES,
-    called,
-    check_supported,
-    context,
-    continues,
-    home,
-    text_config,
-    vocabulary_of,
-)
+from multidraft.models import base, compat
+from multidraft.models.base import Scored
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 ROOT = -1  # the node that all kept tokens end in
@@ -82,11 +64,11 @@ class Paths:
     """A model whose trees are read as paths. It keeps what the model remembers, and leaves `model` as it was."""
 
     def __init__(self, model: PreTrainedModel):
-        check_supported(model)
-        self.model, self.device, self.tokens = model, home(model), vocabulary_of(model)
+        compat.check_supported(model)
+        self.model, self.device, self.tokens = model, compat.home(model), compat.vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
-        self.context, self.continues = context(text_config(model)), continues(model)
-        self.memory = next(name for name in MEMORIES if name in called(model))
+        self.context, self.continues = compat.context(compat.text_config(model)), compat.continues(model)
+        self.memory = next(name for name in compat.MEMORIES if name in compat.called(model))
         self.rows: list[Row] = []  # none before the first forward
 
     def fresh(self, capacity: int) -> "Paths":
@@ -97,14 +79,14 @@ class Paths:
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
         self.rows = self.rows or [Row() for _ in tokens]
-        check_rows(len(tokens), len(self.rows))
+        base.check_rows(len(tokens), len(self.rows))
         for row, above in zip(self.rows, parents, strict=True):
-            check_parents(above, len(row.parents))
+            base.check_parents(above, len(row.parents))
         firsts = [len(row.tokens) for row in self.rows]
         for row, new, above in zip(self.rows, tokens, parents, strict=True):
             row.tokens, row.parents = row.tokens + self.tokens.own(new), row.parents + above
         said = self.read([path for row, first in enumerate(firsts) for path in self.split(row, first, scored)])
-        counts = [count_scored(scored, len(new)) for new in tokens]
+        counts = [base.count_scored(scored, len(new)) for new in tokens]
         logits = torch.zeros(
             len(tokens), max(counts, default=0), self.tokens.columns, dtype=self.model.dtype, device=self.device
         )
@@ -157,7 +139,7 @@ class Paths:
             self.memory: before,
         }
         said = self.model(
-            input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in called(self.model)}
+            input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in compat.called(self.model)}
         )
         for index, one in enumerate(group):
             self.rows[one.row].states[one.node] = getattr(said, self.memory), index
@@ -165,7 +147,7 @@ class Paths:
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
-        check_paths(chosen, [row.parents for row in self.rows])
+        base.check_paths(chosen, [row.parents for row in self.rows])
         behind = [row.beyond(path[-1] if path else ROOT) for row, path in zip(self.rows, chosen, strict=True)]
         self.read([(row, path) for row, path in enumerate(behind) if path])
         ends = [row.states[path[-1] if path else ROOT] for row, path in zip(self.rows, chosen, strict=True)]
@@ -177,13 +159,13 @@ class Paths:
         self.rows = [replace(self.rows[row], states=dict(self.rows[row].states)) for row in rows]
 
     def join(self, other: Any) -> None:
-        check_same(self.model, other.model)
-        check_nothing_pending(*(len(row.tokens) for row in self.rows + other.rows))
+        base.check_same(self.model, other.model)
+        base.check_nothing_pending(*(len(row.tokens) for row in self.rows + other.rows))
         self.rows = self.rows + other.rows
 
     def part(self, row: int, length: int, capacity: int) -> "Paths":
         own, part = self.rows[row], self.fresh(capacity)
-        check_part(row, length, len(own.text))
+        base.check_part(row, length, len(own.text))
         part.rows = [Row(own.text, {ROOT: own.states[ROOT]})]
         if length < len(own.text):  # what it remembered there is gone, so it reads again
             part.rows = [Row(tokens=own.text[:length], parents=list(range(-1, length - 1)))]

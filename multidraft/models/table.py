@@ -10,15 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.models.base import (
-    Scored,
-    Scores,
-    check_nothing_pending,
-    check_parents,
-    check_paths,
-    check_rows,
-    count_scored,
-)
+from multidraft.models import base
+from multidraft.models.base import Scored, Scores
 
 Prefix = tuple[int, ...]
 
@@ -56,15 +49,15 @@ class PrefixModel(ABC):
     ) -> Float[Tensor, "rows new vocabulary"] | Scores:
         if not self.kept:
             self.begin([()] * len(tokens))
-        check_rows(len(tokens), len(self.kept))
+        base.check_rows(len(tokens), len(self.kept))
         for own, above in zip(self.parents, parents, strict=True):
-            check_parents(above, len(own))
+            base.check_parents(above, len(own))
         for paths, own, new, above in zip(self.paths, self.parents, tokens, parents, strict=True):
             own += above
             for token, parent in zip(new, above, strict=True):
                 known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
                 paths.append((*(paths[parent] if parent >= 0 else ()), known))
-        counts = [count_scored(scored, len(new)) for new in tokens]
+        counts = [base.count_scored(scored, len(new)) for new in tokens]
         rows = zip(self.kept, self.paths, counts, strict=True)
         prefixes = [[kept + path for path in paths[len(paths) - count :]] for kept, paths, count in rows]
         return self.scores(prefixes, max(counts, default=0))
@@ -78,7 +71,7 @@ class PrefixModel(ABC):
         return logits
 
     def keep(self, chosen: list[list[int]]) -> None:
-        check_paths(chosen, self.parents)
+        base.check_paths(chosen, self.parents)
         rows = zip(self.kept, self.paths, chosen, strict=True)
         self.begin([kept + paths[path[-1]] if path else kept for kept, paths, path in rows])
 
@@ -88,7 +81,7 @@ class PrefixModel(ABC):
             self.paths, self.parents = [[*self.paths[row]] for row in rows], [[*self.parents[row]] for row in rows]
 
     def join(self, other: Any) -> None:
-        check_nothing_pending(*map(len, (*self.parents, *other.parents)))
+        base.check_nothing_pending(*map(len, (*self.parents, *other.parents)))
         self.begin(self.kept + other.kept)
 
     def part(self, row: int, length: int, capacity: int) -> "PrefixModel":

@@ -1,9 +1,50 @@
 """The exact law of several decode steps, one after another."""
 
-from multidraft.auditing.enumeration import Branch, Forest, Law, add, all_branches
+from collections.abc import Callable
+from functools import cache
+
+from torch import Tensor
+
+import multidraft as md
+from multidraft.auditing.enumeration import (
+    Branch,
+    Forest,
+    Law,
+    add,
+    all_branches,
+    first_state,
+    first_tokens,
+    largest_difference,
+    target_law,
+)
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import commit
+from multidraft.decoding.tree import Tree
 from multidraft.decoding.verify import Decision
+from multidraft.models.base import LanguageModel
+from multidraft.sampling.settings import Sampling
+from multidraft.verification.scheme import Scheme
+
+
+def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> DecodeConfig:
+    """Steps with this tree."""
+    return DecodeConfig(md.scheme(scheme) if isinstance(scheme, str) else scheme, StaticTree(Tree.parse(tree)), walk)
+
+
+def law_error(
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompt: list[int],
+    config: DecodeConfig,
+    conditional: Callable[[tuple[int, ...]], Tensor],
+    steps: int = 1,
+    sampling: Sampling = Sampling(),  # noqa: B008  # which nobody changes
+) -> float:
+    """How far the law of the first tokens of some steps is from the target's: `conditional`, by the new tokens."""
+    law, known = law_of_steps(first_state(target, draft, prompt, config, sampling), config, steps), cache(conditional)
+    count = steps * (config.policy.shape.depth + 1)
+    return largest_difference(first_tokens(law, known, count), target_law(known, count))
 
 
 def law_of_steps(state: State, config: DecodeConfig, steps: int) -> Law:

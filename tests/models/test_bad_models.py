@@ -122,7 +122,7 @@ CONFIG = {
     "rms_norm_eps": ["x"],
     "rope_parameters": ["x", {"rope_type": "nope", "rope_theta": 1e4}, {"rope_type": "default", "rope_theta": "x"}],
     "max_position_embeddings": ["x"],
-    "model_type": ["nope", "gpt2", "bert", "mamba", "t5", None],
+    "model_type": ["nope", "gpt2", "bert", "mamba", None],
     "dtype": ["nope", "int8", "complex64", 3],
     "eos_token_id": ["x", {"a": 1}],
     "quantization_config": ["x"],

@@ -2,21 +2,17 @@
 
 import doctest
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from steps import law_of_steps
+from steps import config_of, law_error
 from tiny import tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding import verify
-from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
+from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.base import LanguageModel
 from multidraft.models.early_exit import first_layers
@@ -64,7 +60,7 @@ MANY: dict[str, Callable[[int], LanguageModel]] = {
     "mixture and table": lambda v: Several([Mixture([table(v, 2), Lookup(v)]), table(v, 3)]),
 }
 SCHEMES = ["iid:lorenz", "iid:recursive_rejection", "without_replacement:recursive_rejection", "anchored:lorenz"]
-DISTINCT = ["distinct:recursive_rejection", "distinct:naive"]
+DISTINCT, PLAIN = "distinct:recursive_rejection", Sampling()
 CASES = [("anchored:lorenz", d, "2x1", 3) for d in ONE] + [("iid:lorenz", d, "1x1", 3) for d in ONE]
 CASES += [(s, d, "2x1", 3) for s in [*SCHEMES[:3], "top:naive"] for d in ("n-gram", "copying")]
 CASES += [("distinct:recursive_rejection", d, t, 2) for d in MANY for t in ("2x2", UNEVEN)]
@@ -74,49 +70,35 @@ CASES += [("distinct:recursive_rejection", "two tables", "2x2", 3), ("distinct:r
 DRAFTERS = ONE | MANY
 
 
-def error_of(law: Law, sampling: Sampling, vocabulary: int, count: int) -> float:
+def error(
+    scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling = PLAIN, vocabulary: int = 3, steps: int = 1
+) -> float:
     """How far the law of the first tokens is from the target's."""
-    target = table(vocabulary, 1).conditional
+    target, draft = table(vocabulary, 1), DRAFTERS[drafter](vocabulary)
 
-    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target_laws(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
+        return target_laws(target.conditional((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
-    return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
-
-
-def config_of(scheme: str, tree: str, walk: str) -> DecodeConfig:
-    return DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)), walk)
-
-
-def step_error(scheme: str, drafter: str, tree: str, walk: str, sampling: Sampling, vocabulary: int = 3) -> float:
-    draft, config = DRAFTERS[drafter](vocabulary), config_of(scheme, tree, walk)
-    law = step_law(table(vocabulary, 1), draft, PROMPT, config, sampling)
-    return error_of(law.law, sampling, vocabulary, Tree.parse(tree).depth)
+    return law_error(target, draft, PROMPT, config_of(scheme, tree, walk), conditional, steps, sampling)
 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(("scheme", "drafter", "tree", "vocabulary"), CASES)
 def test_one_step_has_the_target_law(scheme, drafter, tree, vocabulary, walk):
-    assert step_error(scheme, drafter, tree, walk, Sampling(temperature=0.8), vocabulary) <= EXACT
+    assert error(scheme, drafter, tree, walk, Sampling(temperature=0.8), vocabulary) <= EXACT
 
 
 @pytest.mark.parametrize("sampling", [Sampling(top_k=2), Sampling(temperature=0)])
-@pytest.mark.parametrize(("scheme", "drafter"), [("iid:lorenz", d) for d in ONE] + [(DISTINCT[0], d) for d in MANY])
+@pytest.mark.parametrize(("scheme", "drafter"), [("iid:lorenz", d) for d in ONE] + [(DISTINCT, d) for d in MANY])
 def test_truncated_distributions_have_the_target_law(scheme, drafter, sampling):
-    assert step_error(scheme, drafter, "2x1", "deferred", sampling) <= EXACT
+    assert error(scheme, drafter, "2x1", "deferred", sampling) <= EXACT
 
 
 @pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize(
-    ("scheme", "drafter", "tree"),
-    [("iid:lorenz", d, "2") for d in ONE] + [(DISTINCT[0], d, "2") for d in MANY],
-)
-def test_several_steps_have_the_target_law(scheme, drafter, tree, walk):
+@pytest.mark.parametrize(("scheme", "drafter"), [("iid:lorenz", d) for d in ONE] + [(DISTINCT, d) for d in MANY])
+def test_several_steps_have_the_target_law(scheme, drafter, walk):
     """Counts go on from step to step, and rows have read different tokens."""
-    config, steps = config_of(scheme, tree, walk), 2
-    law = law_of_steps(first_state(table(2, 1), DRAFTERS[drafter](2), PROMPT, config), config, steps)
-    assert error_of(law, Sampling(), 2, steps * (Tree.parse(tree).depth + 1)) <= EXACT
+    assert error(scheme, drafter, "2", walk, vocabulary=2, steps=2) <= EXACT
 
 
 TWINS = {
@@ -156,7 +138,7 @@ def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
         return torch.full_like(draft, 1 / draft.shape[-1]) if scheme.startswith("iid") else draft.roll(1, -1)
 
     tell(scheme, wrong, monkeypatch)
-    assert step_error(scheme, drafter, tree, walk, Sampling()) > BIASED
+    assert error(scheme, drafter, tree, walk) > BIASED
 
 
 def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
@@ -169,7 +151,7 @@ def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twi
         return draft
 
     tell("distinct:recursive_rejection", wrong, monkeypatch)
-    assert step_error("distinct:recursive_rejection", "two tables", "2x2", "commit", Sampling()) > BIASED
+    assert error(DISTINCT, "two tables", "2x2", "commit") > BIASED
 
 
 def test_the_documented_drafter_works():
@@ -200,7 +182,7 @@ WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
     "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
     "copying": ("anchored:lorenz", lambda: Copying([Lookup(61), tiny_model("qwen2")])),
     "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
-    "distinct": (DISTINCT[0], lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
+    "distinct": (DISTINCT, lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
 }
 
 

@@ -1,7 +1,6 @@
 """Models that masks cannot read trees of: node by node, as targets and drafters, in whole steps, and what is wrong."""
 
 from collections.abc import Callable
-from functools import cache
 
 import pytest
 import torch
@@ -10,18 +9,14 @@ from commands import printed
 from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
 from reading import PROMPTS, TOLERANCE, Session, begun, drawn, error, forest, life
 from serving import letters, served, service
-from steps import law_of_steps
+from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
-from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
-from multidraft.decoding.tree import Tree
 from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft.models.early_exit import first_layers
@@ -93,22 +88,16 @@ def test_greedy_output_is_that_of_generate_with_any_drafter(name: str):
         assert [row.tolist() for row in rows] == expected
 
 
-def law_error(name: str, draft: str) -> float:
+def error_of_steps(name: str, draft: str) -> float:
     """How far the laws of real steps, one and two, are from the target's, over every way that they can go."""
     target, drafter = hybrid(name, vocab_size=3), hybrid(draft, vocab_size=3)
 
-    @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        with torch.no_grad():
-            return target(torch.tensor([[1, 0, *tokens]]), use_cache=False).logits[0, -1].double().softmax(-1)
+        return target(torch.tensor([[1, 0, *tokens]]), use_cache=False).logits[0, -1].double().softmax(-1)
 
-    worst = 0.0
-    for tree, steps, count in (("2x1", 1, 3), ("1", 2, 4)):
-        config = DecodeConfig(md.scheme("iid:recursive_rejection"), StaticTree(Tree.parse(tree)))
-        with torch.inference_mode():
-            law = law_of_steps(first_state(target, drafter, [1, 0], config, Sampling()), config, steps)
-        worst = max(worst, largest_difference(first_tokens(law, conditional, count), target_law(conditional, count)))
-    return worst
+    configs = {1: config_of("iid:recursive_rejection", "2x1"), 2: config_of("iid:recursive_rejection", "1")}
+    with torch.inference_mode():
+        return max(law_error(target, drafter, [1, 0], own, conditional, steps) for steps, own in configs.items())
 
 
 PAIRS = [("qwen3_5", "mamba2"), ("lfm2", "qwen3_5"), ("mamba2", "olmo_hybrid")]
@@ -118,7 +107,7 @@ MORE_PAIRS = [("qwen3_next", "falcon_h1"), ("olmo_hybrid", "bamba"), ("bamba", "
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("name", "draft"), [*PAIRS, *(pytest.param(*p, marks=pytest.mark.slow) for p in MORE_PAIRS)])
 def test_real_steps_have_the_target_law(name: str, draft: str):
-    assert law_error(name, draft) < 1e-5  # of float32
+    assert error_of_steps(name, draft) < 1e-5  # of float32
 
 
 # Wrong twins
@@ -210,7 +199,7 @@ def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeyp
 @pytest.mark.parametrize(("name", "draft"), PAIRS[:2])
 def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str, monkeypatch):
     a_sibling_for_a_parent(monkeypatch)
-    assert law_error(name, draft) > 1e-4  # ten times what is let through above
+    assert error_of_steps(name, draft) > 1e-4  # ten times what is let through above
 
 
 # Interruptions, memory, ways in
@@ -224,7 +213,7 @@ PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_toge
 @pytest.mark.parametrize(("name", "owner", "method"), PLACES)
 @torch.inference_mode()
 def test_an_interruption_leaves_a_state_usable_or_says_so(name: str, owner: type, method: str, monkeypatch):
-    config = DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse("2x1")))
+    config = config_of("anchored:lorenz", "2x1")
 
     def run(interrupted: int) -> list[list[int]]:
         state = start([[1, 2], [3]], hybrid(name), NGram(VOCABULARY), config, [Sampling(0)] * 2, 30)

@@ -262,7 +262,7 @@ def outcomes(make: Callable[[list[Shape]], Fake], shapes: list[Shape], width: in
         after += 1
 
 
-SMALL: list[list[Shape]] = [[(4, 4), (4, 4)], [(6, 2)]]
+SMALL: list[list[Shape]] = [[(4, 4)], [(6, 2)]]
 
 
 @pytest.mark.usefixtures("unchecked")

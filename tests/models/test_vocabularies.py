@@ -1,22 +1,17 @@
 """A draft's vocabulary beside the target's, padded to another size or a part of it: the target's law, all the same."""
 
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from multidraft_research.captures.capturing import Manner, capture
 from reading import chain, drawn, error
-from steps import law_of_steps
+from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
-from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
@@ -64,15 +59,8 @@ class Cut(TableModel):
 
 
 def error_after_two_steps(name: str, walk: str, target: TableModel, draft: TableModel, prompt: int) -> float:
-    config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2")), walk)
-    law = law_of_steps(first_state(target, draft, [prompt], config), config, 2)
     truth = random_table(3 if type(target) is Cut else target.vocabulary, 2, 1)
-
-    @cache
-    def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return truth((prompt, *tokens))
-
-    return largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4))
+    return law_error(target, draft, [prompt], config_of(name, "2", walk), lambda tokens: truth((prompt, *tokens)), 2)
 
 
 @pytest.mark.parametrize("walk", WALKS)

@@ -19,16 +19,8 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
-from multidraft.models.base import (
-    Scored,
-    check_nothing_pending,
-    check_parents,
-    check_part,
-    check_paths,
-    check_rows,
-    check_same,
-    count_scored,
-)
+from multidraft.models import base
+from multidraft.models.base import Scored
 from multidraft.models.gguf.file import Weights
 from multidraft.models.gguf.memory import BYTES, Memory, Token
 
@@ -156,9 +148,9 @@ class GGUF:
             if not self.rows:
                 self.memory.reserve(len(tokens) * self.capacity, len(tokens))
                 self.rows = [Row(self.memory) for _ in tokens]
-            check_rows(len(tokens), len(self.rows))
+            base.check_rows(len(tokens), len(self.rows))
             for row, new in zip(self.rows, parents, strict=True):
-                check_parents(new, len(row.parents))
+                base.check_parents(new, len(row.parents))
             own, end = self.weights.tokens, self.weights.context
             each = zip(self.rows, tokens, parents, strict=True)
             said = self.scores([row.grow(own.own(new), above, end) for row, new, above in each], scored)
@@ -166,7 +158,7 @@ class GGUF:
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
         """What llama.cpp says, and zero where nothing is read."""
-        counts = [count_scored(scored, len(row)) for row in rows]
+        counts = [base.count_scored(scored, len(row)) for row in rows]
         slots = [
             (index, slot - len(row) + counts[index], token)
             for index, row in enumerate(rows)
@@ -185,7 +177,7 @@ class GGUF:
         return scores
 
     def keep(self, chosen: list[list[int]]) -> None:
-        check_paths(chosen, [row.parents for row in self.rows])
+        base.check_paths(chosen, [row.parents for row in self.rows])
         with self.memory.lock:
             for row, path in zip(self.rows, chosen, strict=True):
                 row.keep(path)
@@ -199,12 +191,12 @@ class GGUF:
             self.rows = [old[row].part(old[row].length) if twice else old[row] for row, twice in pairs]
 
     def join(self, other: "GGUF") -> None:
-        check_same(self.memory, other.memory)
-        check_nothing_pending(*(len(row.parents) for row in self.rows + other.rows))
+        base.check_same(self.memory, other.memory)
+        base.check_nothing_pending(*(len(row.parents) for row in self.rows + other.rows))
         self.rows, other.rows = self.rows + other.rows, []
 
     def part(self, row: int, length: int, capacity: int) -> "GGUF":
-        check_part(row, length, self.rows[row].length)
+        base.check_part(row, length, self.rows[row].length)
         part = self.fresh(capacity)
         with self.memory.lock:
             part.rows = [self.rows[row].part(length)]

@@ -16,16 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import (
-    Scored,
-    check_nothing_pending,
-    check_parents,
-    check_part,
-    check_paths,
-    check_rows,
-    check_same,
-    count_scored,
-)
+from multidraft.models import base
+from multidraft.models.base import Scored
 from multidraft.models.compat import windows
 from multidraft.models.heads.files import load_head
 from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
@@ -64,7 +56,7 @@ class Row:
                 raise AdviceError(f"a head needs the target's state before token {self.heard}; let it hear that first")
             if parents[: self.first] != list(range(-1, self.first - 1)):
                 raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
-        check_parents(parents, len(self.tokens))
+        base.check_parents(parents, len(self.tokens))
         if -1 in parents[is_first:]:
             raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
         self.tokens, self.parents = self.tokens + tokens, self.parents + parents
@@ -113,7 +105,7 @@ class Head(ABC):
         if not self.rows:
             nothing = torch.zeros(1, self.module.settings.layer.hidden_size, dtype=self.dtype, device=self.device)
             self.rows = [Row(nothing) for _ in range(rows)]
-        check_rows(rows, len(self.rows))
+        base.check_rows(rows, len(self.rows))
         self.cache.begin(rows)
 
     @torch.inference_mode()
@@ -133,7 +125,7 @@ class Head(ABC):
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Logits:
         self.begin(len(tokens))
         are_first = [row.note(*new) for row, *new in zip(self.rows, tokens, parents, strict=True)]
-        counts = [count_scored(scored, len(new)) for new in tokens]
+        counts = [base.count_scored(scored, len(new)) for new in tokens]
         self.read(are_first, any(counts))
         if not any(counts):
             columns = self.module.settings.drafted
@@ -151,7 +143,7 @@ class Head(ABC):
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
-        check_paths(chosen, [row.parents for row in self.rows])
+        base.check_paths(chosen, [row.parents for row in self.rows])
         self.forget(chosen)
         for row, path in zip(self.rows, chosen, strict=True):
             row.keep(path)
@@ -167,15 +159,15 @@ class Head(ABC):
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
-        check_same(self.module, other.module)
-        check_nothing_pending(*(len(row.tokens) for row in (*self.rows, *other.rows)))
+        base.check_same(self.module, other.module)
+        base.check_nothing_pending(*(len(row.tokens) for row in (*self.rows, *other.rows)))
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
         self.rows = self.rows + other.rows
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "Head":
         own, part = self.rows[row], self.fresh(capacity)
-        check_part(row, length, own.settled + len(own.waiting))
+        base.check_part(row, length, own.settled + len(own.waiting))
         part.cache.add(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
         settled, states = min(length, own.settled), own.states[: max(length - own.used, 0)]
         part.rows = [Row(states, length, settled, own.waiting[: length - settled])]

@@ -8,15 +8,11 @@ import pytest
 import torch
 from heads import CASES, filled
 from mutants import rule_of
-from steps import law_of_steps
+from steps import config_of, law_error
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, target_law
-from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import Tree
 from multidraft.models.heads.drafters import Head, drafter
 from multidraft.models.heads.modules import MODULES
 from multidraft.models.huggingface import CausalLM
@@ -52,19 +48,13 @@ def small(name: str) -> Head:
     return drafter(module)
 
 
-@cache
-def conditional(tokens: tuple[int, ...]) -> Tensor:
-    """The target's law after new tokens, from a plain pass."""
-    with torch.no_grad():
+def error(scheme: str | Scheme, name: str, tree: str, steps: int, walk: str = "deferred") -> float:
+    """How far the law of the first tokens of some steps is from the target's, by plain passes."""
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
         return target()(input_ids=torch.tensor([[*PROMPT, *tokens]])).logits[0, -1].softmax(-1)
 
-
-def error(scheme: Scheme, name: str, tree: str, steps: int, walk: str = "deferred") -> float:
-    """How far the law of the first tokens of some steps is from the target's."""
-    plan = DecodeConfig(scheme, StaticTree(Tree.parse(tree)), walk)
-    law = law_of_steps(first_state(CausalLM(target()), small(name), PROMPT, plan), plan, steps)
-    count = steps * (Tree.parse(tree).depth + 1)
-    return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
+    return law_error(CausalLM(target()), small(name), PROMPT, config_of(scheme, tree, walk), conditional, steps)
 
 
 @torch.no_grad()
@@ -72,7 +62,7 @@ def error(scheme: Scheme, name: str, tree: str, steps: int, walk: str = "deferre
 def test_steps_have_the_target_law(name):
     """One step of a tree, or two of a chain, in the second of which kept tokens are read again."""
     tree, steps = ("1x1", 2) if name in TWICE else ("2x1", 1)
-    assert error(md.scheme("anchored:lorenz"), name, tree, steps) <= EXACT
+    assert error("anchored:lorenz", name, tree, steps) <= EXACT
 
 
 @torch.no_grad()
@@ -98,4 +88,4 @@ def test_a_head_that_changes_its_mind_after_drawing_is_caught(monkeypatch):
         return forest
 
     monkeypatch.setattr(enumeration, "all_trees", told_wrongly)
-    assert error(md.scheme("iid:lorenz"), "medusa", "1x1", 1) > BIASED
+    assert error("iid:lorenz", "medusa", "1x1", 1) > BIASED
