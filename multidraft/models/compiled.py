@@ -114,7 +114,7 @@ class Frame:
         self.slots = memory[0].shape[2] - 1 - self.places % SPARE
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
-        self.replay: Callable[[], list[Tensor]] | None = None
+        self.replay: Callable[[], Tensor] | None = None
         self.mark()
 
     def mark(self) -> None:
@@ -268,12 +268,23 @@ class Steps:
         cache.advance(new)
         return logits[:rows, :new]
 
-    def prepare(self, model: PreTrainedModel, cache: TreeCache, sizes: list[Size], kinds: Iterable[str]) -> None:
-        """Compile and record the steps of these sizes in the room of a cache."""
+    def prepare(
+        self, model: PreTrainedModel, cache: TreeCache, kinds: Iterable[str], new: tuple[int, int], shortest: int
+    ) -> None:
+        """Compile and record the steps that may come up in the room of a cache, between two numbers of tokens.
+
+        On a CPU, where nothing is recorded, what is compiled for the ends serves between.
+        """
+        if not isinstance(room := cache.storage, Room):
+            return
+        slots = [size for size in buckets(room.capacity - SPARE, SLOTS) if size >= shortest]
+        rows, tokens = buckets(len(cache.lengths)), buckets(min(new[1], WIDEST), new[0])
+        if self.device.type == "cpu":
+            rows, tokens, slots = [rows[0], rows[-1]], [tokens[0], tokens[-1]], slots[:1]
+        sizes = list(dict.fromkeys(product(rows, tokens, slots)))
         for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
             try:
-                assert isinstance(cache.storage, Room)
-                cache.storage.frame(size, cache, kinds, self.dtype, partial(self.compiled, model))
+                room.frame(size, cache, kinds, self.dtype, partial(self.compiled, model))
             except Exception as error:
                 return self.give_up(error)
 
@@ -286,15 +297,6 @@ def steps_of(model: PreTrainedModel) -> Steps:
     if model not in STEPS or STEPS[model].weights != versions_of(model):
         STEPS[model] = Steps(model)
     return STEPS[model]
-
-
-def sizes_of(room: Room, rows: int, new: tuple[int, int], shortest: int) -> list[Size]:
-    """Those that may come up; on a CPU, where nothing is recorded, what is compiled for the ends serves between."""
-    slots = [size for size in buckets(room.capacity - SPARE, SLOTS) if size >= shortest]
-    each, tokens = buckets(rows), buckets(min(new[1], WIDEST), new[0])
-    if not room.blocks[0].contents.tensors[0].is_cuda:
-        each, tokens, slots = [each[0], each[-1]], [tokens[0], tokens[-1]], slots[:1]
-    return list(dict.fromkeys(product(each, tokens, slots)))
 
 
 def versions_of(model: PreTrainedModel) -> list[tuple[int, int]]:

@@ -35,7 +35,7 @@ class Together:
         self.hears = tuple(sorted({layer for drafter in self.drafters for layer in heard_by(drafter)}))
 
     def _of(self, drafters: list[LanguageModel]) -> Any:
-        """The same of other readers."""
+        """These drafters, going on from other readers of theirs."""
         return type(self)(drafters)
 
     @property

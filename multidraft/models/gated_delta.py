@@ -167,34 +167,19 @@ class DeltaLayer(LinearAttentionLayer):
 class Nets:
     """All gated delta nets of one reader, by the number of the layer, and what they share."""
 
+    # which pending slots are on the path to each new one, its own included
+    seen: Bool[Tensor, "rows new slots"]
+
     def __init__(self, places: Iterable[int]):
         self.layers = {place: DeltaLayer(self) for place in places}
-        # which pending slots are on the path to each new one, its own included
-        self.seen: Bool[Tensor, "rows new slots"]
 
     def keep(self, paths: list[list[int]], width: int) -> None:
         """Go on from the ends of these paths of slots."""
-        if self.layers:
-            marked = torch.zeros(len(paths), width, dtype=torch.bool)
-            for row, path in enumerate(paths):
-                marked[row, path] = True
-            for layer in self.layers.values():
-                layer.keep(marked)
-
-    def settle(self) -> None:
-        """Nothing is pending."""
+        marked = torch.zeros(len(paths), width, dtype=torch.bool)
+        for row, path in enumerate(paths):
+            marked[row, path] = True
         for layer in self.layers.values():
-            layer.settle()
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with these rows."""
-        for layer in self.layers.values():
-            layer.select(rows)
-
-    def add(self, other: "Nets", rows: list[int], held: int) -> None:
-        """Put rows of another reader below the rows held."""
-        for layer, source in zip(self.layers.values(), other.layers.values(), strict=True):
-            layer.add(source, rows, held)
+            layer.keep(marked)
 
 
 def last(seen: Bool[Tensor, "rows new slots"], kept: int, count: int) -> Int[Tensor, "rows new count"]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.models import compat
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
-from multidraft.models.compiled import Room, sizes_of, steps_of
+from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.recurrent import Paths
@@ -201,9 +201,8 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
     reader.forward([[0]] * rows, [[-1]] * rows, "none")
     reader.keep([[0]] * rows)
     reader.settle()
-    if reader.steps is not None and isinstance(reader.cache.storage, Room):
-        sizes = sizes_of(reader.cache.storage, rows, new, lengths[0])
-        reader.steps.prepare(model, reader.cache, sizes, reader.windows)
+    if reader.steps is not None:
+        reader.steps.prepare(model, reader.cache, reader.windows, new, lengths[0])
 
 
 def answers_prompts(model: Model) -> bool:

@@ -250,7 +250,8 @@ class TreeCache:
             self.holes = torch.arange(self.base) >= torch.tensor(self.lengths)[:, None]
         for layer in self.layers:
             layer.end = self.base
-        self.nets.settle()
+        for net in self.nets.layers.values():
+            net.settle()
 
     @property
     def is_filled(self) -> bool:
@@ -332,7 +333,8 @@ class TreeCache:
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
             self._move(paths, range(min(moved), max(moved) + 1))
-        self.nets.keep(paths, self.width)
+        if self.nets.layers:
+            self.nets.keep(paths, self.width)
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
         self._settle()
 
@@ -351,7 +353,8 @@ class TreeCache:
         for layer in self.layers:
             layer.keys = layer.values = None  # views that would keep alive what the blocks let go
         self.storage.select(rows, self.base + self.width)
-        self.nets.select(rows)
+        for net in self.nets.layers.values():
+            net.select(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.pending = [deepcopy(self.pending[row]) for row in rows]
         self.positions = [each[rows] for each in self.positions]
@@ -366,7 +369,8 @@ class TreeCache:
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and rows:
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])
-        self.nets.add(other.nets, rows, len(self.lengths))
+        for net, own in zip(self.nets.layers.values(), other.nets.layers.values(), strict=True):
+            net.add(own, rows, len(self.lengths))
         self.lengths = self.lengths + lengths
         self._settle()
 

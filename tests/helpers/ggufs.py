@@ -96,7 +96,7 @@ def window_model(**changes: int) -> PreTrainedModel:
 
 @cache
 def window_file() -> Path:
-    """The same for llama.cpp."""
+    """That model as a file."""
     path, model, family = Path(FOLDER.name) / "gemma3.gguf", window_model(), gguf.MODEL_ARCH.GEMMA3
     writer, config = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[family]), copy(model.config)
     config.rope_parameters = config.rope_parameters["full_attention"]  # llama.cpp knows the other layers' own

@@ -27,7 +27,7 @@ HARMLESS = {  # what the folder does as well without, or what says nothing
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
-    """As for a user: the type hints that all other tests check are not checked."""
+    """Type hints are not checked, as for a user; all other tests check them."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 

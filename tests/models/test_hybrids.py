@@ -176,8 +176,8 @@ def the_convolution_sees_slots(monkeypatch) -> None:
 
 def rows_stay(monkeypatch) -> None:
     """Wrong: when rows leave, the states of the first ones are those that go on."""
-    right = Nets.select
-    monkeypatch.setattr(Nets, "select", lambda self, rows: right(self, list(range(len(rows)))))
+    right = DeltaLayer.select
+    monkeypatch.setattr(DeltaLayer, "select", lambda self, rows: right(self, list(range(len(rows)))))
 
 
 WRONG = [(wrong, name) for wrong in (a_sibling_for_a_parent, the_root_stays) for name in ("qwen3_5", "lfm2", "mamba2")]
@@ -205,7 +205,7 @@ def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str,
 # Interruptions, memory, ways in
 
 
-PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "keep"), (Nets, "settle")]
+PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "keep"), (DeltaLayer, "settle")]
 PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_together"), ("lfm2", Paths, "keep")]
 
 

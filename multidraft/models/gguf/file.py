@@ -213,13 +213,14 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
     def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         given, size = (self.library.llama_token * len(tokens))(*tokens), 16 * len(tokens) + 1
-        for _ in range(2):  # again where the text has more bytes, which it then says as a number below zero
+        while True:
             text = ctypes.create_string_buffer(size)
             written = self.library.llama_detokenize(
                 self.weights.vocab, given, len(tokens), text, size, False, not skip_special_tokens
             )
-            size = abs(written)
-        return text.raw[:size].decode(errors="replace")
+            if written >= 0:
+                return text.raw[:written].decode(errors="replace")
+            size = -written  # where there is no room for so many bytes
 
     def __len__(self) -> int:
         return self.weights.vocabulary

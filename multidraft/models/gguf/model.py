@@ -143,7 +143,7 @@ class GGUF:
     def forward(
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
-        """As for any model; tokens beyond the context are not read, and have logits of zero."""
+        """Read new tokens; those beyond the context are not read, and have logits of zero."""
         with self.memory.lock:
             if not self.rows:
                 self.memory.reserve(len(tokens) * self.capacity, len(tokens))

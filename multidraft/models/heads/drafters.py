@@ -327,7 +327,8 @@ def padded(numbers: list[list[int]]) -> Int[Tensor, "rows most"]:
 
 def drafter(module: Any) -> Head:
     """A head's module as a drafter that has read nothing."""
-    return {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}[module.settings.kind](module)
+    kinds: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}
+    return kinds[module.settings.kind](module)
 
 
 def head(name: str, target: Any) -> Head:

@@ -307,7 +307,8 @@ class DFlash(Body):
         """Put keys and values of the target's fused states into the cache."""
         rotary, layers = self.rotary(states, positions), list[Any](self.layers)
         for number, layer in enumerate(layers):
-            cache.update(*layer.self_attn.keys_values(states, rotary), number)
+            keys, values = layer.self_attn.keys_values(states, rotary)
+            cache.update(keys, values, number)
 
     def block(self, first: Int[Tensor, " rows"]) -> Int[Tensor, "rows block"]:
         """The tokens of a block in each row: the known one, then masks."""

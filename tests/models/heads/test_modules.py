@@ -86,18 +86,14 @@ def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
     assert (theirs.settings.layers, theirs.ids) == ((0, 1, 2), None)
 
 
-def test_heads_of_another_target_or_of_none_are_refused(tmp_path):
-    target = tiny_model("llama")
-    with pytest.raises(AdviceError, match=r"no config\.json"):
-        load_head(tmp_path, target)
+def test_broken_heads_are_refused(tmp_path):  # those of another target are in `test_names_of_heads.py`
     save_head(head(), tmp_path, "some/target")
     said = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
-        ({"target_hidden_size": 64}, "width 64 and this one has 32"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "reads layer 9 of its target and this one has 2"),
         ({"fc_norm": True}, r"lacks fc_norm\.0\.weight"),
         ({"speculators_model_type": "other", "architectures": ["Other"]}, "is of no head"),
+        ({"num_aux_hidden_states": 2}, "reads 2 layers of its target and names 3"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(said | change))
         with pytest.raises(AdviceError, match=message):
-            load_head(tmp_path, target)
+            load_head(tmp_path, tiny_model("llama"))
