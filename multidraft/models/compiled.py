@@ -59,7 +59,11 @@ def bucket(count: int, least: int = 1) -> int:
 
 
 def buckets(largest: int, least: int = 1) -> list[int]:
-    """All up to the one that holds so many, the largest first."""
+    """All powers of two up to the one that holds so many, the largest first.
+
+    >>> buckets(40, 16), buckets(0)
+    ([64, 32, 16], [1])
+    """
     top = bucket(largest, least)
     return [top >> shift for shift in range(top.bit_length()) if top >> shift >= least]
 

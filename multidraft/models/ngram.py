@@ -102,9 +102,6 @@ class Reader(PrefixModel):
     def law(self, row: int, prefix: Prefix) -> Law:
         """What is known of the token after a prefix."""
 
-    @abstractmethod
-    def fresh(self, capacity: int) -> "Reader": ...
-
     def history(self) -> History:
         """That of a text which has not begun."""
         return History(self.longest)

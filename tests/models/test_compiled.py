@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.models import compiled
-from multidraft.models.compiled import SPARE, Frame, Room, bucket, buckets
+from multidraft.models.compiled import SPARE, Frame, Room, bucket
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block
 from multidraft.models.table import TableModel, random_table
@@ -53,13 +53,6 @@ def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity
 
 def rooms(model: PreTrainedModel) -> list[Room]:
     return compiled.steps_of(model).rooms
-
-
-def test_sizes():
-    assert [bucket(count) for count in (0, 1, 2, 3, 4, 5, 33)] == [1, 1, 2, 4, 4, 8, 64]
-    assert bucket(3, 16) == 16
-    assert buckets(5) == [8, 4, 2, 1]
-    assert buckets(40, 16) == [64, 32, 16]
 
 
 QUICK = [("llama", "sdpa"), ("gemma3", "sdpa"), ("gpt2", "eager"), ("gpt_oss", "eager")]

@@ -26,6 +26,7 @@ from multidraft.models.loading import settings_in
 Weights = dict[str, Tensor]
 NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
 OTHER = "give the target that it was trained for"
+MARKS = {"eagle_config": EAGLE3, "dflash_config": DFLASH, "medusa_num_heads": MEDUSA}  # by which heads are known
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE
 SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 FOREIGN = ("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "quantization_config")
@@ -69,19 +70,15 @@ def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
 
 def kind_of(found: dict[str, Any], folder: Path) -> str:
     """Which head a configuration is of; raises AdviceError where it is of none that can be read."""
-    names = [found.get("model_type", ""), found.get("speculators_model_type", ""), *(found.get("architectures") or [])]
-    names = [str(name) for name in names if name]
-    for kind in KINDS:
-        if any(name.lower().rstrip("_").replace("speculator", "").replace("draftmodel", "") == kind for name in names):
-            return kind
-    if "eagle_config" in found or any("eagle3" in name.lower() for name in names):
-        return EAGLE3
-    if "dflash_config" in found:
-        return DFLASH
-    if "medusa_num_heads" in found:
-        return MEDUSA
-    said = ", ".join(names) or "nothing"
-    raise AdviceError(f"config.json in {str(folder)!r} is of no head that can be read ({said}); {NEEDS}")
+    names = [found.get("model_type"), found.get("speculators_model_type"), *(found.get("architectures") or [])]
+    said = ", ".join(str(name) for name in names if name)
+    named = [kind for kind in KINDS if kind in said.lower()]
+    marked = [kind for mark, kind in MARKS.items() if mark in found]
+    if not named + marked:
+        raise AdviceError(
+            f"config.json in {str(folder)!r} is of no head that can be read ({said or 'no name'}); {NEEDS}"
+        )
+    return (named + marked)[0]
 
 
 def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
