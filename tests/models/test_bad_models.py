@@ -54,8 +54,8 @@ def garbage() -> bytes:
     return bytes(torch.randint(256, (3000,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
-def spoil(path: Path, kind: str) -> None:
-    """Do to one file what the kind says."""
+def spoil(path: Path, kind: str, other: Path) -> None:
+    """Do to one file what the kind says; the other model has a whole one."""
     if kind == "missing":
         path.unlink()
         return
@@ -71,7 +71,7 @@ def spoil(path: Path, kind: str) -> None:
             "empty object": b"{}",
             "a web page": b"<html>not found</html>",
             "a pointer of git": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
-            "another model's": (path.parent.parent / "other" / path.name).read_bytes(),
+            "another model's": (other / path.name).read_bytes(),
         }[kind]
     )
 
@@ -84,10 +84,7 @@ FAULTS = [(*fault, ("target", "draft")[number % 2]) for number, fault in enumera
 
 def broken(whole: Path, tmp_path: Path) -> Path:
     """A copy to break."""
-    folder = tmp_path / "broken"
-    shutil.copytree(whole, folder)
-    shutil.copytree(whole.parent / "other", tmp_path / "other")
-    return folder
+    return Path(shutil.copytree(whole, tmp_path / "broken"))
 
 
 def refused(target: Path, draft: Path) -> str:
@@ -104,7 +101,7 @@ def refused(target: Path, draft: Path) -> str:
 @pytest.mark.parametrize(("file", "kind", "role"), FAULTS)
 def test_files(whole, tmp_path, file, kind, role):
     folder = broken(whole, tmp_path)
-    spoil(folder / file, kind)
+    spoil(folder / file, kind, whole.parent / "other")
     pair = (folder, whole) if role == "target" else (whole, folder)
     line = refused(*pair)
     assert "broken" in line or "differ" in line
@@ -195,7 +192,7 @@ def ends_with_one_line(*call: object) -> None:
 
 def test_the_command_line_ends_with_one_line(whole, tmp_path):
     folder = broken(whole, tmp_path)
-    spoil(folder / "model.safetensors", "cut")
+    spoil(folder / "model.safetensors", "cut", whole)
     ends_with_one_line("generate", "--target", folder, "--draft", whole, "--prompt", "a")
 
 
