@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multidraft.autotune.plans import Subject
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
-    from multidraft.decoding.trace_file import TraceFile
+    from multidraft.decoding.trace import TraceFile
     from multidraft.zoo import Pair
 
 SEEDS_APART = 1_000_003

@@ -17,7 +17,7 @@ from multidraft.io.journal import Journal
 from multidraft.io.lock import hold
 
 if TYPE_CHECKING:
-    from multidraft.decoding.trace_file import TraceFile
+    from multidraft.decoding.trace import TraceFile
 
 JSONL = (
     "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
@@ -156,7 +156,7 @@ def begun(path: Path, shards: Shards, compare: bool) -> Journal:
 
 def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
     """A trace with what there is to say of the whole run."""
-    from multidraft.decoding.trace_file import TraceFile
+    from multidraft.decoding.trace import TraceFile
     from multidraft.machine import hardware, versions
 
     return TraceFile(path, pair.tokenizer, {"run": report.settings, "versions": versions(), "hardware": hardware()})

@@ -1,20 +1,29 @@
 """A record of everything that a generation draws and decides, with the random numbers that it used.
 
 Records are plain dictionaries, for JSON. A "generation" says how its rows are decoded and gives their prompts; then
-comes one "step" for every row and step; the "end" gives the tokens that were returned (docs/metrics.md).
+comes one "step" for every row and step; the "end" gives the tokens that were returned (docs/metrics.md). In a file each
+is a line, complete as soon as it is written, with a checksum.
 """
 
+import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Coin, StepRecord, Visit
 from multidraft.decoding.state import DecodeConfig
+from multidraft.io import journal
 from multidraft.sampling.settings import Sampling
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Tell = Callable[[dict[str, Any]], None]
+FORMAT = 1
 
 
 class Trace:
@@ -113,3 +122,47 @@ def span(record: StepRecord, index: int) -> dict[str, float]:
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     start = float(cumulative[token - 1]) if token > 0 else 0.0
     return {"from": start, "to": float(cumulative[token]), "of": float(cumulative[-1])}
+
+
+class TraceFile:
+    """A trace that is written as it comes. Every line brings the text of the tokens that are new in it."""
+
+    def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]):
+        self.writer, self.tokenizer = journal.Writer(path), tokenizer
+        self.known: set[int] = set()
+        self.next_row = self.first_row = 0
+        self.write({"record": "trace", "format": FORMAT} | settings)
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """One record; rows are counted on from one generation to the next."""
+        if record["record"] == "generation":
+            self.first_row, self.next_row = self.next_row, self.next_row + len(record["prompts"])
+            record = record | {"first_row": self.first_row}
+        elif "row" in record:
+            record = record | {"row": self.first_row + record["row"]}
+        new = sorted(tokens_in(record) - self.known)
+        self.known |= set(new)
+        self.write(record | {"pieces": {token: piece(self.tokenizer, token) for token in new}})
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, at once."""
+        self.writer.write(record | {"check": checksum(record)})
+
+
+def checksum(record: dict[str, Any]) -> int:
+    """CRC-32 of a record as JSON."""
+    return crc32(json.dumps(record, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+def tokens_in(record: dict[str, Any]) -> set[int]:
+    """Every token that a record names."""
+    lists = [*record.get("prompts", ()), *record.get("tokens", ())]
+    lists += [[node["token"], *node.get("drafted", ())] for node in record.get("nodes", ())]
+    lists += [[record["last"]["token"]]] if "last" in record else []
+    return {token for tokens in lists for token in tokens}
+
+
+def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
+    """A token's text, or its name where it is only part of a character."""
+    text = str(tokenizer.decode([token]))
+    return text if text.strip("\ufffd") else str(tokenizer.convert_ids_to_tokens(token))

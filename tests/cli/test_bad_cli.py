@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from multidraft.cli import main
 from multidraft.cli.main import app
-from multidraft.decoding.trace_file import checksum
+from multidraft.decoding.trace import checksum
 
 Call = list[str]
 HALF = "\udcff"  # what Python makes of a byte that is not UTF-8

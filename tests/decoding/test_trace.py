@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from multidraft_research.audits.replay import check
+from multidraft_research.audits.trace_reading import read
 from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.decoding import trace as recording
-from multidraft.decoding.trace_file import checksum, read
+from multidraft.decoding.trace import checksum
 from multidraft.decoding.walks import WALKS, deferred
 from multidraft.models.table import TableModel, random_table
 
@@ -271,7 +272,7 @@ def test_wrong_files_meet_with_advice(file, tmp_path):
 ENDLESS = """
 import sys, torch, multidraft as md
 from multidraft.models.table import TableModel, random_table
-from multidraft.decoding.trace_file import TraceFile
+from multidraft.decoding.trace import TraceFile
 from multidraft.zoo import load_pair
 from pathlib import Path
 trace = TraceFile(Path(sys.argv[1]), load_pair().tokenizer, {})

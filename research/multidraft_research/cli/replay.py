@@ -9,8 +9,8 @@ import typer
 from typer import Argument, Option
 
 from multidraft.cli import terminal
-from multidraft.decoding.trace_file import Reading, read
 from multidraft.errors import AdviceError
+from multidraft_research.audits.trace_reading import Reading, read
 
 if TYPE_CHECKING:
     from rich.text import Text

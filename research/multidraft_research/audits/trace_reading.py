@@ -1,18 +1,13 @@
-"""Traces as files: one JSON object a line, complete as soon as it is written, with a checksum."""
+"""Traces read from files: what a record must have, and in which order records come."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import Any
 
+from multidraft.decoding.trace import FORMAT, checksum
 from multidraft.errors import AdviceError
 from multidraft.io import journal
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-FORMAT = 1
 FIELDS: dict[str, dict[str, type]] = {  # what every record of a kind has
     "trace": {},
     "generation": {"first_row": int, "prompts": list, "walk": str},
@@ -20,50 +15,6 @@ FIELDS: dict[str, dict[str, type]] = {  # what every record of a kind has
     "end": {"tokens": list},
 }
 HOW = "make one with `multidraft generate --trace FILE`"
-
-
-class TraceFile:
-    """A trace that is written as it comes. Every line brings the text of the tokens that are new in it."""
-
-    def __init__(self, path: Path, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any]):
-        self.writer, self.tokenizer = journal.Writer(path), tokenizer
-        self.known: set[int] = set()
-        self.next_row = self.first_row = 0
-        self.write({"record": "trace", "format": FORMAT} | settings)
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        """One record; rows are counted on from one generation to the next."""
-        if record["record"] == "generation":
-            self.first_row, self.next_row = self.next_row, self.next_row + len(record["prompts"])
-            record = record | {"first_row": self.first_row}
-        elif "row" in record:
-            record = record | {"row": self.first_row + record["row"]}
-        new = sorted(tokens_in(record) - self.known)
-        self.known |= set(new)
-        self.write(record | {"pieces": {token: piece(self.tokenizer, token) for token in new}})
-
-    def write(self, record: dict[str, Any]) -> None:
-        """One line, at once."""
-        self.writer.write(record | {"check": checksum(record)})
-
-
-def checksum(record: dict[str, Any]) -> int:
-    """CRC-32 of a record as JSON."""
-    return crc32(json.dumps(record, ensure_ascii=False).encode(errors="surrogatepass"))
-
-
-def tokens_in(record: dict[str, Any]) -> set[int]:
-    """Every token that a record names."""
-    lists = [*record.get("prompts", ()), *record.get("tokens", ())]
-    lists += [[node["token"], *node.get("drafted", ())] for node in record.get("nodes", ())]
-    lists += [[record["last"]["token"]]] if "last" in record else []
-    return {token for tokens in lists for token in tokens}
-
-
-def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
-    """A token's text, or its name where it is only part of a character."""
-    text = str(tokenizer.decode([token]))
-    return text if text.strip("\ufffd") else str(tokenizer.convert_ids_to_tokens(token))
 
 
 def read(path: Path) -> "Reading":
