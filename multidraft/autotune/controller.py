@@ -1,16 +1,14 @@
 """`tree="auto"`: trees that grow while it pays, by what steps were measured to take and what was accepted so far."""
 
-import logging
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
-from multidraft.autotune.plans import FIRST, MOST_SAMPLES, Profile, Subject, place, profile_for, save
+from multidraft.autotune.plans import FIRST, MOST_SAMPLES, Profile, Subject, place, profile_for, save, say_once
 from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
@@ -19,7 +17,6 @@ from multidraft.verification.scheme import Scheme
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
-NOTES = logging.getLogger("multidraft")
 AGAIN = 8  # steps after which prices are found anew
 PLAIN = 16  # steps of which one has no drafts, until enough of these have been timed
 PROBE, PAUSE, LONGEST = 2, 32, 512  # steps of a probe of a draft model that is not asked, and steps between two
@@ -28,6 +25,11 @@ MEMORY, STEPS = 100.0, 32.0  # nodes over which what was accepted fades by a fac
 MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
 NODES = 1000.0  # nodes that drafts were verified at, after which a profile learns no more of acceptance
 SAVE = 2.0  # seconds of timed steps after which a profile is kept
+TIMING = (
+    "timing the steps of this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from Python "
+    "tune_budget=0, does without)"
+)
+NO_DRAFTS_BEST = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NOTHING = Work(0, 0, 0)  # is drafted
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 CHAINS = [NO_DRAFTS, *(Tree.levels([1] * length) for length in range(1, 9))]  # one of which is as fast as is hoped for
@@ -118,7 +120,8 @@ class Auto:
             if rows != self.rows or self.steps % AGAIN == 0:
                 self.choose(rows)
             self.probe()
-            if self.steps % PLAIN == PLAIN - 1 and self.lacks_plain(rows):
+            timed, lacks = self.profile.spent.get(rows, 0.0), self.profile.measured(rows, False) < MOST_SAMPLES
+            if self.steps % PLAIN == PLAIN - 1 and timed < self.budget and lacks:  # all others are compared with these
                 self.policy = self.plain
         self.rows, self.steps = rows, self.steps + 1
         self.policy.begin(rows)
@@ -130,13 +133,10 @@ class Auto:
         self.tried += 1
         return self.first
 
-    def lacks_plain(self, rows: int) -> bool:
-        """Whether steps without drafts, which all others are compared with, should be timed once more."""
-        return self.profile.spent.get(rows, 0.0) < self.budget and self.profile.measured(rows, False) < MOST_SAMPLES
-
     def choose(self, rows: int) -> None:
         """The prices of drafts at the rate of tokens so far: they have to win by a margin over no drafts."""
-        self.costs, rates = self.profile.costs(rows), self.rates
+        rates = self.recent.rates(self.prior, ASSUMED if self.prior is DEFAULT else MEASURED)
+        self.costs = self.profile.costs(rows)
         if rows != self.rows or not self.seconds:
             self.expect(rates, self.costs, rows)
         self.rows = rows
@@ -161,11 +161,6 @@ class Auto:
             self.pause = min(2 * self.pause, LONGEST)
             self.left, self.growing.probes = self.pause, False
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY)))
-
-    @property
-    def rates(self) -> Rates:
-        """The profile's acceptance, corrected by what this call has seen."""
-        return self.recent.rates(self.prior, ASSUMED if self.prior is DEFAULT else MEASURED)
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """What the policy in use reads."""
@@ -199,7 +194,7 @@ class Auto:
     def learn(self, record: "StepRecord") -> None:
         """Time the step while the budget lasts, and keep what has been accepted."""
         if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
-            announced(place(self.profile.identity), self.budget)
+            say_once(TIMING, self.budget, place(self.profile.identity))
         self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
         if self.unsaved > SAVE:
             self.close()
@@ -216,7 +211,7 @@ class Auto:
         if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
             plain = self.rows * self.seconds / self.costs.seconds(NOTHING)
             if self.tokens <= (1 + MARGIN) * plain:
-                no_drafts_best()
+                say_once(NO_DRAFTS_BEST)
 
 
 def work_of(trees: list[TokenTree], kind: Kind) -> Work:
@@ -243,23 +238,6 @@ def first_tree(kind: Kind, limits: Limits) -> Tree:
     """About eight tokens from two passes of a draft model, or a chain where drafts are free; or a single one."""
     tree = Tree.parse("1x1x1x1x1x1x1" if kind == "free" else "1x6")
     return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
-
-
-@lru_cache(maxsize=8)
-def announced(file: object, budget: float | int) -> None:
-    """Say what is done, for how long, where it is kept, and how to do without."""
-    NOTES.warning(
-        "timing the steps of this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from "
-        "Python tune_budget=0, does without)",
-        budget,
-        file,
-    )
-
-
-@lru_cache(maxsize=1)
-def no_drafts_best() -> None:
-    """Advice."""
-    NOTES.warning("no drafts are best here: pass None in place of the draft model (--draft none)")
 
 
 def can_choose(scheme: Scheme) -> bool:

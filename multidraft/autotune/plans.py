@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from platformdirs import user_cache_path
 from transformers import PreTrainedModel
 
 from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fitted
@@ -114,26 +113,22 @@ class Profile:
 
 
 def made(found: dict[str, Any]) -> Profile:
-    """A profile from its parts; raises ValueError, KeyError or TypeError where one is missing or strange."""
+    """A profile from its parts; raises ValueError, KeyError or TypeError where one is missing or of another size."""
     samples = {
         int(rows): {alike: [Timed(*map(float, run)) for run in runs] for alike, runs in own.items()}
         for rows, own in found["samples"].items()
     }
-    acceptance = {float(temperature): tracker(own) for temperature, own in found["acceptance"].items()}
+    acceptance = dict[float, AcceptanceTracker]()
+    for temperature, learnt in found["acceptance"].items():
+        acceptance[float(temperature)] = own = AcceptanceTracker()
+        for name, table in vars(own).items():
+            table += np.array(learnt[name])
     return Profile(dict(found["identity"]), samples, acceptance, {int(k): float(v) for k, v in found["spent"].items()})
 
 
 def checksum(content: dict[str, Any]) -> str:
     """A digest of all that a profile says."""
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def tracker(found: dict[str, list]) -> AcceptanceTracker:
-    """The tracker that has learnt this; raises ValueError or KeyError where a table is missing or of another size."""
-    own = AcceptanceTracker()
-    for name, table in vars(own).items():
-        table += np.array(found[name])
-    return own
 
 
 @dataclass(frozen=True)
@@ -200,8 +195,7 @@ def adopt(subject: Subject, text: str) -> None:
 
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the profile of a certain identity."""
-    name = f"{digest(json.dumps(wanted, sort_keys=True))}.json"
-    return user_cache_path("multidraft", appauthor=False) / "plans" / name
+    return files.cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:
@@ -225,9 +219,8 @@ def checked(file: Path, wanted: dict[str, Any]) -> Profile:
     try:
         profile = read(file)
     except OSError as error:
-        raise AdviceError(
-            f"cannot read the plan {str(file)!r} ({error.strerror}); make one with `multidraft tune`"
-        ) from None
+        why = error.strerror
+        raise AdviceError(f"cannot read the plan {str(file)!r} ({why}); make one with `multidraft tune`") from None
     except AdviceError as error:
         raise AdviceError(f"plan {str(file)!r}: {error}") from None
     other = [name for name in wanted if profile.identity.get(name) != wanted[name]]
@@ -269,12 +262,12 @@ def save(profile: Profile) -> bool:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write(file, profile.as_json().encode())
     except (OSError, AdviceError):
-        cannot_keep(file.parent)
+        say_once("the plan cannot be kept in %s; the next run measures again", file.parent)
         return False
     return True
 
 
-@lru_cache(maxsize=8)
-def cannot_keep(folder: Path) -> None:
-    """Say so."""
-    NOTES.warning("the plan cannot be kept in %s; the next run measures again", folder)
+@lru_cache(maxsize=32)
+def say_once(message: str, *values: object) -> None:
+    """Warn of what a process needs to hear only once."""
+    NOTES.warning(message, *values)

@@ -4,6 +4,7 @@ import itertools
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from plans import costs, profile, rates
 
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
-from multidraft.autotune import controller
+from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import Auto, Limits
 from multidraft.autotune.estimates import CLASSES, Costs, Rates
 from multidraft.autotune.growing import Growing, Kind, kind_of
@@ -81,10 +82,20 @@ def error(name: str, walk: str, policy: TreePolicy) -> float:
     return largest_difference(first_tokens(law, conditional, 3), target_law(conditional, 3))
 
 
+def whole() -> TreePolicy:
+    return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, found=rates(0.7)), 1.0, Limits(3, 2))
+
+
+def some() -> TreePolicy:
+    return growing(sloped(0.6), costs(10.0, 0.2, 0.3), nodes=4, depth=2)
+
+
 @pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("name", ["iid:lorenz", "anchored:lorenz"])
-def test_trees_that_grow_have_the_target_law(name: str, walk: str) -> None:
-    assert error(name, walk, growing(sloped(0.6), costs(10.0, 0.2, 0.3), nodes=4, depth=2)) <= EXACT
+@pytest.mark.parametrize(
+    ("name", "made"), [("iid:lorenz", some), ("anchored:lorenz", some), ("anchored:lorenz", whole)]
+)
+def test_trees_that_grow_have_the_target_law(name: str, made: Callable[[], TreePolicy], walk: str) -> None:
+    assert error(name, walk, made()) <= EXACT
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -93,12 +104,6 @@ def test_a_policy_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None
     mutant = LooksAtItself(2, 2)
     mutant.price(rates(0.6), costs(10.0, 0.0, 0.0), 0.1)
     assert error("iid:lorenz", walk, mutant) > BIASED
-
-
-@pytest.mark.parametrize("walk", WALKS)
-def test_auto_has_the_target_law(walk: str) -> None:
-    made = profile(by_rows={1: costs(10.0, 1.5, 0.5)}, found=rates(0.7))
-    assert error("anchored:lorenz", walk, Auto(made, 1.0, Limits(3, 2))) <= EXACT
 
 
 def test_confidence_decides_how_much_is_drafted() -> None:
@@ -206,12 +211,10 @@ def test_with_a_plan_a_seed_repeats_a_run_whatever_the_clock_shows(saved: list[s
         assert (runs[0] == runs[1]) == same
 
 
-@pytest.mark.parametrize(
-    "text", ["auto,nodes=0", "auto,width=3", "auto nodes=3", "automatic", "auto,nodes=99999", "auto,nodes=5,nodes=6"]
-)
-def test_strange_limits_are_refused(text: str) -> None:
-    with pytest.raises(AdviceError, match="write auto, or auto,nodes=24,depth=6"):
-        Limits.parse(text)
+def test_strange_limits_are_refused() -> None:
+    for text in (",nodes=0", ",width=3", " nodes=3", "matic", ",nodes=99999", ",nodes=5,nodes=6"):
+        with pytest.raises(AdviceError, match="write auto, or auto,nodes=24,depth=6"):
+            Limits.parse(f"auto{text}")
 
 
 @pytest.mark.parametrize(("gain", "drafts"), [(1.01, False), (1.05, True)])
@@ -253,7 +256,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Profiles are not written, only noted."""
     found: list[str] = []
     monkeypatch.setattr(controller, "save", lambda made: found.append(made.as_json()))
-    controller.announced.cache_clear()
+    plans.say_once.cache_clear()
     return found
 
 
@@ -265,7 +268,7 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str],
     policy.finish()
     assert [record.names[0] for record in found[: 2 * FIRST]] == [""] * FIRST + ["1x6"] * FIRST
     assert sum(len(runs) for runs in made.samples[1].values()) > 10
-    assert made.acceptance[1.0].nodes > 20
+    assert made.acceptance[1.0].nodes > 5
     assert Profile.from_json(saved[-1]).spent == pytest.approx(made.spent, abs=1e-3)
     assert caplog.text.count("for at most 1e+06 s, once; kept in") == 1
     assert "tune_budget=0" in caplog.text
@@ -283,7 +286,7 @@ def test_only_rows_that_come_are_timed_within_the_budget(saved, spent, budget, r
 
 @unchecked
 def test_where_drafts_do_not_pay_it_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    controller.no_drafts_best.cache_clear()
+    plans.say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "multidraft"):
         for draft in (RIGHT, WRONG, WRONG):  # the first is good
             policy = auto()

@@ -150,7 +150,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(plans, "LOADED", {})
     monkeypatch.setattr(plans, "fresh", Profile)
-    plans.cannot_keep.cache_clear()
+    plans.say_once.cache_clear()
     return tmp_path
 
 

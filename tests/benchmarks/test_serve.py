@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 import serve
 import servers
+from abuse import ABUSES, ENDS, QUICK
+from abuse import run as abused
+from rich.console import Console
 from serving import letters, served, service
 
 from multidraft.models.table import TableModel, random_table
 
-ENDS = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-WHO = [servers.Contestant("counting", [], ENDS), servers.Contestant("one an event", [], {})]
+COUNTED = {"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+WHO = [servers.Contestant("counting", [], COUNTED), servers.Contestant("one an event", [], {})]
 SIZE = 6
+FEW = ["--requests", "1", "--new-tokens", "8", "--clients", "2", "--tree", "2x1", "--json"]
 
 
 @pytest.fixture
-def own(monkeypatch) -> None:
+def own(monkeypatch, unchecked) -> None:
     """Two contestants, both a pair of tables."""
 
     @contextmanager
@@ -31,30 +35,28 @@ def own(monkeypatch) -> None:
 
     monkeypatch.setattr(serve, "running", running)
     monkeypatch.setattr(serve, "contestants", lambda options: WHO)
-    monkeypatch.setattr(serve, "QUICK", serve.QUICK | {"requests": 1, "rate": [4.0]})
 
 
 def test_all_servers_take_their_turn_at_all_loads(own, capsys):
-    serve.main(["--quick", "--json", "--target", "toy"])
+    serve.main([*FEW, "--rate", "4", "--target", "toy"])
     found = json.loads(capsys.readouterr().out)["runs"]
-    loads = [("closed", 2), ("open", 4.0)]
-    assert [(run["load"], run["size"], run["server"]) for run in found] == [
+    loads = [("closed", 2, 2), ("open", 4.0, 4)]
+    assert [(run["load"], run["size"], run["requests"], run["server"]) for run in found] == [
         (*load, who.name) for load in loads for who in WHO
     ]
     for run in found:
-        assert (run["requests"], run["failed"]) == (run["size"], 0)
-        assert run["tokens"] <= run["size"] * 12
-        assert run["tokens"] == run["size"] * 12 or run["server"] != "counting"
+        assert run["failed"] == 0
+        assert run["tokens"] <= run["requests"] * 8
         assert run["first_token_p50"] <= run["first_token_p99"]
+    assert all(run["tokens"] == run["requests"] * 8 for run in found if run["server"] == "counting")
+    Console(width=140).print(serve.table(found, 2))
+    assert "one an event" in capsys.readouterr().out
 
 
-def test_what_fails_is_counted_as_such_in_a_table_too(own, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "QUICK", serve.QUICK | {"rate": []})
-    serve.main(["--quick", "--json", "--target", "other"])
+def test_what_fails_is_counted_as_such(own, capsys):
+    serve.main([*FEW, "--rate", "--target", "other"])
     run = json.loads(capsys.readouterr().out)["runs"][0]
     assert (run["requests"], run["failed"], run["tokens"], run["first_token_p50"]) == (2, 2, 0, None)
-    serve.main(["--quick", "--target", "toy"])
-    assert "one an event" in capsys.readouterr().out
 
 
 def test_tokens_of_a_step_share_its_time():
@@ -90,8 +92,16 @@ def test_every_server_gets_the_threads_that_are_asked_for(tmp_path, monkeypatch)
     assert (tmp_path / "log").read_text().split()[:2] == ["2", "4,6"]
 
 
-@pytest.mark.parametrize("threads", ["0", "100000"])
-def test_threads_that_are_not_there_are_refused(threads, capsys):
-    with pytest.raises(SystemExit):
-        serve.arguments(["--threads", threads])
-    assert "there are 1 to" in capsys.readouterr().err
+def test_threads_that_are_not_there_are_refused(capsys):
+    for threads in ("0", "100000"):
+        with pytest.raises(SystemExit):
+            serve.arguments(["--threads", threads])
+        assert "there are 1 to" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_no_promise_is_broken(tmp_path):
+    """The server under abuse, in short: its promises hold, but for how fast it answers, which no test can say."""
+    for part in abused([*ABUSES, *ENDS], QUICK, tmp_path):
+        assert sum(part.answers.values()) > 0
+        assert [broken for broken in part.broken if not broken.startswith("/health took")] == [], part.name

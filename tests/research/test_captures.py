@@ -1,4 +1,7 @@
-"""Captures: what is kept is what the models say, whole or not at all, whatever stopped the run in between."""
+"""Captures: what is kept is what the models say, whole or not at all, whatever stopped the run in between.
+
+Long runs write to places of their own, one at a time, and give the same bytes whoever does their jobs.
+"""
 
 import errno
 import json
@@ -7,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from captures import keep
+from commands import ends_with_advice
 from commands import run as command
 from deadly import Deadly
 from multidraft_research.captures import work
@@ -20,6 +25,8 @@ from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.work import Capturing, Passage, check_room
 from multidraft_research.studies.acceptance import random_pairs
+from multidraft_research.studies.on_captures.by_task import measure
+from multidraft_research.studies.running.work import OverCapture
 from tiny import VOCABULARY, tiny_model
 
 import multidraft as md
@@ -31,6 +38,27 @@ from multidraft.zoo import Pair
 
 PASSAGES = [Passage(f"p{i}", "task", tokens) for i, tokens in enumerate([[1, 2, 3], [4, 5], [6, 7, 8, 9]])]
 SETTINGS = {"capture": FORMAT, "vocabulary": VOCABULARY, "prompts": len(PASSAGES)}
+MAIN = [sys.executable, "-c", "from multidraft.cli.main import main; main()"]
+HOLDS = """
+import sys
+from pathlib import Path
+from multidraft.io.lock import Held
+held = [Held(Path(place)) for place in sys.argv[1:]]
+print("held", flush=True)
+sys.stdin.read()
+"""
+COMMANDS = {  # and the place that is held, in the folder that {} stands for
+    "generate --prompt Once --jsonl {}/results": "results",
+    "generate --prompt Once --jsonl {}/shards --workers 2": "shards",
+    "generate --prompt Once --trace {}/trace": "trace",
+    "tune --out {}/plan.json": "plan.json",
+    "capture --limit 1 --out {}/kept": f"kept/{MANIFEST}",
+    "study temperature --limit 1 --out {}/study": f"study/capture/{MANIFEST}",
+    "study trees --limit 1 --out {}/trees": "trees/trees.jsonl",
+    "study solve-time --out {}/solvers": f"solvers/capture/{MANIFEST}",
+    "train --corpus {}/text --out {}/pair": "pair",
+    "distill --capture {}/made --out {}/taught": "taught",
+}
 
 
 def pair() -> Pair:
@@ -38,10 +66,10 @@ def pair() -> Pair:
     return Pair(tiny_model("llama"), tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
 
 
-def captured(folder: Path, manner: Manner, load=pair) -> Capture:
+def captured(folder: Path, manner: Manner) -> Capture:
     """A capture of the tiny models in a folder."""
     journal = Journal(folder / MANIFEST, SETTINGS)
-    run(Capturing(load, PASSAGES, manner, folder), len(PASSAGES), journal, alone, "capturing")
+    run(Capturing(pair, PASSAGES, manner, folder), len(PASSAGES), journal, alone, "capturing")
     return Capture.open(folder)
 
 
@@ -50,12 +78,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_what_is_kept_is_what_the_models_say(tmp_path) -> None:
+def test_what_is_kept_is_what_the_models_say_and_its_size_is_known_before(tmp_path, monkeypatch) -> None:
     """The logits are those of a forward pass over prompt and continuation, and survive the files."""
-    target, draft, _ = pair()
-    kept = captured(tmp_path, Manner(new_tokens=5))
+    (target, draft, _), manner = pair(), Manner(new_tokens=5)
+    kept = captured(tmp_path, manner)
     assert kept.positions == 15
-    whole = joined(capture(target, draft, [passage.tokens for passage in PASSAGES], Manner(new_tokens=5)))
+    whole = joined(capture(target, draft, [passage.tokens for passage in PASSAGES], manner))
     assert torch.equal(kept.recording().target, whole.target)
     assert torch.equal(kept.recording().draft, whole.draft)
     shard = kept.shard(0)
@@ -63,6 +91,11 @@ def test_what_is_kept_is_what_the_models_say(tmp_path) -> None:
     assert (shard.prompt.tolist(), shard.tokens.tolist()) == ([1, 2, 3], tokens[0].tolist())
     text = torch.tensor([[1, 2, 3, *shard.tokens.tolist()]])
     assert torch.allclose(shard.recording.draft, draft(text).logits[0, 2:-1], atol=1e-5)
+    most = largest(len(PASSAGES), manner, VOCABULARY)
+    assert most <= sum(entry.bytes for entry in kept.entries) <= most + 3000
+    monkeypatch.setattr(work.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
+    with pytest.raises(AdviceError, match="or --top-k"):
+        check_room(pair(), 3, manner, VOCABULARY, tmp_path)
 
 
 def test_given_text_can_be_scored(tmp_path) -> None:
@@ -74,7 +107,7 @@ def test_given_text_can_be_scored(tmp_path) -> None:
 
 def test_the_tail_keeps_its_probability_and_the_loss_is_said(tmp_path) -> None:
     recording = random_pairs(6, 40, 0)
-    kept = Capture.open(keep(tmp_path, recording, top_k=10))
+    kept = Capture.open(keep(tmp_path / "cut", recording, top_k=10))
     for name in ("target", "draft"):
         true, cut = (getattr(r, name).double().softmax(-1) for r in (recording, kept.shard(0).recording))
         same = torch.isclose(true, cut, atol=1e-7)
@@ -83,20 +116,28 @@ def test_the_tail_keeps_its_probability_and_the_loss_is_said(tmp_path) -> None:
         lost = float((true - cut).abs().sum(-1).mean() / 2)
         assert getattr(kept.entries[0], f"{name}_loss") == pytest.approx(lost, abs=1e-6)
         assert lost > 0.01
+    whole = Capture.open(keep(tmp_path / "whole", recording, top_k=40))
+    assert torch.equal(whole.recording().draft, recording.draft)
+    assert whole.entries[0].draft_loss == 0
 
 
-def test_all_tokens_kept_lose_nothing(tmp_path) -> None:
-    recording = random_pairs(3, 20, 1)
-    kept = Capture.open(keep(tmp_path, recording, top_k=20))
-    assert torch.equal(kept.recording().draft, recording.draft)
-    assert kept.entries[0].draft_loss == 0
+def test_recordings_of_two_dtypes_are_kept_as_they_are_and_shown(tmp_path) -> None:
+    made = random_pairs(2, 10, 0)
+    recording = Recording(made.target.bfloat16(), made.draft)
+    read = Capture.open(keep(tmp_path / "two", recording)).recording()
+    assert (read.target.dtype, read.draft.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(read.target, recording.target)
+    folder = keep(tmp_path / "shown", random_pairs(2, 10, 0), random_pairs(3, 10, 1), top_k=4)
+    shown = json.loads(command("capture", "--show", folder, "--json").stdout)
+    assert (shown["positions"], shown["vocabulary"], len(shown["shards"])) == (5, 10, 2)
+    assert shown["draft_loss"] == pytest.approx(sum(s["draft_loss"] * s["positions"] for s in shown["shards"]) / 5)
+    assert "positions" in command("capture", "--show", folder).stdout
 
 
 @pytest.mark.parametrize("top_k", [None, 7])
 def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, top_k) -> None:
-    manner = Manner(new_tokens=4, top_k=top_k)
+    manner, torn, one, calls = Manner(new_tokens=4, top_k=top_k), tmp_path / "torn", work.one, []
     captured(tmp_path / "whole", manner)
-    one, calls = work.one, []
 
     def killed(*arguments):
         calls.append(1)
@@ -106,74 +147,101 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(work, "one", killed)
     with pytest.raises(KeyboardInterrupt):
-        captured(tmp_path / "torn", manner)
+        captured(torn, manner)
     with pytest.raises(AdviceError, match="has 1 of 3 prompts"):
-        Capture.open(tmp_path / "torn")
-    with (tmp_path / "torn" / MANIFEST).open("a") as manifest:
+        Capture.open(torn)
+    with (torn / MANIFEST).open("a") as manifest:
         manifest.write('{"file": "00001.safete')
-    (tmp_path / "torn" / "00001.safetensors").write_bytes(b"half")
-    (tmp_path / "torn" / f"{outputs.NEW}123.safetensors").write_bytes(b"half")
-    clear(tmp_path / "torn")
-    captured(tmp_path / "torn", manner)
+    for name in ("00001.safetensors", f"{outputs.NEW}123.safetensors"):
+        (torn / name).write_bytes(b"half")
+    clear(torn)
+    captured(torn, manner)
     assert len(calls) == 4
-    assert files(tmp_path / "torn") == files(tmp_path / "whole")
+    assert files(torn) == files(tmp_path / "whole")
 
 
-def test_a_shard_that_was_changed_is_not_read(tmp_path) -> None:
-    folder = keep(tmp_path, random_pairs(2, 10, 0), random_pairs(2, 10, 1))
+def test_a_shard_that_was_changed_is_not_read_and_one_on_a_full_disk_is_not_there(tmp_path, monkeypatch) -> None:
+    folder = keep(tmp_path / "made", random_pairs(2, 10, 0), random_pairs(2, 10, 1))
     content = bytearray((folder / "00001.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "00001.safetensors").write_bytes(content)
     kept = Capture.open(folder)
     assert torch.equal(kept.shard(0).recording.target, random_pairs(2, 10, 0).target)
-    with pytest.raises(AdviceError, match="another checksum"):
+    with pytest.raises(AdviceError, match=r"another checksum.*run the command that makes it again"):
         kept.shard(1)
     (folder / "00001.safetensors").unlink()
     with pytest.raises(AdviceError, match="cannot read the shard"):
         kept.shard(1)
 
-
-def test_a_shard_on_a_full_disk_is_not_there(tmp_path, monkeypatch) -> None:
     def torn(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", torn)
     with pytest.raises(AdviceError, match="No space left"):
-        keep(tmp_path, random_pairs(2, 5, 0))
-    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+        keep(tmp_path / "full", random_pairs(2, 5, 0))
+    assert [path.name for path in (tmp_path / "full").iterdir()] == [MANIFEST]
 
 
-def test_the_size_is_known_before(tmp_path, monkeypatch) -> None:
-    manner = Manner(new_tokens=5)
-    made = captured(tmp_path, manner)
-    most = largest(len(PASSAGES), manner, VOCABULARY)
-    assert most <= sum(entry.bytes for entry in made.entries) <= most + 3000
-    monkeypatch.setattr(work.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 1000}))
-    with pytest.raises(AdviceError, match="or --top-k"):
-        check_room(pair(), 3, manner, VOCABULARY, tmp_path)
+def test_what_two_captures_left_in_one_folder_is_mended_by_the_command_that_makes_it(tmp_path) -> None:
+    """The shards of one, beside the manifest of the other."""
+    whole, both, other = (tmp_path / name for name in ("whole", "both", "other"))
+    asked, file = ("capture", "--limit", 2, "--max-new-tokens", 2, "--out"), "00001.safetensors"
+    for place, seed in ((whole, 0), (both, 0), (other, 1)):
+        assert command(*asked, place, "--seed", seed).exit_code == 0
+    (both / file).write_bytes((other / file).read_bytes())
+    assert command(*asked, both).exit_code == 0
+    assert files(both).items() >= files(whole).items()
 
 
-def test_what_was_captured_is_shown(tmp_path) -> None:
-    folder = keep(tmp_path, random_pairs(2, 10, 0), random_pairs(3, 10, 1), top_k=4)
-    result = command("capture", "--show", str(folder), "--json")
-    shown = json.loads(result.stdout)
-    assert (shown["positions"], shown["vocabulary"], len(shown["shards"])) == (5, 10, 2)
-    assert shown["draft_loss"] == pytest.approx(sum(s["draft_loss"] * s["positions"] for s in shown["shards"]) / 5)
-    assert "positions" in command("capture", "--show", str(folder)).stdout
+@pytest.fixture(scope="module")
+def held(tmp_path_factory) -> Iterator[Path]:
+    """A folder with what commands read, whose other places another process holds."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "text").write_text("Once upon a time. " * 40)
+    keep(folder / "made", *(random_pairs(2, 10, seed) for seed in range(8)))
+    places = [sys.executable, "-c", HOLDS, *(str(folder / place) for place in COMMANDS.values())]
+    with subprocess.Popen(places, stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield folder
 
 
-@pytest.mark.parametrize("crew", [alone, Processes(2)])
-def test_records_come_in_order_whoever_does_the_jobs(tmp_path, crew) -> None:
+@pytest.mark.parametrize("asked", COMMANDS)
+def test_a_place_that_another_run_writes_to_is_left_alone(held, asked) -> None:
+    result = command(*asked.replace("{}", str(held)).split())
+    ends_with_advice(result, "is written by process")
+    assert "--wait" in result.stderr
+    assert not (held / COMMANDS[asked]).is_file()
+
+
+def test_every_such_command_can_wait() -> None:
+    for name in {asked.partition(" --")[0] for asked in COMMANDS}:
+        assert "--wait" in command(*name.split(), "--help").stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator:
+    """Two workers of this machine, once for all tests."""
+    ray = pytest.importorskip("ray")
+    from multidraft.cli.crews import Cluster
+
+    yield Cluster("local", 2)
+    ray.shutdown()
+
+
+ON_RAY = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.mark.parametrize("crew", ["alone", "processes", pytest.param("cluster", marks=ON_RAY)])
+def test_records_come_in_order_whoever_does_the_jobs_also_where_a_worker_is_killed(tmp_path, crew, request) -> None:
+    own = {"alone": alone, "processes": Processes(2)}.get(crew) or request.getfixturevalue(crew)
     journal = Journal(tmp_path / "journal", {})
-    run(Deadly(tmp_path, 0, 0), 5, journal, crew, "squaring")
-    assert Journal(tmp_path / "journal", {}).records == [{"square": i**2} for i in range(5)]
-
-
-def test_a_worker_that_is_killed_is_survived(tmp_path) -> None:
-    journal = Journal(tmp_path / "journal", {})
-    run(Deadly(tmp_path, 2, 1), 4, journal, Processes(2), "squaring")
-    assert journal.records == [{"square": i**2} for i in range(4)]
-    assert (tmp_path / "died-0").exists()
+    run(Deadly(tmp_path, 2, crew != "alone"), 4, journal, own, "squaring")
+    assert Journal(tmp_path / "journal", {}).records == [{"square": i**2} for i in range(4)]
+    assert (tmp_path / "died-0").exists() == (crew != "alone")
 
 
 def test_a_job_that_kills_every_worker_ends_with_advice(tmp_path, monkeypatch) -> None:
@@ -183,14 +251,25 @@ def test_a_job_that_kills_every_worker_ends_with_advice(tmp_path, monkeypatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_study_on_ray_is_that_of_one_process_and_what_goes_wrong_is_said_as_it_is(tmp_path, cluster) -> None:
+    over = OverCapture(measure, keep(tmp_path / "capture", *(random_pairs(2, 40, seed) for seed in range(4))), 7)
+    for name, crew in {"alone": alone, "ray": cluster}.items():
+        run(over, 4, Journal(tmp_path / name, {}), crew, "measuring")
+    assert (tmp_path / "ray").read_bytes() == (tmp_path / "alone").read_bytes()
+    with pytest.raises(AdviceError, match=r"^there is no capture"):
+        list(cluster(OverCapture(measure, tmp_path / "none", 0), range(1)))
+    with pytest.raises(AdviceError, match="at job 0"):
+        list(cluster(Deadly(tmp_path, 0, 99), range(1)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kill_9_in_the_middle_of_the_command(tmp_path, workers) -> None:
-    command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "capture", "--new-tokens", "8"]
+    def capture(name: str, count: int = workers) -> list[str]:
+        return [*MAIN, "capture", "--new-tokens", "8", "--workers", str(count), "--out", str(tmp_path / name)]
 
-    def capture(name: str) -> list[str]:
-        return [*command, "--workers", str(workers), "--out", str(tmp_path / name)]
-
-    subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
+    subprocess.run(capture("whole", 1), check=True, capture_output=True)
     with subprocess.Popen(capture("torn"), stderr=-1, stdout=-1, start_new_session=True) as process:
         manifest = tmp_path / "torn" / MANIFEST
         while process.poll() is None and not (manifest.exists() and manifest.read_bytes().count(b"\n") > 2):
@@ -201,9 +280,36 @@ def test_kill_9_in_the_middle_of_the_command(tmp_path, workers) -> None:
     assert files(tmp_path / "torn") == files(tmp_path / "whole")
 
 
-def test_recordings_of_two_dtypes_are_kept_as_they_are(tmp_path) -> None:
-    made = random_pairs(2, 10, 0)
-    recording = Recording(made.target.bfloat16(), made.draft)
-    read = Capture.open(keep(tmp_path, recording)).recording()
-    assert (read.target.dtype, read.draft.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.equal(read.target, recording.target)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("limit", [[], ["--workers", 1]], ids=["all of the cluster", "one worker"])
+def test_a_cluster_at_an_address_gives_the_same_files(tmp_path, limit) -> None:
+    """Two raylets of one processor each, as Ray's own test cluster has them; a capture, and a study of it."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    asked = ["study", "top-k", "--limit", 3, "--new-tokens", 3, "--out"]
+    assert command(*asked, tmp_path / "alone").exit_code == 0
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        result = command(*asked, tmp_path / "ray", "--ray", cluster.address, *limit)
+        assert ray.get_runtime_context().gcs_address == cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert result.exit_code == 0, result.output
+    for file in ("capture/manifest.jsonl", "top-k.json", "top-k.jsonl"):
+        assert (tmp_path / "ray" / file).read_bytes() == (tmp_path / "alone" / file).read_bytes()
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> None:
+    asked = ("capture", "--out", tmp_path, "--ray")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "ray", None)
+        ends_with_advice(command(*asked, "local"), 'pip install "multidraft[ray]"')
+    monkeypatch.setattr("multidraft.cli.crews.optional", lambda *_: None)
+    for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
+        ends_with_advice(command(*asked, address), advice)
+    assert list(tmp_path.iterdir()) == []

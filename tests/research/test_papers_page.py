@@ -12,36 +12,32 @@ PAGE = (Path(__file__).parents[2] / "results" / "papers.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 NUMBERED = {  # everything that the papers number
     "Towards Optimal Multi-Draft Speculative Decoding": {
-        "Table": ["1", "2", "3"],
-        "Figure": ["1", "2", "3"],
-        "Theorem": ["3", "4", "5", "6", "7"],
-        "Lemma": ["1"],
-        "Definition": ["2"],
+        "Table": "1 2 3",
+        "Figure": "1 2 3",
+        "Theorem": "3 4 5 6 7",
+        "Lemma": "1",
+        "Definition": "2",
     },
-    "Multi-Candidate Speculative Decoding": {
-        "Table": list("1234567"),
-        "Figure": list("12345"),
-        "Algorithm": ["1", "2"],
-    },
+    "Multi-Candidate Speculative Decoding": {"Table": "1 2 3 4 5 6 7", "Figure": "1 2 3 4 5", "Algorithm": "1 2"},
     "SpecTr": {
-        "Table": list("1234"),
-        "Figure": list("123456"),
-        "Algorithm": list("1234"),
-        "Theorem": ["1", "2"],
-        "Lemma": list("1234"),
-        "Definition": ["1", "2"],
+        "Table": "1 2 3 4",
+        "Figure": "1 2 3 4 5 6",
+        "Algorithm": "1 2 3 4",
+        "Theorem": "1 2",
+        "Lemma": "1 2 3 4",
+        "Definition": "1 2",
     },
     "Randomised Drafting": {
-        "Figure": list("1234"),
-        "Algorithm": ["1", "2"],
-        "Lemma": ["4.1", "4.2", "4.3", "4.4", "A.1", "A.2", "A.3", "A.4"],
+        "Figure": "1 2 3 4",
+        "Algorithm": "1 2",
+        "Lemma": "4.1 4.2 4.3 4.4 A.1 A.2 A.3 A.4",
     },
     "Global Resolution": {
-        "Table": list("12345"),
-        "Figure": list("12345"),
-        "Algorithm": ["1"],
-        "Theorem": ["3.1", "4.1", "5.1", "6.1", "6.2", "6.4", "6.5", "B.1", "C.1", "R.1"],
-        "Lemma": ["6.3", "6.6", "F.1", "G.1", "I.1", "J.1"],
+        "Table": "1 2 3 4 5",
+        "Figure": "1 2 3 4 5",
+        "Algorithm": "1",
+        "Theorem": "3.1 4.1 5.1 6.1 6.2 6.4 6.5 B.1 C.1 R.1",
+        "Lemma": "6.3 6.6 F.1 G.1 I.1 J.1",
     },
 }
 NUMBER = r"(?:[A-Z]\.)?\d+(?:\.\d+)?"
@@ -65,15 +61,12 @@ def named(cells: list[str], kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize("paper", NUMBERED)
-def test_everything_that_a_paper_numbers_has_a_row(paper) -> None:
-    first = [row[0].replace("Lemmas", "Lemma").replace("Theorems", "Theorem") for row in rows(SECTIONS[paper])]
+def test_everything_that_a_paper_numbers_has_a_row_and_no_cell_is_empty(paper) -> None:
+    found = rows(SECTIONS[paper])
+    first = [row[0].replace("Lemmas", "Lemma").replace("Theorems", "Theorem") for row in found]
     for kind, numbers in NUMBERED[paper].items():
-        assert named(first, kind) == set(numbers), kind
-
-
-@pytest.mark.parametrize("paper", NUMBERED)
-def test_no_cell_is_empty(paper) -> None:
-    for row in rows(SECTIONS[paper]):
+        assert named(first, kind) == set(numbers.split()), kind
+    for row in found:
         assert len(row) == 4, row
         assert all(row), row
         assert "not run" not in row[-1], row

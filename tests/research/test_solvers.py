@@ -6,6 +6,7 @@ rule is lossless if its law, summed over all tuples, is the target.
 
 import itertools
 import math
+import re
 import sys
 from fractions import Fraction
 
@@ -55,7 +56,6 @@ FEW = PAIRS[:20]  # every adversarial pair and eight random ones
 LAWS = [Iid(2), Iid(3, 0.6), WithoutReplacement(2), WithoutReplacement(3, 0.6), Greedy(3), Anchored(2), SpecHub(2)]
 LAWS += [Anchored(3, anchors=1, top_up=False), Top(2), Distinct(2), Distinct(3, 0.6)]
 LAWS += [Greedy(2, 0.6), Anchored(2, 0.6), Top(2, 0.6), SpecHub(2, 0.6)]  # drafting less than the target could take
-RULES = {"linear_program": linear_program, "max_flow": max_flow}
 
 
 def law_of(rule, law: Law, target: Tensor, draft: Tensor) -> tuple[Tensor, float, Outcome]:
@@ -76,9 +76,6 @@ def pair_of(seed: int, V: int, spread: float = 3.0, noise: float = 1.0) -> tuple
     return p / p.sum(), q / q.sum()
 
 
-# --- networks --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("draft_probability", [1.0, 0.6])
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 def test_sets_are_the_merged_tuples(drafts: int, draft_probability: float) -> None:
@@ -90,13 +87,6 @@ def test_sets_are_the_merged_tuples(drafts: int, draft_probability: float) -> No
         for s in range(len(twin.probability)):
             tokens = twin.token[twin.start[s] : twin.start[s + 1]]
             assert abs(network.probability[network.find(tokens)] - twin.probability[s]) < 1e-15, label
-
-
-@pytest.mark.parametrize(("V", "drafts"), [(10, 5), (100, 2), (40, 3), (3, 64)])
-def test_larger_networks_have_all_sets_and_all_probability(V: int, drafts: int) -> None:
-    network = iid_network(pair_of(0, V)[1], drafts)
-    assert len(network.token) == edges_of(V, drafts)
-    assert abs(network.probability.sum() - 1) < 1e-14
 
 
 def test_set_probabilities_are_right_to_the_last_digit_where_inclusion_and_exclusion_cancels() -> None:
@@ -119,40 +109,38 @@ def test_set_probabilities_are_right_to_the_last_digit_where_inclusion_and_exclu
     assert worst > 1e-3, "the case is not hard enough to tell the two ways apart"
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.drafts}-{law.draft_probability:g}")
-def test_every_set_is_found_in_any_order_of_its_tokens(law: Law) -> None:
-    network = network_of(law, drafting(law, torch.tensor([0.1, 0.2, 0.0, 0.3, 0.4]).double()))
-    for s in range(len(network.probability)):
-        tokens = network.token[network.start[s] : network.start[s + 1]]
-        assert network.find(tokens) == s
-        assert network.find(tokens[::-1]) == s
-
-
-def test_what_cannot_be_drafted_is_refused() -> None:
-    network = iid_network(np.array([0.5, 0.5, 0.0]), 2)
+def test_sets_are_found_in_any_order_of_their_tokens_and_what_cannot_be_drafted_is_refused() -> None:
+    for law in LAWS:
+        network = network_of(law, drafting(law, torch.tensor([0.1, 0.2, 0.0, 0.3, 0.4]).double()))
+        for s in range(len(network.probability)):
+            tokens = network.token[network.start[s] : network.start[s + 1]]
+            assert network.find(tokens) == network.find(tokens[::-1]) == s, law
     with pytest.raises(md.AdviceError, match="cannot be drafted by this law"):
-        network.find(np.array([2]))
+        iid_network(np.array([0.5, 0.5, 0.0]), 2).find(np.array([2]))
     with pytest.raises(md.AdviceError, match=r"8 drafts from 1,000 tokens make .*Keep the \d+ most likely"):
         iid_network(np.full(1000, 1e-3), 8)
 
 
-# --- solvers ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.drafts}-{law.draft_probability:g}")
 @pytest.mark.parametrize("total", [1.0, 0.37])
-def test_solvers_reach_the_optimum_and_prove_it(law: Law, total: float) -> None:
-    for label, p, q in FEW[:: 1 if total == 1 else 3]:
-        p, q = total * p, drafting(law, q)
-        best = float(optimum(p, q, law))
-        network = network_of(law, q)
+def test_solvers_and_rules_are_lossless_and_reach_the_optimum_and_prove_it(law: Law, total: float) -> None:
+    rules = [linear_program, max_flow] + [reduced_max_flow] * (law.name == "iid")
+    for label, p, q in FEW[:: 2 if total == 1 else 5]:
+        p, best = total * p, float(optimum(total * p, drafting(law, q), law))
+        assert abs(best - optimal_by_linear_program(p, *law.tuples(drafting(law, q)))) < 1e-9, label
+        network = network_of(law, drafting(law, q))
         for solve in (solve_program, solve_flow):
             moved = solve(p.numpy(), network)
             assert_feasible(moved, p.numpy())
             assert moved.error < 1e-10, label
             assert abs(moved.value - best) < 1e-9, label
-            if solve is solve_flow:
-                assert moved.error <= (len(network.probability) + len(p) + 4) * UNIT, label
+        assert moved.error <= (len(network.probability) + len(p) + 4) * UNIT, label
+        for rule in rules:
+            emitted, rate, outcome = law_of(rule, law, p, q)
+            assert float((emitted - p).abs().max()) < EXACT, label
+            assert abs(rate - best) < (1e-13 if rule is reduced_max_flow else 1e-9), label
+            if total == 1:
+                assert torch.allclose(outcome.law().sum(-1), torch.ones(()).double(), atol=1e-9), label
 
 
 def assert_feasible(moved: Moved, target: np.ndarray) -> None:
@@ -163,15 +151,20 @@ def assert_feasible(moved: Moved, target: np.ndarray) -> None:
     assert (given <= network.probability * (1 + 1e-14) + 1e-300).all()
 
 
-@pytest.mark.parametrize(("V", "drafts"), [(10, 5), (100, 2), (40, 3), (30, 4)])
-def test_larger_flows(V: int, drafts: int) -> None:
+SIZES = [(10, 5), (100, 2), (40, 3), (30, 4), (3, 64)]
+MILLIONS = [pytest.param(*size, marks=pytest.mark.slow) for size in ((100, 3), (1000, 2))]  # of edges
+
+
+@pytest.mark.parametrize(("V", "drafts"), SIZES + MILLIONS)
+def test_larger_networks_and_flows(V: int, drafts: int) -> None:
     p, q = pair_of(V, V)
-    network, best = iid_network(q, drafts), float(optimal_iid(torch.from_numpy(p), torch.from_numpy(q), drafts))
-    split = outer_residuals(p, q, drafts)
-    assert abs(split.optimum - best) < 1e-14
+    network, split = iid_network(q, drafts), outer_residuals(p, q, drafts)
+    assert len(network.token) == edges_of(V, drafts)
+    assert abs(network.probability.sum() - 1) < 1e-14
+    assert abs(split.optimum - float(optimal_iid(torch.from_numpy(p), torch.from_numpy(q), drafts))) < 1e-14
     for moved in (solve_flow(p, network), solve_reduced(p, network, split.inside)):
         assert_feasible(moved, p)
-        assert abs(moved.value - best) <= moved.error + 1e-14
+        assert abs(moved.value - split.optimum) <= moved.error + 1e-14
         assert moved.error <= (len(network.probability) + V) * UNIT
 
 
@@ -226,35 +219,9 @@ def test_solvers_refuse_and_advise(monkeypatch) -> None:
         monkeypatch.undo()
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.name}-{law.drafts}-{law.draft_probability:g}")
-@pytest.mark.parametrize("total", [1.0, 0.37])
-@pytest.mark.parametrize("name", RULES)
-def test_rules_are_lossless_and_optimal(name: str, total: float, law: Law) -> None:
-    for label, p, q in FEW[:: 1 if name == "max_flow" else 4]:
-        emitted, rate, outcome = law_of(RULES[name], law, total * p, q)
-        assert float((emitted - total * p).abs().max()) < EXACT, label
-        assert abs(rate - optimal_by_linear_program(total * p, *law.tuples(drafting(law, q)))) < 1e-9, label
-        assert abs(rate - float(optimum(total * p, drafting(law, q), law))) < 1e-9, label
-        if total == 1:
-            assert torch.allclose(outcome.law().sum(-1), torch.ones(()).double(), atol=1e-9), label
-
-
-@pytest.mark.parametrize("total", [1.0, 0.37])
 @pytest.mark.parametrize(
-    "law", [Iid(1), Iid(2), Iid(3, 0.6)], ids=lambda law: f"{law.drafts}-{law.draft_probability:g}"
+    "rule", [linear_program, max_flow, reduced_max_flow, GlobalResolution(fallback="k_sequential")]
 )
-def test_the_reduced_rule(law: Law, total: float) -> None:
-    for label, p, q in FEW:
-        emitted, rate, _ = law_of(reduced_max_flow, law, total * p, q)
-        assert float((emitted - total * p).abs().max()) < EXACT, label
-        best = float(optimal_iid(total * p, q, law.drafts, law.draft_probability))
-        assert abs(rate - best) < 1e-13, label
-
-
-@pytest.mark.parametrize("rule", [*RULES.values(), reduced_max_flow, GlobalResolution(fallback="k_sequential")])
 def test_batches_dtypes_and_empty_rows(rule) -> None:
     law = Iid(2)
     p, q = (torch.stack([x[k] for x in PAIRS if len(x[1]) == 4][:6]).reshape(2, 3, 4) for k in (1, 2))
@@ -270,13 +237,10 @@ def test_batches_dtypes_and_empty_rows(rule) -> None:
     single = rule(p.float(), q.float(), drafted, law)
     assert single.accept.dtype == torch.float32
     assert torch.allclose(single.law().sum(-1), torch.ones(2, 3), atol=1e-5)
-
-
-def test_duplicates_are_accepted_at_their_first_position() -> None:
     p, q = torch.tensor([0.6, 0.4]).double(), torch.tensor([0.5, 0.5]).double()
-    outcome = max_flow(p, q, torch.tensor([1, 1]), Iid(2))
-    assert outcome.accept[1] == 0
-    assert outcome.accept[0] > 0.99
+    twice = rule(p, q, torch.tensor([1, 1]), law).accept
+    assert twice[1] == 0  # duplicates are accepted at their first position
+    assert twice[0] > 0.6
 
 
 def greedy_solver(p, network, q, n):
@@ -312,16 +276,16 @@ def test_the_check_catches_broken_twins(twin, biased: bool) -> None:
     assert (worst > 1e-3) if biased else (worst < EXACT)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_float32_targets_emit_no_token_that_hardly_has_any(name: str) -> None:
+@pytest.mark.parametrize("rule", [linear_program, max_flow])
+def test_float32_targets_emit_no_token_that_hardly_has_any(rule) -> None:
     """What a float32 target lacks to one by rounding is not emitted from the rounding of other tokens."""
     law, generator = WithoutReplacement(3), torch.Generator().manual_seed(0)
-    for _ in range(20):
+    for _ in range(8):
         p, noise = torch.rand(2, 5, generator=generator, dtype=torch.float64)
         q = p * (1 + 1e-3 * noise)
         p[1], q[1] = 1e-12 * p[1], 0.1
         p, q = (p / p.sum()).float(), (q / q.sum()).float()
-        emitted, _, _ = law_of(RULES[name], law, p, q.double())
+        emitted, _, _ = law_of(rule, law, p, q.double())
         assert abs(float(emitted[1].double() - p[1].double())) < 1e-14
 
 
@@ -335,9 +299,6 @@ def test_next_target_where_nothing_remains_or_something_is_missing() -> None:
     ]
     for target, remainder, expected in cases:
         assert next_target_of(target, np.array(remainder)) == pytest.approx(np.array(expected), abs=1e-17)
-
-
-# --- Global Resolution -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("total", [1.0, 0.37])
@@ -386,7 +347,7 @@ def test_the_potential_is_the_sum_over_all_tuples() -> None:
 def test_global_resolution_is_within_its_stated_deviation(drafts: int, total: float, draft_probability: float) -> None:
     """It succeeds on all of these tiny cases, and what it says of itself is true: Lemma 6.6."""
     law, rule = Iid(drafts, draft_probability), GlobalResolution(tolerance=1e-3)
-    for label, p, q in PAIRS if total == draft_probability == 1 else FEW[::2]:
+    for label, p, q in FEW if total == draft_probability == 1 else FEW[::3]:
         emitted, rate, outcome = law_of(rule, law, total * p, q)
         stated = float(outcome.deviation.max())
         assert float((emitted - total * p).abs().sum()) <= stated + EXACT, label
@@ -398,23 +359,18 @@ def test_global_resolution_is_within_its_stated_deviation(drafts: int, total: fl
         assert found.loss <= 5e-3, label
 
 
-def test_global_resolution_tends_to_the_optimum() -> None:
+def test_global_resolution_tends_to_the_optimum_and_says_why_it_failed() -> None:
     rule = GlobalResolution(tolerance=1e-7, iterations=2000, limit=10)
-    for seed in range(6):
+    for seed in range(4):
         p, q = (torch.from_numpy(x) for x in pair_of(seed, 5, spread=1.0))
         emitted, rate, _ = law_of(rule, Iid(2), p, q)
         assert float((emitted - p).abs().sum()) < 15e-7
         assert abs(rate - float(optimal_iid(p, q, 2))) < 5e-7
-
-
-def test_global_resolution_says_why_it_failed() -> None:
     large = resolve(*pair_of(0, 300, spread=0.5), 2)
-    assert "takes" in large.failure
-    assert "more than 100" in large.failure
+    assert re.search("takes .* more than 100", large.failure)
     assert large.deviation == np.inf
     slow = resolve(*pair_of(0, 10), 4, tolerance=1e-6, iterations=3)
-    assert "gradient" in slow.failure
-    assert "after 3 iterations" in slow.failure
+    assert re.search("gradient .*after 3 iterations", slow.failure)
 
 
 def inner_fails() -> tuple[GlobalResolution, Tensor, Tensor, Law]:
@@ -469,9 +425,6 @@ def test_a_float32_target_does_not_fail_at_the_root() -> None:
     assert torch.allclose(outcome.law().sum(-1), torch.ones(()), atol=1e-5)
 
 
-# --- distinct drafts -------------------------------------------------------------------------------------------------
-
-
 def draft_set(seed: int, V: int, n: int) -> tuple[Tensor, Tensor]:
     """A target and n drafts; some equal each other or the target, many with zeros, some targets below one."""
     x = torch.stack([random_pair(seed * 7 + j, V)[j % 2] for j in range(n + 1)])
@@ -483,8 +436,8 @@ def draft_set(seed: int, V: int, n: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("drafts", [1, 2, 3, 4])
 def test_distinct_optimum_meets_the_linear_program(drafts: int) -> None:
-    cases = [draft_set(seed, 2 + seed % 4, drafts) for seed in range(25)]
-    cases += [(p, torch.stack([q.roll(-j) for j in range(drafts)])) for _, p, q in FEW]
+    cases = [draft_set(seed, 2 + seed % 4, drafts) for seed in range(12)]
+    cases += [(p, torch.stack([q.roll(-j) for j in range(drafts)])) for _, p, q in FEW[::2]]
     for p, q in cases:
         expected = optimal_by_linear_program(p, *Distinct(drafts).tuples(q))
         assert float(optimal_distinct(p, q, drafts)) == pytest.approx(expected, abs=1e-9), (p, q)
@@ -501,12 +454,9 @@ def test_the_search_finds_the_best_set_of_many_tokens() -> None:
         best = 1 + p[H].sum() - q[:, torch.from_numpy(H)].sum(1).prod()
         expected = optimal_by_linear_program(torch.from_numpy(p), *Distinct(2).tuples(q))
         assert float(best) == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_equal_drafts_are_independent_draws(n: int) -> None:
-    p, q = (torch.from_numpy(x) for x in pair_of(n, 5000))
-    assert float(optimal_distinct(p, q.expand(n, -1), n)) == pytest.approx(float(optimal_iid(p, q, n)), abs=1e-10)
+    for n in (2, 3, 5):  # equal drafts are independent draws
+        p, q = (torch.from_numpy(x) for x in pair_of(n, 5000))
+        assert float(optimal_distinct(p, q.expand(n, -1), n)) == pytest.approx(float(optimal_iid(p, q, n)), abs=1e-10)
 
 
 def test_the_bound_of_a_box_holds_for_every_set_in_it() -> None:
@@ -539,14 +489,10 @@ def test_distinct_at_a_large_vocabulary_and_in_batches() -> None:
         optimal_distinct(p, q, 2)
 
 
-# --- bounds and toys -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("drafts", [1, 2, 3, 4])
-def test_bounds_of_spectr_hold(drafts: int) -> None:
+def test_bounds_of_spectr_hold() -> None:
     """Lemma 3: no token is accepted more often than it is drafted. Theorem 1: K-SEQ reaches 1 - (1 - 1/n)^n of it."""
-    share = 1 - (1 - 1 / drafts) ** drafts
-    for label, p, q in PAIRS:
+    for drafts, (label, p, q) in itertools.product((1, 2, 3, 4), FEW):
+        share = 1 - (1 - 1 / drafts) ** drafts
         best = float(optimal_iid(p, q, drafts))
         reached = float(k_sequential.acceptance_rate(p, q, Iid(drafts)))
         assert best <= float(torch.minimum(p, 1 - (1 - q) ** drafts).sum()) + EXACT, label
@@ -576,31 +522,16 @@ def test_toys_are_the_optimum(drafts: int) -> None:
 
 def test_figures_show_what_the_paper_says_of_them() -> None:
     four, five, six = toy_pairs.figure_4(), toy_pairs.figure_5(), toy_pairs.figure_6()
-    assert np.allclose(four["optimal, Ber(0.25)"], 1)
-    assert np.allclose(four["k_sequential, Ber(0.25)"], 1)
-    assert np.allclose(four["optimal, Ber(1)"], four["k_sequential, Ber(1)"], atol=1e-9)
-    for target in ("0.1", "0.75"):
-        assert max(np.subtract(four[f"optimal, Ber({target})"], four[f"k_sequential, Ber({target})"])) > 0.01
-    for curve in five.values():
-        assert (np.diff(curve) > -1e-12).all()
+    gaps = {x: np.subtract(four[f"optimal, Ber({x})"], four[f"k_sequential, Ber({x})"]) for x in ("0.1", "0.75", "1")}
+    assert min(gaps["0.1"].max(), gaps["0.75"].max()) > 0.01
+    assert np.allclose(gaps["1"], 0, atol=1e-9)
+    assert np.allclose([four["optimal, Ber(0.25)"], four["k_sequential, Ber(0.25)"]], 1)
+    assert all((np.diff(curve) > -1e-12).all() for curve in five.values())
     assert five["U(60)"][1] == pytest.approx(0.75)
-    for target in ("0.1", "0.75", "1"):
-        k_seq, rejection = six[f"k_sequential, Ber({target})"], six[f"recursive_rejection, Ber({target})"]
-        assert max(np.subtract(k_seq, rejection)) > -1e-9
-        assert (np.subtract(six[f"optimal, Ber({target})"], rejection) > -1e-9).all()
-
-
-# --- slow ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("V", "drafts"), [(100, 3), (1000, 2)])
-def test_flows_of_a_million_edges(V: int, drafts: int) -> None:
-    p, q = pair_of(V, V)
-    network, split = iid_network(q, drafts), outer_residuals(p, q, drafts)
-    for moved in (solve_flow(p, network), solve_reduced(p, network, split.inside)):
-        assert abs(moved.value - split.optimum) <= moved.error + 1e-14
-        assert moved.error <= (len(network.probability) + V) * UNIT
+    for x in ("0.1", "0.75", "1"):
+        rejection = six[f"recursive_rejection, Ber({x})"]
+        assert np.subtract(six[f"k_sequential, Ber({x})"], rejection).max() > -1e-9
+        assert (np.subtract(six[f"optimal, Ber({x})"], rejection) > -1e-9).all()
 
 
 @pytest.mark.slow

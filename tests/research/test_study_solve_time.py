@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from captures import keep
-from commands import run
-from multidraft_research.captures.recording import Recording
+from commands import ends_with_advice, run
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.solvers.linear_program import OutOfTime, linear_program
 from multidraft_research.solvers.network import iid_network
@@ -51,12 +50,15 @@ def by_method(result) -> dict[tuple[str, int, int, str], dict]:
     return {(r["source"], r["k"], r["n"], r["method"]): r for r in json.loads(result.stdout)["results"]}
 
 
-def test_every_method_is_as_exact_as_it_says(recording) -> None:
-    found = by_method(study(recording, "--size", "3,2", "--size", "5,3", "--json"))
+def test_every_method_is_as_exact_as_it_says_and_the_paper_s_numbers_stand_beside_ours(recording) -> None:
+    picture = recording.parent / "times.svg"
+    result = study(recording, "--size", "3,2", "--size", "4,3", "--plot", picture, "--json")
+    found, report = by_method(result), json.loads(result.stdout)
     assert len(found) == 2 * 2 * 11
     for (*_, method), line in found.items():
         assert line["tried"] == line["solved"] == 2
         assert line["milliseconds"] > 0
+        assert line["over_lorenz"] > 0
         if method in EXACT:
             assert line["total_variation"] <= 1e-9
             assert line["share"] <= 1 + 1e-9
@@ -65,32 +67,20 @@ def test_every_method_is_as_exact_as_it_says(recording) -> None:
         if method.startswith("global"):
             tolerance = float(method.split()[1])
             assert line["total_variation"] <= 7.5 * tolerance
-            optimum = line["acceptance_rate"] / line["share"]
-            assert abs(line["acceptance_rate"] - optimum) <= 10 * tolerance
-        assert line["over_lorenz"] > 0
-
-
-def test_json_names_what_is_ours_and_what_is_printed_in_the_paper(recording) -> None:
-    report = json.loads(study(recording, "--size", "3,2", "--method", "lorenz", "--json").stdout)
-    assert set(report) == {
-        *("hardware", "versions", "interrupted", "answers", "results", "best", "printed_in_the_paper")
-    }
+            assert abs(line["acceptance_rate"] - line["acceptance_rate"] / line["share"]) <= 10 * tolerance
+    assert picture.read_text().startswith("<?xml")
     printed = report["printed_in_the_paper"]
     assert printed["solve_times"]["Llama-3 70B/8B"]["10,5"]["Max-Flow"] == "10000+"
     assert printed["best_acceptance"]["Gemma-2 27B/2B"]["100 ms"]["G.R., larger tolerance"] == "86.60"
+    assert {"hardware", "versions", "best", "answers"} < set(report)
     assert not report["interrupted"]
-    times = {line["source"]: line["milliseconds"] for line in report["results"]}
-    expected = [(limit, 3 if time <= limit else None) for time in times.values() for limit in (10, 100)]
-    assert [(b["limit"], b["k"]) for b in report["best"]] == expected
 
 
-def test_people_get_tables_and_a_picture(recording) -> None:
-    picture = recording.parent / "times.svg"
-    result = study(recording, "--size", "3,2", "--size", "100,3", "--method", "lorenz", "--method",
-                   "global_resolution 1e-3", "--plot", picture)  # fmt: skip
+def test_people_get_a_table(recording) -> None:
+    methods = ["--method", "lorenz", "--method", "global_resolution 1e-3"]
+    result = study(recording, "--size", "3,2", "--size", "100,3", *methods)
     assert "synthetic: milliseconds for a token" in result.stdout
     assert "0 %" in result.stdout  # 100,3 takes more tokens than Global Resolution is allowed
-    assert picture.read_text().startswith("<?xml")
 
 
 def test_failures_and_sizes_that_do_not_fit_are_shown_as_such() -> None:
@@ -118,69 +108,44 @@ def test_the_linear_program_stops_itself() -> None:
         linear_program(target, iid_network(draft, 3), 1e-6)
 
 
-def test_a_second_run_computes_nothing_again(recording, monkeypatch) -> None:
-    first = study(recording, "--size", "3,2", "--json")
-    monkeypatch.setattr(solve_time, "one", lambda *_: pytest.fail("computed again"))
-    assert study(recording, "--size", "3,2", "--json").stdout == first.stdout
-
-
-def test_a_killed_run_keeps_what_it_has(recording, monkeypatch) -> None:
+@pytest.mark.parametrize("fault", [SystemError, KeyboardInterrupt])
+def test_a_run_that_was_stopped_goes_on_and_computes_nothing_again(recording, monkeypatch, fault) -> None:
     one, calls = solve_time.one, []
 
     def dies(*arguments):
         calls.append(arguments)
         if len(calls) == 8:
-            raise SystemError("killed")
+            raise fault
         return one(*arguments)
 
     monkeypatch.setattr(solve_time, "one", dies)
-    assert isinstance(study(recording, "--size", "3,2").exception, SystemError)
+    result = study(recording, "--size", "3,2", "--json")
+    if fault is KeyboardInterrupt:
+        assert result.exit_code == 130
+        assert "the same command goes on" in result.stderr
+        assert json.loads(result.stdout)["interrupted"]
     file = recording.parent / "run" / "results.jsonl"
     assert len(file.read_text().splitlines()) == 1 + 7
     file.write_text(file.read_text()[:-20])  # and the last line torn
-    assert len(by_method(study(recording, "--size", "3,2", "--json"))) == 22
+    whole = study(recording, "--size", "3,2", "--json")
+    assert len(by_method(whole)) == 22
     assert len(calls) == 8 + (44 - 6)
+    monkeypatch.setattr(solve_time, "one", lambda *_: pytest.fail("computed again"))
+    assert study(recording, "--size", "3,2", "--json").stdout == whole.stdout
 
 
-def test_control_c_prints_what_is_there(recording, monkeypatch) -> None:
-    one, calls = solve_time.one, []
-
-    def interrupted(*arguments):
-        calls.append(arguments)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return one(*arguments)
-
-    monkeypatch.setattr(solve_time, "one", interrupted)
-    result = study(recording, "--size", "3,2", "--json")
-    assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
-    report = json.loads(result.stdout)
-    assert report["interrupted"]
-    assert len(report["results"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
+def test_wrong_input_gets_advice(recording) -> None:
+    for arguments, advice in (
         (["--size", "3"], "no size"),
         (["--size", "0,2"], "no size"),
         (["--method", "guess"], "choose from lorenz"),
         (["--tokens", "5"], "only 4 tokens"),
         (["--size", "301,2"], "larger than the vocabulary"),
-    ],
-)
-def test_wrong_input_gets_advice(recording, arguments, advice) -> None:
-    result = study(recording, *arguments)
-    assert result.exit_code == 2
-    assert advice in result.stderr
-
-
-def test_a_run_with_other_settings_is_refused(recording) -> None:
+    ):
+        ends_with_advice(study(recording, *arguments), advice)
     study(recording, "--size", "3,2", "--method", "naive")
-    result = study(recording, "--size", "3,2", "--method", "naive", "--limit-seconds", 5)
-    assert result.exit_code == 2
-    assert "limit_seconds 10.0 instead of 5.0" in result.stderr
+    other = study(recording, "--size", "3,2", "--method", "naive", "--limit-seconds", 5)
+    ends_with_advice(other, "limit_seconds 10.0 instead of 5.0")
 
 
 def test_enumeration_catches_a_biased_rule() -> None:
@@ -205,18 +170,14 @@ def test_facts_of_global_resolution_are_those_of_its_rule() -> None:
     assert off > 1e-4
 
 
-def test_the_problem_is_that_of_the_drafts_top_k() -> None:
+def test_the_problem_is_that_of_the_drafts_top_k_and_synthetic_pairs_are_as_they_claim() -> None:
     target, draft = top_k(torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.4, 0.1, 0.2, 0.3]), 2)
     assert target.tolist() == pytest.approx([0.1, 0.4])
     assert draft.tolist() == pytest.approx([4 / 7, 3 / 7])
-
-
-def test_synthetic_pairs_have_the_entropy_and_overlap_that_they_claim() -> None:
-    pairs: Recording = power_law_pairs(96, 128_256, 0)
+    pairs = power_law_pairs(48, 128_256, 0)
     p, q = (distribution(x) for x in (pairs.target, pairs.draft))
-    entropy = -(q * q.clamp(min=1e-30).log()).sum(-1).mean()
-    assert float(entropy) == pytest.approx(3.8, abs=0.3)
-    assert float(torch.minimum(p, q).sum(-1).mean()) == pytest.approx(0.67, abs=0.02)
+    assert float(-(q * q.clamp(min=1e-30).log()).sum(-1).mean()) == pytest.approx(3.8, abs=0.4)  # the entropy
+    assert float(torch.minimum(p, q).sum(-1).mean()) == pytest.approx(0.67, abs=0.03)
 
 
 def result(method: str, token: int, status: str, seconds: float, rate: float | None = None, k: int = 10) -> Result:

@@ -1,11 +1,10 @@
 """The bound over whole trees: exact where it is known, met on chains, and beaten by biased walks alone."""
 
-import json
 from functools import partial
 
 import pytest
 import torch
-from commands import run
+from commands import ends_with_advice, printed, run
 from multidraft_research.studies.tree_bound import realised_trees, sequences, tree_bound
 from multidraft_research.studies.walks import TREES, WALKERS, accepted, jobs, measure, one_case, random_pair
 
@@ -49,7 +48,7 @@ def test_one_level_is_the_optimal_transport_problem(name, drafts):
 
 
 @pytest.mark.parametrize("name", OPTIMAL_WITH_ONE_DRAFT)
-@pytest.mark.parametrize(("tree", "vocabulary"), [("1", 3), ("1x1", 3), ("1x1x1", 2), ("1x1x1", 3)])
+@pytest.mark.parametrize(("tree", "vocabulary"), [("1", 3), ("1x1", 3), ("1x1x1", 2)])
 def test_deferred_meets_the_bound_on_chains(name, tree, vocabulary):
     line = measure(md.scheme(name, drafts=1), tree, vocabulary, cases=2, seed=1)
     for walk in set(WALKERS) - {"commit", "deferred"}:
@@ -91,15 +90,10 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     assert accepted(forest, config, eager) > bound + 1e-3
 
 
-def test_what_can_be_emitted_with_a_tree():
-    tree = frozenset({(0,), (0, 1)})
-    assert sequences(tree, 2) == [(1,), (0, 0), (0, 1, 0), (0, 1, 1)]
-
-
-def test_a_case_is_repeatable_and_seeds_differ():
-    scheme, tree = md.scheme("iid:lorenz"), Tree.parse("2x1")
-    assert one_case(scheme, tree, 2, 0) == one_case(scheme, tree, 2, 0)
-    assert one_case(scheme, tree, 2, 0) != one_case(scheme, tree, 2, 1)
+def test_what_can_be_emitted_with_a_tree_and_a_case_is_repeatable():
+    assert sequences(frozenset({(0,), (0, 1)}), 2) == [(1,), (0, 0), (0, 1, 0), (0, 1, 1)]
+    one, again, other = (one_case(md.scheme("iid:lorenz"), Tree.parse("2"), 2, seed) for seed in (0, 0, 1))
+    assert one == again != other
 
 
 def test_too_much_is_refused_with_advice(monkeypatch):
@@ -110,35 +104,20 @@ def test_too_much_is_refused_with_advice(monkeypatch):
         tree_bound({frozenset({(0,)}): 1.0}, lambda tokens: torch.tensor([0.5, 0.5]), 2)
 
 
-def study(*arguments: object):
-    return run("study", "walks", *arguments)
-
-
-def test_the_command_prints_a_table_or_json():
-    asked = ["--scheme", "iid:lorenz", "--tree", "1x1", "--tree", "2", "--vocabulary", 2, "--cases", 2]
-    shown = study(*asked)
+def test_the_command_prints_a_table_or_json_and_wrong_input_ends_with_one_line():
+    asked = ["study", "walks", "--scheme", "iid:lorenz", "--tree", "1x1", "--tree", "2", "--cases", 2]
+    shown, lines = run(*asked), printed(*asked)
     assert shown.exit_code == 0, shown.output
-    lines = json.loads(study(*asked, "--json").stdout)
     assert [line["tree"] for line in lines] == ["1x1", "2"]
     for line in lines:
         assert f"{line['bound']:.4f}" in shown.stdout
         assert set(line["walks"]) == set(WALKERS)
         assert max(line["short"].values()) >= line["short"]["deferred, no coin for small claims"] > -EXACT
-
-
-@pytest.mark.parametrize(
-    ("arguments", "advice"),
-    [
+    for arguments, advice in (
         (["--scheme", "top:lorenz"], "not valid for drafts of the law top"),
         (["--scheme", "distinct:naive"], "several draft models"),
         (["--tree", "bush"], "does not parse"),
         (["--tree", "9x9"], "smaller tree"),
         (["--vocabulary", 1], "--vocabulary"),
-    ],
-)
-def test_wrong_input_ends_with_one_line(arguments, advice):
-    result = study(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert advice in result.stderr
+    ):
+        ends_with_advice(run("study", "walks", *arguments), advice)

@@ -1,4 +1,7 @@
-"""The recipe of the embedded pair: the corpus is cut cleanly, training repeats itself bit for bit, and its command."""
+"""The recipe of the embedded pair: the corpus is cut cleanly, and training repeats itself bit for bit.
+
+Distillation: the draft learns what the target expects, a resumed run is an unbroken one, and the gain is honest.
+"""
 
 import json
 import math
@@ -6,18 +9,29 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from commands import CONTEXT, ends_with_advice, run, save_pair, synthetic
-from multidraft_research.training import corpus, descent, evaluate, recipe
+from commands import CONTEXT, ends_with_advice, printed, run, save_pair, synthetic
+from multidraft_research.captures.capturing import Manner
+from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture
+from multidraft_research.captures.work import Capturing, Passage
+from multidraft_research.cli.distill import check_same
+from multidraft_research.studies.running.cells import ratio, sums
+from multidraft_research.training import corpus, descent, distilling, evaluate, recipe
+from multidraft_research.training.distilling import Lesson, distil, gains, loss_of
 from multidraft_research.training.recipe import Recipe, Shape
-from transformers import LlamaForCausalLM
+from tiny import VOCABULARY, tiny_model
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from multidraft import AdviceError
-from multidraft.zoo import load_pair
+from multidraft.cli import crews
+from multidraft.io.journal import Journal
+from multidraft.models.loading import load_model
+from multidraft.zoo import Pair, load_pair
 
 BOOK = "It was the best of times, it was the worst of times;\nthe épöque 日本語 of belief.\n"
 TEXT = (BOOK * 40 + "\n\n\n" + BOOK * 40) * 3
@@ -26,13 +40,16 @@ TINY = Recipe(
     context=64,
     window=16,
     batch=2,
-    target_steps=7,
-    draft_steps=5,
+    target_steps=5,
+    draft_steps=4,
     warmup=2,
     checkpoint_every=3,
     target=Shape(width=32, layers=1, inner=48, heads=2),
     draft=Shape(width=16, layers=1, inner=32, heads=2),
 )
+QUICK = ["--target-steps", 6, "--draft-steps", 5, "--vocabulary", 300, "--window", 32, "--batch", 2]
+QUICK += ["--target-size", "32x1", "--draft-size", "16x1", "--checkpoint-every", 2]
+LESSON = Lesson(steps=4, batch=2, learning_rate=0.02, held_out=0.4, checkpoint_every=2)
 
 
 @pytest.fixture
@@ -52,28 +69,24 @@ def test_split_cuts_at_a_line_and_loses_nothing():
     assert train + held_out == TEXT
     assert train.endswith("\n")
     assert 0.05 < len(held_out) / len(TEXT) <= 0.1
-
-
-def test_split_needs_a_line_break():
     with pytest.raises(AdviceError, match="line break"):
         corpus.split("one long line", 0.1)
 
 
-def test_a_missing_corpus_is_advice(tmp_path):
+def test_a_corpus_that_cannot_be_used_is_advice(tmp_path):
     ends_with_advice(run("train", "--corpus", tmp_path / "none.txt", "--out", tmp_path / "out"), "corpus")
-    with pytest.raises(AdviceError, match="cannot read the corpus"):
-        corpus.read_text(tmp_path / "none.txt")
     (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    with pytest.raises(AdviceError, match="cannot read the corpus"):
-        corpus.read_text(tmp_path / "broken.gz")
+    for name in ("none.txt", "broken.gz"):
+        with pytest.raises(AdviceError, match="cannot read the corpus"):
+            corpus.read_text(tmp_path / name)
+    (tmp_path / "short.txt").write_text("a\nb\nc\n" * 3)
+    with pytest.raises(AdviceError, match="smaller windows"):
+        recipe.prepare(tmp_path / "short.txt", replace(TINY, held_out=0.3), tmp_path / "checkpoints")
 
 
-@pytest.mark.parametrize("text", [BOOK, "unseen: \t§½ 😀\x00", " leading and trailing "])
-def test_tokenizer_gives_every_text_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_encode_marks_where_books_begin(tokenizer):
+def test_the_tokenizer_gives_every_text_back_and_marks_where_books_begin(tokenizer):
+    for text in (BOOK, "unseen: \t§½ 😀\x00", " leading and trailing "):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     ids = corpus.encode(tokenizer, "one\n\n\n\n\ntwo\n\nthree")
     assert (ids == tokenizer.eos_token_id).sum() == 2
     assert ids[0] == tokenizer.eos_token_id
@@ -88,26 +101,24 @@ def test_windows_depend_on_seed_and_step_alone():
     assert torch.equal(first, recipe.windows(tokens, 4, TINY))
     assert not torch.equal(first, recipe.windows(tokens, 5, TINY))
     assert not torch.equal(first, recipe.windows(tokens, 4, replace(TINY, seed=1)))
-    assert first.shape == (2, 17)
     assert torch.equal(first[:, 1:] - first[:, :-1], torch.ones(2, 16, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 9, 12, 13, 40, 101])
-def test_evaluation_scores_every_token_once_with_half_a_window_before_it(count):
-    window, scored = 8, []
-    for start, end, first in evaluate.windows(count, window):
-        assert 0 <= start < end < count
-        assert end - start <= window
-        assert first >= (window // 2 if start else 0)
-        scored += range(start + first + 1, end + 1)
-    assert scored == list(range(1, count))
+def test_evaluation_scores_every_token_once_with_half_a_window_before_it():
+    for count in (2, 3, 8, 9, 12, 13, 40, 101):
+        window, scored = 8, []
+        for start, end, first in evaluate.windows(count, window):
+            assert 0 <= start < end < count
+            assert end - start <= window
+            assert first >= (window // 2 if start else 0)
+            scored += range(start + first + 1, end + 1)
+        assert scored == list(range(1, count))
 
 
 def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokenizer):
     text = BOOK * 2
     tokens = corpus.encode(tokenizer, text).long()
-    large = replace(TINY, context=512)
-    target, draft = (recipe.new_model(role, large).eval() for role in ("target", "draft"))
+    target, draft = (recipe.new_model(role, replace(TINY, context=512)).eval() for role in ("target", "draft"))
     found = evaluate.evaluate(target, draft, tokens, len(tokens), len(text.encode())).as_dict()
     with torch.no_grad():
         ours, theirs = (m(tokens[None, :-1]).logits[0].log_softmax(-1) for m in (target, draft))
@@ -115,13 +126,6 @@ def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokeniz
     assert found["target_bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
     overlap = torch.minimum(ours.exp(), theirs.exp()).sum(-1).mean().item()
     assert found["mean_acceptance_one_draft"] == pytest.approx(overlap, rel=1e-5)
-
-
-def test_a_model_against_itself_is_always_accepted(tokenizer):
-    model = recipe.new_model("target", TINY).eval()
-    tokens = corpus.encode(tokenizer, BOOK * 3).long()
-    found = evaluate.evaluate(model, model, tokens, TINY.window, len((BOOK * 3).encode())).as_dict()
-    assert found["mean_acceptance_one_draft"] == pytest.approx(1, abs=1e-5)
     assert found["held_out_tokens"] == len(tokens) - 1
 
 
@@ -146,8 +150,8 @@ def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkey
 
 
 def test_checkpoints_of_another_recipe_or_text_are_not_continued(text_file, tmp_path):
-    recipe.prepare(text_file, TINY, tmp_path / "checkpoints")
-    recipe.prepare(text_file, replace(TINY, checkpoint_every=1), tmp_path / "checkpoints")
+    for made in (TINY, replace(TINY, checkpoint_every=1)):
+        recipe.prepare(text_file, made, tmp_path / "checkpoints")
     with pytest.raises(AdviceError, match="seed 0 is now 1"):
         recipe.prepare(text_file, replace(TINY, seed=1), tmp_path / "checkpoints")
     text_file.write_text(TEXT + BOOK, encoding="utf-8")
@@ -155,19 +159,14 @@ def test_checkpoints_of_another_recipe_or_text_are_not_continued(text_file, tmp_
         recipe.prepare(text_file, TINY, tmp_path / "checkpoints")
 
 
-def test_a_text_shorter_than_a_window_is_advice(tmp_path):
-    (tmp_path / "short.txt").write_text("a\nb\nc\n" * 3)
-    with pytest.raises(AdviceError, match="smaller windows"):
-        recipe.prepare(tmp_path / "short.txt", replace(TINY, held_out=0.3), tmp_path / "checkpoints")
-
-
-QUICK = ["--target-steps", 6, "--draft-steps", 5, "--vocabulary", 300, "--window", 32, "--batch", 2]
-QUICK += ["--target-size", "32x1", "--draft-size", "16x1", "--checkpoint-every", 2]
+def generates(target: Path, draft: Path) -> bool:
+    models = ["--target", target, "--draft", draft]
+    return run("generate", *models, "--prompt", "the", "--max-new-tokens", 4, "--json").exit_code == 0
 
 
 def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text(synthetic(50_000))
+    text.write_text(synthetic(30_000))
     first = run("train", "--corpus", text, "--out", out, *QUICK)
     assert first.exit_code == 0, first.output
     assert "bits per byte" in first.stdout
@@ -177,50 +176,40 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     assert report["target_tokens_seen"] == 6 * 2 * 32
     assert report["target_bits_per_byte"] > 0
     assert report["hardware"]["cpu"]
-    again = run("train", "--corpus", text, "--out", out, *QUICK, "--json")
-    assert json.loads(again.stdout)["target_bits_per_byte"] == report["target_bits_per_byte"]
+    again = printed("train", "--corpus", text, "--out", out, *QUICK)
+    assert again["target_bits_per_byte"] == report["target_bits_per_byte"]
     ends_with_advice(run("train", "--corpus", text, "--out", out, *QUICK, "--seed", 1), "another --out")
-    pair = load_pair(out)
-    assert pair.target.config.hidden_size == 32
+    assert load_pair(out).target.config.hidden_size == 32
     written = json.loads((out / "target" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert written == "PreTrainedTokenizerFast"  # the name that transformers 4.57 knows too
-    models = ["--target", out / "target", "--draft", out / "draft"]
-    assert run("generate", *models, "--prompt", "the", "--max-new-tokens", 4, "--json").exit_code == 0
+    assert generates(out / "target", out / "draft")
 
 
 def test_a_draft_of_another_size_is_trained_for_a_target_that_there_is(tmp_path):
-    pair = save_pair(tmp_path / "pair")
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text(synthetic(50_000))
+    pair, text, out = save_pair(tmp_path / "pair"), tmp_path / "text.txt", tmp_path / "out"
+    text.write_text(synthetic(30_000))
     asked = ["train", "--target", pair / "target", "--corpus", text, "--out", out, *QUICK[2:4], *QUICK[6:10]]
-    first = run(*asked, "--draft-size", "8x2", "--json")
-    assert first.exit_code == 0, first.output
-    report = json.loads(first.stdout)
+    report = printed(*asked, "--draft-size", "8x2")
     assert report["recipe"]["context"] == CONTEXT
     assert "target_parameters" not in report
     assert not (out / "target").exists()
     draft = LlamaForCausalLM.from_pretrained(out / "draft")
     vocabulary = LlamaForCausalLM.from_pretrained(pair / "target").config.vocab_size
     assert (draft.config.hidden_size, draft.config.num_hidden_layers, draft.config.vocab_size) == (8, 2, vocabulary)
-    again = json.loads(run(*asked, "--draft-size", "8x2", "--json").stdout)
-    assert again["draft_bits_per_byte"] == report["draft_bits_per_byte"]
+    assert printed(*asked, "--draft-size", "8x2")["draft_bits_per_byte"] == report["draft_bits_per_byte"]
     ends_with_advice(run(*asked, "--draft-size", "6x1"), "another --out")
-    told = ["--target", pair / "target", "--draft", out / "draft", "--prompt", "the", "--max-new-tokens", 4, "--json"]
-    assert run("generate", *told).exit_code == 0
-
-
-def heed_control_c() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and their children inherit it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    assert generates(pair / "target", out / "draft")
 
 
 @pytest.mark.slow
 def test_control_c_while_training_says_how_to_go_on(tmp_path):
+    """A shell starts background jobs with Ctrl-C ignored, and their children inherit it."""
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text(synthetic(50_000))
     options = ["--corpus", text, "--out", out, *QUICK, "--target-steps", 1_000_000]
     command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "train", *map(str, options)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_control_c)
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     limit = time.monotonic() + 120
     while not (out / "checkpoints" / "target.pt").exists() and time.monotonic() < limit:
         time.sleep(0.1)
@@ -230,3 +219,90 @@ def test_control_c_while_training_says_how_to_go_on(tmp_path):
     assert error.splitlines()[-1].startswith("multidraft: stopped; run the same command again")
     assert "Traceback" not in error
     assert torch.load(out / "checkpoints" / "target.pt", weights_only=True)["step"] >= 2
+
+
+def student() -> PreTrainedModel:
+    return deepcopy(tiny_model("mistral"))
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory) -> Capture:
+    """Five prompts that a tiny target has continued."""
+    folder = tmp_path_factory.mktemp("capture")
+    journal = Journal(folder / MANIFEST, {"capture": FORMAT, "vocabulary": VOCABULARY, "prompts": 5})
+    passages = [Passage(f"p{i}", "task", [i + 1, i + 2]) for i in range(5)]
+    target = deepcopy(tiny_model("llama"))
+    with torch.no_grad():
+        target.lm_head.weight.mul_(8)  # expects something, so that there is something to learn
+    pair = Pair(target, tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
+    crews.run(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, crews.alone, "capturing")
+    return Capture.open(folder)
+
+
+def loss(model: PreTrainedModel, capture: Capture) -> float:
+    """Over the prompts that are taught."""
+    with torch.inference_mode():
+        return float(sum(loss_of(model, capture.shard(index)) for index in range(3)))
+
+
+def test_the_draft_comes_nearer_to_the_target_in_cross_entropy(capture, tmp_path) -> None:
+    taught = distil(student(), capture, replace(LESSON, steps=20), tmp_path / "checkpoint.pt")
+    assert loss(taught, capture) < loss(student(), capture) - 0.5
+    assert not taught.training
+    shard = capture.shard(0)
+    logits = student()(torch.cat([shard.prompt, shard.tokens])[None]).logits[0, len(shard.prompt) - 1 : -1]
+    direct = -(shard.recording.target.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+    assert loss_of(student(), shard).item() == pytest.approx(direct.item(), abs=1e-5)
+
+
+def test_a_resumed_lesson_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> None:
+    whole, save = distil(student(), capture, LESSON, tmp_path / "whole.pt"), distilling.save_checkpoint
+
+    def stopped(*arguments) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(distilling, "save_checkpoint", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        distil(student(), capture, LESSON, tmp_path / "torn.pt")
+    monkeypatch.undo()
+    resumed = distil(student(), capture, LESSON, tmp_path / "torn.pt")
+    assert all(one.equal(other) for one, other in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(distilling, "COUNTS", (1,))
+
+    def acceptance(model: PreTrainedModel) -> list[float]:
+        records = [{"id": name, "cells": cells} for name, cells in gains(model, capture, LESSON)]
+        found = {place: ratio(own) for place, own in sums(records).items()}
+        return [found["acceptance", row, 1.0].value for row in ("before", "after", "gain")]
+
+    before, _, gain = acceptance(student())
+    assert gain == pytest.approx(0, abs=1e-6)
+    held_out = [capture.shard(index).recording for index in (3, 4)]
+    rates = [torch.minimum(r.target.double().softmax(-1), r.draft.double().softmax(-1)).sum(-1) for r in held_out]
+    assert before == pytest.approx(float(torch.cat(rates).mean()), abs=1e-6)
+    before, after, gain = acceptance(distil(student(), capture, LESSON, tmp_path / "checkpoint.pt"))
+    assert gain == pytest.approx(after - before, abs=1e-12)
+    assert gain != 0
+
+
+def test_bad_lessons_get_advice(tmp_path) -> None:
+    with pytest.raises(AdviceError, match="none is left to teach"):
+        Lesson().parts(1)
+    for _ in range(2):
+        check_same(tmp_path / "lesson.json", {"steps": 1})
+    with pytest.raises(AdviceError, match="steps 1 is now 2"):
+        check_same(tmp_path / "lesson.json", {"steps": 2})
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_draft_that_can_be_used(tmp_path) -> None:
+    assert run("capture", "--out", tmp_path / "capture", "--new-tokens", 8).exit_code == 0
+    lesson = ["distill", "--capture", tmp_path / "capture", "--out", tmp_path / "run", "--steps", 2, "--batch", 1]
+    assert "held out" in run(*lesson).stdout
+    taught, old = load_model(str(tmp_path / "run" / "draft")), load_pair().draft
+    ids = torch.tensor([[1, 2, 3]])
+    assert not torch.equal(taught(ids).logits, old(ids).logits)
+    assert (taught.dtype, taught.num_parameters()) == (old.dtype, old.num_parameters())
