@@ -292,7 +292,7 @@ def values(results: dict) -> dict[tuple, tuple]:
     return {(e["panel"], e["row"], e["column"]): (e["value"], e["standard_error"]) for e in results["entries"]}
 
 
-def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch) -> None:
+def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch, unchecked) -> None:
     monkeypatch.setattr(candidates, "COUNTS", (4,))
     monkeypatch.setattr(candidates, "TEMPERATURES", (1.0,))
     both = printed(*asked("candidates", models, tmp_path / "both", "draft", "target"))
@@ -308,7 +308,7 @@ def test_every_draft_has_the_rows_of_its_own_study(models, tmp_path, monkeypatch
     assert verdicts[-2:] == ["shown", "shown"]  # the target drafts for itself better than a stranger does
 
 
-def test_whole_generations_of_several_drafts_are_compared(models, tmp_path, monkeypatch) -> None:
+def test_whole_generations_of_several_drafts_are_compared(models, tmp_path, monkeypatch, unchecked) -> None:
     monkeypatch.setattr(blocks, "PATHS", (2,))
     monkeypatch.setattr(blocks, "LENGTHS", (4,))
     found = values(printed(*asked("blocks", models, tmp_path, "draft", "target")))

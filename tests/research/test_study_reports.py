@@ -86,6 +86,7 @@ def test_a_group_that_will_run_out_of_time_is_not_joined() -> None:
     assert float(case.plan.optimum) == pytest.approx(1 + float(case.some_draft_within(case.plan.Q[1])) - 0.9105)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monkeypatch) -> None:
     data = printed("study", "toys", "--out", tmp_path / "toys.png")
     assert (tmp_path / "toys.png").stat().st_size > 10_000
@@ -95,9 +96,10 @@ def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monk
     assert len(data["tokens"]) == len(data["phase_ends"]) == 12
     assert 10_000 < (tmp_path / "lorenz.svg").stat().st_size < 200_000
     ends_with_advice(run("study", "toys", "--out", Path(__file__) / "x.svg"), "another path")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("toys", "curves"):
         ends_with_advice(run("study", name, "--out", tmp_path / "x.doc"), "end its name in .svg")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("toys", "curves"):
         ends_with_advice(run("study", name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
     same = recording(0).target
     with pytest.raises(md.AdviceError, match="at none of 40 positions; record more"):
@@ -191,6 +193,7 @@ def few(monkeypatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_all_studies_of_a_capture_are_one_command_and_are_not_measured_again(tmp_path, few, monkeypatch) -> None:
     """Those that need models are left out where a capture was given."""
     folder, out = keep(tmp_path / "capture", *(random_pairs(8, 30, seed) for seed in range(2))), tmp_path / "run"

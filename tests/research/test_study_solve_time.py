@@ -34,7 +34,7 @@ def recording(tmp_path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def few_synthetic_pairs(monkeypatch) -> None:
+def few_synthetic_pairs(monkeypatch, unchecked) -> None:
     monkeypatch.setattr(solve_time, "POSITIONS", 4)
     monkeypatch.setattr(solve_time, "VOCABULARY", 300)
 
