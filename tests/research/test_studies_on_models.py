@@ -35,9 +35,9 @@ from plans import costs, rates
 from tiny import tiny_model
 
 import multidraft as md
+from multidraft.auditing.endings import expected_tokens
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
 from multidraft.autotune.growing import Growing
-from multidraft.auditing.endings import expected_tokens
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import NO_DRAFTS, Tree
