@@ -27,7 +27,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warming import compile_steps
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
 from multidraft.zoo import Pair

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.generation.defaults import SCHEME, TREE
+from multidraft.generation import SCHEME, TREE
 from multidraft.zoo import Pair
 
 

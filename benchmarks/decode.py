@@ -33,7 +33,7 @@ import multidraft as md
 from multidraft.autotune.plans import Subject, profile_for
 from multidraft.autotune.tuning import measure as tune
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 from multidraft.zoo import Pair

@@ -32,7 +32,7 @@ from servers import ZOO, Contestant, Server, contestants, cores, running
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import FIXED, TREE
+from multidraft.generation import FIXED, TREE
 from multidraft.machine import commit, hardware, versions
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

@@ -29,7 +29,7 @@ from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warming import warm_up
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops

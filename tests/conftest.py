@@ -57,7 +57,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     from multidraft.autotune import plans
     from multidraft.autotune.plans import Subject
-    from multidraft.generation.defaults import SCHEME
+    from multidraft.generation import SCHEME
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 

@@ -14,7 +14,7 @@ from typer import cli as typer_cli
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.generation.defaults import TREE
+from multidraft.generation import TREE
 from multidraft.zoo import load_pair
 from multidraft.zoo.pair import FOLDER
 

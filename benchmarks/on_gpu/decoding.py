@@ -8,7 +8,7 @@ from pathlib import Path
 from contestants import ASSISTED, PLAIN, STATIC, THEIRS, Case, decode
 from tqdm import tqdm
 
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.io.journal import Journal
 from multidraft.zoo.pair import Pair, load_pair
 from on_gpu import trained

@@ -6,7 +6,7 @@ import torch
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from on_gpu.asked import Asked, Line
 from on_gpu.published import model_of
 

@@ -5,7 +5,7 @@ are those of one worker. The process that was called writes them, a file a shard
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +151,7 @@ def context(pair: "Models | Pair") -> int | None:
     """The longest sequence that target and draft can read."""
     from multidraft.generation.inputs import context_of
 
-    both = [context_of(model) for model in (pair.target, pair.draft) if model is not None]
-    return min((context for context in both if context is not None), default=None)
+    return context_of(pair.target, pair.draft)
 
 
 def decode(pair: Models, job: Job, rows: list[Prompt], drafts: bool = True, texts: Texts | None = None) -> Decoded:
@@ -231,28 +230,25 @@ class Shards:
         if self.job.limits is None:
             return self
         journal = self.journal(folder, None)
-        run(Planning(self), 1, journal, crew, "measuring the pair")
+        run(partial(plan, self), 1, journal, crew, "measuring the pair")
         return replace(self, plan=journal.records[0]["plan"])
 
 
-@dataclass(frozen=True)
-class Planning:
-    """The one job before all others: what trees are chosen by, measured where the shards are decoded."""
+def plan(shards: Shards, job: int) -> Record:
+    """The one job before all others: what trees are chosen by, measured where the shards are decoded.
 
-    shards: Shards
+    It is the text of a file: of what is kept, or measured with the prompts if there is nothing yet.
+    """
+    from multidraft.autotune.plans import profile_for
+    from multidraft.autotune.tuning import measure
+    from multidraft.generation.inputs import plan_file
 
-    def __call__(self, job: int) -> Record:
-        """The plan, as the text of a file: of what is kept, or measured with the prompts if there is nothing yet."""
-        from multidraft.autotune.plans import profile_for
-        from multidraft.autotune.tuning import measure
-        from multidraft.generation.inputs import plan_file
-
-        asked, prompts = self.shards.job, self.shards.read(self.shards.prompts[:MEASURED])
-        own = asked.subject(self.shards.models, prompts)
-        profile = profile_for(own, plan_file(asked.settings["plan"], asked.limits))
-        if not profile.known:
-            measure(own, profile, asked.settings["tune_budget"], [asked.settings["temperature"]], [asked.batch])
-        return {"plan": profile.as_json()}
+    asked = shards.job
+    own = asked.subject(shards.models, shards.read(shards.prompts[:MEASURED]))
+    profile = profile_for(own, plan_file(asked.settings["plan"], asked.limits))
+    if not profile.known:
+        measure(own, profile, asked.settings["tune_budget"], [asked.settings["temperature"]], [asked.batch])
+    return {"plan": profile.as_json()}
 
 
 def spread(shards: Shards, folder: Path, crew: Crew, as_json: bool) -> None:

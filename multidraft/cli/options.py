@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from multidraft.cli.crews import RAY, WORKERS
 from multidraft.cli.models import DRAFT, ENGINE, TARGET, TRUST
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME, TREE, TUNE_BUDGET
+from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
 FILE = 'File with one {"id", "task", "prompt"} a line.'
@@ -25,7 +25,7 @@ HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 LARGEST = 2**32  # far more of anything than can be meant, and what every library below takes
 LONGEST, MOST = 65_536, 1_000  # characters of a value (a prompt has more room), and times that an option is given
 FREE = ("prompt",)  # texts of any length
-ALIASES = {"--new-tokens": "--max-new-tokens"}  # by old name
+RENAMED = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
 
 
 def asked(text: str, panel: str, *names: str, **more: Any) -> Any:
@@ -83,15 +83,18 @@ class Checked(TyperCommand):
     """A command whose values are checked before it runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = [word for arg in args for word in split(arg)]
+        words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
         for option, value in pairwise([*words, "end"]):
             if option.startswith("--") and value == "" and option.lstrip("-") not in FREE:
                 raise AdviceError(f"{option} is empty; give it a value, or leave it out")
-        rest = super().parse_args(ctx, [renamed(arg) for arg in args])
+        rest = super().parse_args(ctx, [RENAMED[0].sub(RENAMED[1], arg) for arg in args])
         for parameter in self.params:
             given = ctx.params.get(parameter.name)
-            if fault := fault_of_all(given if isinstance(given, list | tuple) else [given], parameter.name in FREE):
-                raise AdviceError(f"{max(parameter.opts, key=len)} {fault}")
+            values, name = given if isinstance(given, list | tuple) else [given], max(parameter.opts, key=len)
+            if len(values) > MOST:
+                raise AdviceError(f"{name} is given {len(values)} times; give it at most {MOST} times")
+            for fault in filter(None, (fault_of(value, parameter.name in FREE) for value in values)):
+                raise AdviceError(f"{name} {fault}")
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -106,26 +109,8 @@ def without_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-def split(arg: str) -> list[str]:
-    """`--name=value` as two words, any other word as it is."""
-    return arg.split("=", 1) if arg.startswith("--") else [arg]
-
-
-def renamed(arg: str) -> str:
-    """An option by its present name."""
-    name, *value = split(arg)
-    return "=".join([ALIASES.get(name, name), *value])
-
-
-def fault_of_all(values: list[Any] | tuple[Any, ...], free: bool) -> str | None:
-    """What is wrong with the values of an option, and what to do."""
-    if len(values) > MOST:
-        return f"is given {len(values)} times; give it at most {MOST} times"
-    return next(filter(None, (fault_of(value, free) for value in values)), None)
-
-
 def fault_of(value: object, free: bool) -> str | None:
-    """What is wrong with one of them."""
+    """What is wrong with a value of an option, and what to do."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"is {value}; give a finite number"
     if isinstance(value, int | float) and abs(value) > LARGEST:

@@ -94,11 +94,6 @@ class Report:
             if text:
                 self.records.append({"id": prompt.id, "task": prompt.task, "text": text, "interrupted": True})
 
-    @property
-    def hint(self) -> str | None:
-        """What to try instead, if the seconds say so."""
-        return hint(self.info, self.plain, str(self.settings["tree"]))
-
     def print(self, as_json: bool) -> None:
         """For people or for scripts."""
         if as_json:
@@ -110,8 +105,8 @@ class Report:
             terminal.print_table(["", "tokens per second", "times plain decoding"], self.ways(), numbers=True)
         columns, rows = ["", "multi-draft", "plain"][:width], [row[:width] for row in self.rows()]
         terminal.print_table(columns, rows, numbers=True)
-        if self.hint:
-            terminal.note(self.hint)
+        if said := hint(self.info, self.plain, str(self.settings["tree"])):
+            terminal.note(said)
 
     def as_dict(self) -> dict[str, object]:
         """Plain names; null for what was not measured."""
@@ -120,7 +115,7 @@ class Report:
         numbers = self.info.as_dict() if self.complete else dict.fromkeys(self.info.as_dict())
         settings = self.settings | {"prompts": self.complete}
         run = {"interrupted": self.interrupted, "settings": settings, "versions": versions(), "hardware": hardware()}
-        return numbers | self.compared() | run | {"hint": self.hint, "records": self.records}
+        return numbers | self.compared() | run | {"records": self.records}
 
     def compared(self) -> dict[str, object]:
         """Ours, plain decoding and transformers' ways to draft; None for what was not measured."""
@@ -133,6 +128,7 @@ class Report:
                 found[f"{name}_tokens_per_second_interval"] = runs.interval()
             if prefix:
                 found[f"{name}_tokens_per_second"] = runs.rate() if runs.tokens else None
+        found["hint"] = hint(self.info, self.plain, str(self.settings["tree"]))
         return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain.tokens else None}
 
     def ways(self) -> list[list[str]]:
@@ -191,34 +187,13 @@ def share(info: "Info", part: str) -> str:
 
 
 def hint(info: "Info", plain: "Info", tree: str) -> str | None:
-    """One line where a chain would be faster by the seconds that were measured, or where drafts do not pay."""
-    if not (info.drafts and info.nodes and info.tokens and plain.tokens):
+    """One line where drafts do not pay by the seconds that were measured."""
+    ours = info.tokens_per_second / max(plain.tokens_per_second, 1e-9)
+    if not (info.drafts and info.tokens and plain.tokens) or ours * MARGIN >= 1:
         return None
-    rates = [chain_rate(info, plain, depth) / plain.tokens_per_second for depth in range(1, len(info.lengths))]
-    best, ours = max(rates), info.tokens_per_second / plain.tokens_per_second
-    chain = "x".join("1" * (rates.index(best) + 1))
-    runs = f"tree {tree} runs at {ours:.2f} times plain decoding"
-    if tree != chain and best > max(MARGIN * ours, 1):
-        return f"hint: {runs} here; by the seconds of its parts, --tree {chain} would run at about {best:.2f} times"
-    if ours * MARGIN < 1:
-        accepted = (info.rank_rates or [0.0])[0]
-        return f"hint: no drafts are best here: --draft none ({runs}, {accepted:.0%} of first drafts accepted)"
-    return None
-
-
-def chain_rate(info: "Info", plain: "Info", depth: int) -> float:
-    """Tokens per second to be expected of a chain, cautiously.
-
-    Each of its drafts is taken to be accepted as often as the first draft of a node was, though alone it would be more
-    often. Of the target's seconds it saves those of the nodes that it does not have: what a pass took beyond a plain
-    one, in proportion. It saves the draft passes of the levels that it does not have, and nothing else.
-    """
-    steps, seconds, first = info.drafts, info.seconds, (info.rank_rates or [0.0])[0]
-    alone = plain.seconds["target"] / plain.row_passes
-    nodes = max(seconds["target"] / steps - alone, 0.0) * min(depth * steps / info.nodes, 1.0)
-    draft = seconds["draft"] / steps * depth / (len(info.lengths) - 1)
-    others = sum(seconds[part] for part in ("rule", "cache", "measure", "rest")) / steps
-    return sum(first**level for level in range(depth + 1)) / (alone + nodes + draft + others)
+    why = f"tree {tree} runs at {ours:.2f} times plain decoding"
+    accepted = (info.rank_rates or [0.0])[0]
+    return f"hint: no drafts are best here: --draft none ({why}, {accepted:.0%} of first drafts accepted)"
 
 
 def rivals(pair: "Models", settings: dict[str, Any], target: str) -> dict[str, dict[str, Any]]:

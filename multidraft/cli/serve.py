@@ -2,10 +2,10 @@
 
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
@@ -16,8 +16,7 @@ from multidraft.server import Limits
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-USUAL = Limits()
-SERVER, BOUNDS = "Server", "Limits"
+SERVER = "Server"
 NEEDED = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 
 
@@ -37,30 +36,24 @@ class Server:
     access_log: Annotated[bool, o.asked("A line on stderr for every request.", SERVER, "--access-log")] = False
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What it may take on, by the names of `Limits`."""
+BOUNDED = {  # what it may take on, by field of `Limits`: help, the least, and other names than the field's
+    "rows": ("Answers decoded side by side.", 1, "--max-num-seqs", "--max-rows"),
+    "context": ("Tokens of a sequence. Default: as many as the models can read.", 2, "--max-model-len"),
+    "tokens_in_cache": ("Bounds the memory of keys and values.", 1, "--max-tokens-in-cache"),
+    "queue": ("Answers that wait; more get a 429.", 1, "--max-queue"),
+    "prefill": ("Prompt tokens read between two steps.", 1, "--max-num-batched-tokens", "--prefill-tokens"),
+    "request": ("Seconds that a request may take, waiting included; then a 504.", 1, "--request-timeout"),
+    "drain": ("Seconds for what is under way when stopped.", 0),
+}
 
-    rows: Annotated[int, o.asked("Answers decoded side by side.", BOUNDS, "--max-num-seqs", "--max-rows", min=1)] = (
-        USUAL.rows
-    )
-    context: Annotated[
-        int | None,
-        o.asked("Tokens of a sequence. Default: as many as the models can read.", BOUNDS, "--max-model-len", min=2),
-    ] = None
-    tokens_in_cache: Annotated[
-        int, o.asked("Bounds the memory of keys and values.", BOUNDS, "--max-tokens-in-cache", min=1)
-    ] = USUAL.tokens_in_cache
-    queue: Annotated[int, o.asked("Answers that wait; more get a 429.", BOUNDS, "--max-queue", min=1)] = USUAL.queue
-    prefill: Annotated[
-        int,
-        o.asked("Prompt tokens read between two steps.", BOUNDS, "--max-num-batched-tokens", "--prefill-tokens", min=1),
-    ] = USUAL.prefill
-    request: Annotated[
-        int,
-        o.asked("Seconds that a request may take, waiting included; then a 504.", BOUNDS, "--request-timeout", min=1),
-    ] = USUAL.request
-    drain: Annotated[int, o.asked("Seconds for what is under way when stopped.", BOUNDS, min=0)] = USUAL.drain
+
+def bounded(name: str, text: str, least: int, *names: str) -> tuple[str, Any, Any]:
+    """A field of `Bounds`."""
+    usual = getattr(Limits(), name)
+    return name, Annotated[int if usual else int | None, o.asked(text, "Limits", *names, min=least)], usual
+
+
+Bounds: Any = make_dataclass("Bounds", [bounded(name, *texts) for name, texts in BOUNDED.items()], frozen=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from multidraft.cli.decode import context
 from multidraft.cli.models import DRAFT, TARGET, load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.io import files
 from multidraft.io.lock import hold
 

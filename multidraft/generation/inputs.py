@@ -16,7 +16,7 @@ from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError, is_integer, shown
-from multidraft.generation.defaults import FIXED
+from multidraft.generation import FIXED
 from multidraft.models import compat
 from multidraft.models.base import LanguageModel, check_sizes, heard_by
 from multidraft.models.compat import home
@@ -57,11 +57,13 @@ def configured(
     **more: Any,
 ) -> tuple[DecodeConfig, Limits | None, Path | None]:
     """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
-    limits = limits_of(tree, scheme) if drafters else None
-    file = plan_file(plan, limits)
-    given = FIXED if is_auto(tree) else tree
+    limits = Limits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
+    given = tree if limits is None else FIXED
     given = Tree.parse(given) if isinstance(given, str) else given  # also where nothing is drafted: it may be wrong
     config = make_config(scheme, given if drafters else NO_DRAFTS, walk, measure, **more)
+    if limits is not None and not (drafters and can_choose(config.scheme)):
+        limits = None
+    file = plan_file(plan, limits)
     if drafters:
         check_drafters(config.scheme, drafters > 1)
     return config, limits, file
@@ -76,28 +78,13 @@ def counted(value: bool | int, yes: Any, no: Any, name: str, use: str) -> Any:
     return value
 
 
-def limits_of(tree: Any, scheme: str | Scheme) -> Limits | None:
-    """The limits of trees that are chosen while decoding; None where one is given, or the scheme leaves no choice."""
-    if not is_auto(tree):
-        return None
-    limits = Limits.parse(tree)
-    return limits if can_choose(scheme_named(scheme)) else None
-
-
-def is_auto(tree: Any) -> bool:
-    """Whether trees are to be chosen."""
-    return isinstance(tree, str) and tree.strip().lower().startswith("auto")
-
-
 def plan_file(plan: Any, limits: Limits | None) -> Path | None:
     """The file of a plan; raises AdviceError where it is none, or nobody would read it."""
-    if plan is None:
-        return None
-    if not isinstance(plan, str | PathLike) or not str(plan):
+    if plan is not None and (not isinstance(plan, str | PathLike) or not str(plan)):
         raise AdviceError(f"plan is {shown(plan)}; give the file that `multidraft tune --out` has written")
-    if limits is None:
+    if plan is not None and limits is None:
         raise AdviceError("a plan chooses trees, and here the tree is given or cannot be chosen; use tree='auto'")
-    return Path(plan)
+    return None if plan is None else Path(plan)
 
 
 def check_model(model: Any, name: str) -> None:
@@ -172,9 +159,7 @@ def lengths(
     prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
 ) -> list[int]:
     """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
-    contexts = [context_of(model) for model in (target_model, draft_model) if model is not None]
-    context = min((c for c in contexts if c is not None), default=None)
-    size = vocabulary_of(target_model)
+    context, size = context_of(target_model, draft_model), vocabulary_of(target_model)
     check_vocabularies(target_model, draft_model)
     for row, prompt in enumerate(prompts):
         if context is not None and len(prompt) >= context:
@@ -199,9 +184,11 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
         check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
 
 
-def context_of(model: Model) -> int | None:
-    """The largest number of tokens in a sequence."""
-    return compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context
+def context_of(*models: Model | None) -> int | None:
+    """The largest number of tokens in a sequence that all of them can read; None for no limit."""
+    real = [model for model in models if model is not None]
+    known = [compat.context(one.config) if isinstance(one, PreTrainedModel) else one.context for one in real]
+    return min((context for context in known if context is not None), default=None)
 
 
 def vocabulary_of(model: Model) -> int:

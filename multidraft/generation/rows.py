@@ -2,9 +2,9 @@
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,66 +24,62 @@ from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.errors import AdviceError, shown
-from multidraft.generation.defaults import TUNE_BUDGET
 from multidraft.generation.inputs import Prompts, as_lists, lengths, vocabulary_of
 from multidraft.models import compat
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model, answers_prompts
-from multidraft.sampling import generation_config
-from multidraft.sampling.gate import RowFault
-from multidraft.sampling.generation_config import check_stop, samplings_from
+from multidraft.sampling import generation_config as configs
+from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import CountPenalty, LogitBias, check_known, check_pure, for_row, is_bound
 from multidraft.sampling.settings import Sampling, check_all, check_biases
 
-CHECKED = ("draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty tune_budget").split()
-
 
 @dataclass(frozen=True)
-class Options:
-    """The configuration of the loop, and the rest."""
+class Changed:
+    """What `generate` changes of laws beyond transformers' settings."""
 
-    config: DecodeConfig
-    limits: Limits | None = None  # of trees that are chosen while decoding, in place of the configuration's
-    tune_budget: float | int = TUNE_BUDGET  # seconds that may be spent on timing trees
-    trace: Tell | None = None
-    plan_file: Path | None = None  # where what they are chosen by was measured; None: what is kept, or is measured now
-    draft_temperature: float | int | None = None
-    draft_top_k: int | None = None
-    draft_top_p: float | int | None = None
-    presence_penalty: float | int = 0
-    frequency_penalty: float | int = 0
-    logit_bias: Mapping[int, float | int] = field(default_factory=dict)
-    stop: str | Sequence[str] | None = None
-    stop_tokenizer: Any = None
-    generator: torch.Generator | list[torch.Generator] | None = None
-    stream: Stream | Streamer | None = None
-
-    def __post_init__(self) -> None:
-        check_all({name: getattr(self, name) for name in CHECKED})
-        check_biases("logit_bias", self.logit_bias)
-        check_stop(self.stop, self.stop_tokenizer)
-        if self.config.synchronise and not torch.cuda.is_available():
-            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
-        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
-            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+    for_draft: dict[str, Any]  # settings that the draft model has of its own, by name; None for the target's
+    penalties: dict[str, Any]
+    logit_bias: Mapping[int, float | int]
 
     def processors(self, prompt_length: int) -> list[LogitsProcessor]:
         """Biases and penalties that transformers does not have."""
-        result: list[LogitsProcessor] = []
-        if self.logit_bias:
-            result.append(LogitBias(dict(self.logit_bias)))
-        if self.presence_penalty or self.frequency_penalty:
-            result.append(CountPenalty(self.presence_penalty, self.frequency_penalty, prompt_length))
+        result: list[LogitsProcessor] = [LogitBias(dict(self.logit_bias))] if self.logit_bias else []
+        if any(self.penalties.values()):
+            result.append(CountPenalty(*self.penalties.values(), prompt_length))
         return result
 
     def for_drafts(self, sampling: list[Sampling]) -> list[Sampling]:
         """The settings of every row, of which the draft model has its own where they are given."""
-        own = {"temperature": self.draft_temperature, "top_k": self.draft_top_k, "top_p": self.draft_top_p}
-        given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        if not given:
-            return sampling
-        made = {each: replace(each, for_draft=replace(each, **given)) for each in sampling}
+        given = {name: value for name, value in self.for_draft.items() if value is not None}
+        made = {each: replace(each, for_draft=replace(each, **given)) if given else each for each in sampling}
         return [made[each] for each in sampling]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `generate` takes beyond transformers' settings."""
+
+    config: DecodeConfig
+    limits: Limits | None  # of trees that are chosen while decoding, in place of the configuration's
+    plan_file: Path | None  # where what they are chosen by was measured; None: what is kept, or is measured now
+    tune_budget: float | int  # seconds that may be spent on timing trees
+    changed: Changed
+    stop: str | Sequence[str] | None
+    stop_tokenizer: Any
+    generator: torch.Generator | list[torch.Generator] | None
+    stream: Stream | Streamer | None
+    trace: Tell | None
+
+    def __post_init__(self) -> None:
+        own = {f"draft_{name}": value for name, value in self.changed.for_draft.items()}
+        check_all(own | self.changed.penalties | {"tune_budget": self.tune_budget})
+        check_biases("logit_bias", self.changed.logit_bias)
+        configs.check_stop(self.stop, self.stop_tokenizer)
+        if self.config.synchronise and not torch.cuda.is_available():
+            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
+        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
+            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
 
 
 def check_callables(trace: Any, processors: Any, criteria: Any) -> None:
@@ -119,12 +115,12 @@ def generate_rows(
     changes: dict[str, Any],
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
-    ends = generation_config.ends_of(getattr(target, "generation_config", None), set())
-    config = generation_config.configuration(config, changes, ends)
+    ends = configs.ends_of(getattr(target, "generation_config", None), set())
+    config = configs.configuration(config, changes, ends)
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
-    wanted = [generation_config.new_tokens(config, len(prompt)) for prompt in prompts]
+    wanted = [configs.new_tokens(config, len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, wanted, options)
-    generation_config.check_values(config, vocabulary_of(target))
+    configs.check_values(config, vocabulary_of(target))
     device = home(target) if isinstance(target, PreTrainedModel) else target.device
     stopping = Stopping(
         budgets,
@@ -143,7 +139,7 @@ def budgets_of(
 ) -> list[int]:
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
-    check_biases("logit_bias", options.logit_bias, vocabulary_of(target))
+    check_biases("logit_bias", options.changed.logit_bias, vocabulary_of(target))
     limits = lengths(prompts, target, draft, wanted)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
@@ -166,12 +162,12 @@ def row_processors(
         if key not in made:
             own = copy.copy(config)
             own.max_length = len(prompt) + budget
-            mine = [*for_row(extra, row), *options.processors(len(prompt))]
+            mine = [*for_row(extra, row), *options.changed.processors(len(prompt))]
             built = compat.logits_processors(own, prompt, vocabulary, mine, device)
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
-    generation_config.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
+    configs.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
     return result
 
 
@@ -179,14 +175,18 @@ def run(target: Model, draft: Model | None, rows: Rows, options: Options) -> tup
     """Decode; a row that cannot go on raises its error once the others are done."""
     prompts, stopping, seen = rows.prompts, rows.stopping, [list(prompt) for prompt in rows.stopping.prompts]
     check_pure(rows.processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
-    sampling = options.for_drafts(samplings_from(rows.processors, rows.greedy))
-    config, policy = steered(target, draft, options, rows, sampling[0])
+    sampling = options.changed.for_drafts(samplings_from(rows.processors, rows.greedy))
+    config = options.config
+    if draft is not None and options.limits is not None:
+        config = replace(config, policy=choosing(target, draft, options, rows, sampling[0]))
     warm_up(config, stopping.device)
     if config.compile:
         compile_steps(config, [target, draft], prompts, stopping.budgets)
     info, trace = Info(), Trace(options.trace) if options.trace is not None else None
     longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
-    with torch.inference_mode(), finishing(policy), info.whole(), as_stream(options.stream, seen) as stream:
+    with torch.inference_mode(), ExitStack() as end, info.whole(), as_stream(options.stream, seen) as stream:
+        if isinstance(config.policy, Auto) and config.policy is not options.config.policy:
+            end.callback(config.policy.finish)  # which keeps what was measured, however the run ends
         whole = answers_prompts(target)
         clock = Clock(config.synchronise)
         state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole, clock)
@@ -198,35 +198,15 @@ def run(target: Model, draft: Model | None, rows: Rows, options: Options) -> tup
         trace.end(tokens)
     rows_of_tokens = [torch.tensor(row, dtype=torch.int64) for row in tokens]
     if info.faults:
-        raise first_fault(info, rows_of_tokens)
+        fault = info.faults[min(info.faults)]
+        fault.tokens, fault.info = rows_of_tokens, info
+        raise fault
     return rows_of_tokens, info
 
 
-def first_fault(info: Info, tokens: list[Tensor]) -> RowFault:
-    """The error of the first row that could not go on, with what all rows have come to, and how the run went."""
-    fault = info.faults[min(info.faults)]
-    fault.tokens, fault.info = tokens, info
-    return fault
-
-
-def steered(
-    target: Model, draft: Model | None, options: Options, rows: Rows, sampling: Sampling
-) -> tuple[DecodeConfig, Auto | None]:
-    """The configuration; where trees are to be chosen while decoding, with what chooses them."""
-    config = options.config
-    if draft is None or options.limits is None:
-        return config, None
-    subject = Subject(target, draft, config.scheme, config.walk)
+def choosing(target: Model, draft: Model, options: Options, rows: Rows, sampling: Sampling) -> Auto:
+    """What chooses trees while it decodes."""
+    subject = Subject(target, draft, options.config.scheme, options.config.walk)
     policy = auto(subject, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
     policy.foresee(len(rows.prompts), sum(map(len, rows.prompts)), sum(rows.stopping.budgets))
-    return replace(config, policy=policy), policy
-
-
-@contextmanager
-def finishing(policy: Auto | None) -> Iterator[None]:
-    """Keep what was measured, however the run ends."""
-    try:
-        yield
-    finally:
-        if policy is not None:
-            policy.finish()
+    return policy

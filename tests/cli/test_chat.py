@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import multidraft as md
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 TEMPLATE = (
     "{% for m in messages %}{% if m['content'] == 'forbidden' %}{{ raise_exception('not that') }}{% endif %}"
     "<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import printed, results, run, written
+from commands import ends_with_advice, printed, results, run, written
 
 import multidraft as md
 from multidraft.cli import main as cli
@@ -19,27 +19,33 @@ from multidraft.cli import terminal
 from multidraft.errors import AdviceError
 from multidraft.io import files
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 FULL = Path("/dev/full")
-needs_full = pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
 SETTINGS = ["--max-new-tokens", "6", "--tree", "2x1", "--temperature", "0"]
+COMMAND = [sys.executable, "-m", "multidraft"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+needs_linux = pytest.mark.skipif(not FULL.exists(), reason="devices, signals and shells differ")
 
 
-def generate(prompts: Path, *arguments: object):
-    """The result of `multidraft generate` with the embedded pair."""
-    return run("generate", "--prompts", prompts, *SETTINGS, *arguments)
+@pytest.fixture
+def generate(pair, prompts):
+    """Calls `multidraft generate` with the tiny pair."""
+    models = ["--target", pair / "target", "--draft", pair / "draft"]
+    return lambda *words: run("generate", *models, "--prompts", prompts, *SETTINGS, *words)
 
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory) -> Path:
     """Three prompts in a file, which begins with a byte order mark."""
     file = tmp_path_factory.mktemp("lost") / "prompts.jsonl"
-    return written(file, "It was", "A dark", "The old", encoding="utf-8-sig")
+    return written(file, "the old", "a storm", "alone", encoding="utf-8-sig")
 
 
 @pytest.fixture(scope="module")
-def whole(prompts) -> list[dict]:
+def whole(pair, prompts) -> list[dict]:
     """What a run that nobody stops has to say of each."""
-    return printed("generate", "--prompts", prompts, *SETTINGS)["records"]
+    models = ["--target", pair / "target", "--draft", pair / "draft"]
+    return printed("generate", *models, "--prompts", prompts, *SETTINGS)["records"]
 
 
 def stop_at(monkeypatch, call: int, tokens: int) -> None:
@@ -61,11 +67,11 @@ def stop_at(monkeypatch, call: int, tokens: int) -> None:
     monkeypatch.setattr(md, "generate", interrupted)
 
 
-def test_results_come_line_by_line_and_a_second_call_goes_on(prompts, whole, tmp_path, monkeypatch):
+def test_results_come_line_by_line_and_a_second_call_goes_on(generate, whole, tmp_path, monkeypatch):
     file = tmp_path / "results.jsonl"
     with monkeypatch.context() as patched:
         stop_at(patched, call=3, tokens=2)
-        result = generate(prompts, "--jsonl", file, "--json")
+        result = generate("--jsonl", file, "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "multidraft: stopped after 1 of 3 prompts"
     first, second = results(file)
@@ -76,59 +82,41 @@ def test_results_come_line_by_line_and_a_second_call_goes_on(prompts, whole, tmp
     assert json.loads(result.stdout)["records"] == [first, second]
     with file.open("a") as end:
         end.write('{"id": "p')  # as though it had been killed in the middle of a line
-    again = generate(prompts, "--jsonl", file, "--json")
+    again = generate("--jsonl", file, "--json")
     assert again.exit_code == 0, again.output
     assert "1 of 3" in again.stderr
     assert results(file) == whole
     assert [record["id"] for record in json.loads(again.stdout)["records"]] == ["p1", "p2"]
     content = file.read_bytes()
-    assert generate(prompts, "--jsonl", file).exit_code == 0
+    assert generate("--jsonl", file).exit_code == 0
     assert file.read_bytes() == content
 
 
-def test_results_of_another_run_are_refused_by_name_and_left_alone(prompts, whole, tmp_path):
-    file, other = tmp_path / "results.jsonl", tmp_path / "other.jsonl"
-    assert generate(prompts, "--jsonl", file, "--limit", 1).exit_code == 0
+def test_results_of_another_run_are_refused_and_a_trace_is_not_written_over(generate, tmp_path):
+    file, trace, other = tmp_path / "results.jsonl", tmp_path / "trace.jsonl", tmp_path / "other.jsonl"
+    assert generate("--jsonl", file, "--trace", trace, "--limit", 1).exit_code == 0
     other.write_text('{"id": "p0", "prompt": "Another"}\n')
-    content = file.read_bytes()
-    for changed, name in (["--prompts", other], "prompts"), (["--seed", 3, "--limit", 1], "seed 0 instead of 3"):
-        result = generate(prompts, "--jsonl", file, *changed)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert name in result.stderr
-        assert file.read_bytes() == content
+    content = file.read_bytes(), trace.read_bytes()
+    ends_with_advice(generate("--jsonl", file, "--prompts", other), "prompts")
+    ends_with_advice(generate("--jsonl", file, "--seed", 3, "--limit", 1), "seed 0 instead of 3")
+    assert "would be lost" in generate("--jsonl", file, "--trace", trace, "--limit", 1).stderr.splitlines()[-1]
+    assert (file.read_bytes(), trace.read_bytes()) == content
 
 
-def test_a_resumed_run_does_not_overwrite_its_trace(prompts, tmp_path):
-    options = ["--jsonl", tmp_path / "results.jsonl", "--trace", tmp_path / "trace.jsonl", "--limit", 1]
-    assert generate(prompts, *options).exit_code == 0
-    content = (tmp_path / "trace.jsonl").read_bytes()
-    result = generate(prompts, *options)
-    assert (result.exit_code, "would be lost" in result.stderr) == (2, True)
-    assert (tmp_path / "trace.jsonl").read_bytes() == content
-
-
-def test_a_partial_text_is_kept_during_plain_decoding_too(prompts, whole, monkeypatch):
+def test_a_partial_text_is_kept_during_plain_decoding_too(generate, whole, monkeypatch):
     stop_at(monkeypatch, call=4, tokens=1)  # two warm-ups, then the first prompt with drafts
-    records = json.loads(generate(prompts, "--json", "--compare").stdout)["records"]
+    records = json.loads(generate("--json", "--compare").stdout)["records"]
     assert [(record["id"], record["text"], record["interrupted"]) for record in records] == [
         ("p0", whole[0]["text"], True)
     ]
 
 
-def ends_with_one_line(result, word: str) -> None:
-    """Exit code 2 and one line at the end of stderr."""
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code == 2
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("multidraft: ")
-    assert word in last
-    assert "Traceback" not in result.stderr
-
-
-@needs_full
+@needs_linux
 @pytest.mark.parametrize("option", ["--jsonl", "--trace"])
-def test_a_full_disk_ends_with_one_line(prompts, option):
-    ends_with_one_line(generate(prompts, option, FULL), "No space left")
+def test_a_full_disk_ends_with_one_line(generate, option):
+    result = generate(option, FULL)
+    assert result.exit_code == 2
+    assert "No space left" in result.stderr.splitlines()[-1]
     assert FULL.is_char_device()
 
 
@@ -152,8 +140,20 @@ def test_a_stdout_that_takes_nothing_ends_with_one_line(number, word, monkeypatc
     assert (ended.value.code, line.startswith("multidraft: "), word in line) == (2, True, True)
 
 
-COMMAND = [sys.executable, "-c", "from multidraft.cli.main import main; main()"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+@needs_linux
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "word", "locale"),
+    [("| head -c 1 >&3", "closed", "C.UTF-8"), ("> /dev/full", "No space left", "C"), (">&-", "", "C")],
+)
+def test_a_closed_pipe_a_full_disk_and_no_stdout_in_a_shell(ending, word, locale):
+    script = f'"$@" schemes {"--json" if word else ""} 3>&2 2>&4 {ending}'
+    environment = ENVIRONMENT | {"LC_ALL": locale, "PYTHONIOENCODING": "ascii"}
+    called = ["sh", "-c", f"exec 4>&2; {script}", "sh", *COMMAND]
+    error = subprocess.run(called, stderr=-1, stdout=-1, env=environment, timeout=120).stderr.decode()
+    assert "Traceback" not in error
+    assert "Exception ignored" not in error
+    assert word in error
 
 
 def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
@@ -171,9 +171,9 @@ def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
     assert json.loads(output)["interrupted"]
 
 
+@needs_linux
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="signals and pipes differ")
-def test_sigterm_ends_as_control_c_does(prompts, tmp_path):
+def test_sigterm_ends_as_control_c_does(tmp_path):
     file = tmp_path / "results.jsonl"
     many = tmp_path / "many.jsonl"
     many.write_text("\n".join(json.dumps({"prompt": "It was"}) for _ in range(10_000)))
@@ -189,23 +189,52 @@ def test_sigterm_ends_as_control_c_does(prompts, tmp_path):
     assert json.loads(output)["settings"]["prompts"] == len(done) >= 1
 
 
-@pytest.mark.skipif(os.name == "nt", reason="shells differ")
-@pytest.mark.parametrize(
-    ("ending", "word", "locale"),
-    [
-        pytest.param("| head -c 1 >&3", "closed", "C.UTF-8", marks=pytest.mark.slow),
-        ("> /dev/full", "No space left", "C"),
-        pytest.param(">&-", "", "C", marks=pytest.mark.slow),
-    ],
-)
-def test_a_closed_pipe_a_full_disk_and_no_stdout_in_a_shell(ending, word, locale):
-    script = f'"$@" schemes {"--json" if word else ""} 3>&2 2>&4 {ending}'
-    environment = ENVIRONMENT | {"LC_ALL": locale, "PYTHONIOENCODING": "ascii"}
-    called = ["sh", "-c", f"exec 4>&2; {script}", "sh", *COMMAND]
-    error = subprocess.run(called, stderr=-1, stdout=-1, env=environment, timeout=120).stderr.decode()
+SWALLOWING = """
+import importlib.abc, importlib.util, signal, sys
+from multidraft import machine
+class Heard(importlib.abc.Loader):
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:  # as modules of others do, which then fail in their own way
+            pass
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        return importlib.util.spec_from_loader(name, Heard()) if name == "loaded" else None
+sys.meta_path.insert(0, Finder())
+machine.hear_signals()
+import loaded
+print("swallowed")
+"""
+
+
+def test_ctrl_c_while_a_module_is_loaded_is_not_swallowed():
+    ended = subprocess.run([sys.executable, "-c", SWALLOWING], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "multidraft: stopped\n")
+
+
+@needs_linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.0, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.5, 4))])
+def test_a_signal_ends_with_one_line(number, delay):
+    """From the moment on in which our own first module is there; Python itself is loaded before.
+
+    A shell starts background jobs with Ctrl-C ignored, and their children inherit it: here it is not.
+    """
+    command = [sys.executable, *([] if delay else ["-v"]), "-m", "multidraft", "generate", "--target", "embedded"]
+    command += ["--prompt", "It was", "--json", "--max-new-tokens", "900", "--tree", "1"]
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    with subprocess.Popen(command, stderr=-1, stdout=-1, text=True, preexec_fn=heed) as shown:
+        assert shown.stderr is not None
+        while not delay and "multidraft.cli" not in shown.stderr.readline():
+            pass
+        time.sleep(delay)
+        shown.send_signal(number)
+        _, error = shown.communicate(timeout=60)
+    assert shown.returncode == 130, error[-2000:]
     assert "Traceback" not in error
-    assert "Exception ignored" not in error
-    assert word in error
+    assert error.count("multidraft: stopped") == 1
 
 
 def test_files_are_whole_or_not_there_at_all(tmp_path, monkeypatch):
@@ -238,7 +267,6 @@ def test_outputs_are_checked(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     files.check(tmp_path / "new", "--out")
-    files.check(None, "--out")
     wrong = {tmp_path: "folder", tmp_path / "a" / "b": "no folder", tmp_path / "model" / "config.json": "an input"}
     for path, word in wrong.items():
         with pytest.raises(AdviceError, match=word):
@@ -257,17 +285,11 @@ def test_control_characters_show_on_a_terminal_and_are_raw_in_json(monkeypatch, 
     assert terminal.message("no file \x1b]0;evil\x07") == "no file ␛]0;evil␇"
 
 
-def test_tables_do_not_wrap_where_nobody_looks():
-    lines = run("schemes", env={"COLUMNS": "40"}).stdout.splitlines()
-    for entry in md.schemes():
-        if not entry["small"] and not entry["known_as"]:
-            assert any(entry["name"] in line and line.rstrip().endswith(entry["source"]) for line in lines)
-
-
-def test_version_and_completion():
-    result = run("--version")
-    assert (result.exit_code, result.stdout) == (0, f"multidraft {md.__version__}\n")
-    assert "--install-completion" in run("--help", env={"COLUMNS": "200"}).stdout
+def test_notes_stand_on_lines_of_their_own(capsys):
+    terminal.show("a text that goes")
+    terminal.note("one")
+    terminal.note("two")
+    assert capsys.readouterr().err == "\none\ntwo\n"
 
 
 def test_bytes_that_are_no_text_can_be_said(monkeypatch):

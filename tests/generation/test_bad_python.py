@@ -4,7 +4,6 @@ import math
 import sys
 from types import SimpleNamespace
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from multidraft.models import compat, loading
 from multidraft.models.compat import home
 from multidraft.models.gguf.file import library
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 INF, NAN = math.inf, math.nan
 PROMPTS = [[1, 2, 3]]
 THINGS = {"text": "x", "bytes": b"x", "object": object(), "class": int, "dictionary": {"a": 1}, "set": {1.5}}
@@ -115,11 +115,7 @@ ARGUMENTS = {  # by argument of md.generate: values of the wrong kind
 MODELS = {
     "nothing": lambda: None,
     "text": lambda: "a-folder",
-    "number": lambda: 3,
     "tokenizer": tokenizer,
-    "class": lambda: transformers.LlamaForCausalLM,
-    "configuration": lambda: transformers.LlamaConfig(**ROTARY),
-    "tensor": lambda: torch.zeros(3),
     "module": lambda: torch.nn.Linear(2, 2),
     "compiled": lambda: torch.compile(tiny_model("llama")),
     "headless": lambda: tiny_model("llama").model,
@@ -130,20 +126,14 @@ MODELS = {
 INPUTS = {
     "nothing": {},
     "text": "hello",
-    "digits": "123",
     "texts": ["hello", "you"],
-    "digits in a list": ["12"],
-    "bytes": b"123",
     "number": 3,
     "no prompts": [],
     "an empty prompt": [[1], []],
     "fractions": [[1.5, 2.0]],
-    "whole floats": [[1.0, 2.0]],
-    "booleans": [[True, False]],
     "nothing in it": [[None]],
     "nested": [[[1, 2]]],
     "beyond": [[1, 61]],
-    "negative": [[1, -1]],
     "huge": [[10**30]],
     "too long": [[1] * 64],
     "ragged": [[1], 2],
@@ -152,30 +142,18 @@ INPUTS = {
     "no dimensions": torch.tensor(1),
     "three dimensions": torch.ones(1, 1, 2, dtype=torch.int64),
     "empty tensor": torch.empty(0, 2, dtype=torch.int64),
-    "empty rows": torch.empty(2, 0, dtype=torch.int64),
-    "float array": np.ones((1, 2)),
     "on the meta device": torch.ones(1, 2, dtype=torch.int64, device="meta"),
     "sparse": torch.ones(1, 2, dtype=torch.int64).to_sparse(),
-    "object": object(),
     "generator": (row for row in PROMPTS),
-    "set": {1, 2},
     "model": SimpleNamespace(input_ids=[[1]]),
     "no ids": {"attention_mask": [[1]]},
     "ids of nothing": {"input_ids": None},
     "text as ids": {"input_ids": "hello"},
     "mask of other width": {"input_ids": [[1, 2]], "attention_mask": [[1]]},
-    "mask of other height": {"input_ids": [[1, 2]], "attention_mask": [[1, 1], [1, 1]]},
     "mask of text": {"input_ids": [[1, 2]], "attention_mask": "11"},
-    "mask of no numbers": {"input_ids": [[1, 2]], "attention_mask": [[NAN, 1.0]]},
     "mask tensor of no numbers": {"input_ids": torch.ones(1, 2).long(), "attention_mask": torch.tensor([[NAN, 1.0]])},
     "all masked": {"input_ids": [[1, 2]], "attention_mask": [[0, 0]]},
 }
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """As for a user: the type hints that all other tests check are not checked."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def table(rows: dict) -> list:
@@ -252,15 +230,11 @@ OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_pena
 OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile".split()
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "value"), table({name: ARGUMENTS[name] for name in OURS}))
-def test_arguments_of_custom_generate(name, value):
-    refused(lambda: custom(**{name: value}))
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_drafts_of_custom_generate(kind):
-    refused(lambda: custom(draft_model=MODELS[kind]()))
+def test_arguments_of_custom_generate():
+    """Which are checked where those of `generate` are: one wrong value each."""
+    for name in OURS:
+        refused(lambda name=name: custom(**{name: next(iter(ARGUMENTS[name].values()))}))
+    refused(lambda: custom(draft_model=tokenizer()))
 
 
 def test_an_assistant_model_does_not_arrive_and_that_is_said():
@@ -270,13 +244,11 @@ def test_an_assistant_model_does_not_arrive_and_that_is_said():
     assert "assistant_model" in line
 
 
-@pytest.mark.parametrize("place", ["target", "draft"])
-def test_a_device_without_float64_is_refused(place, monkeypatch):
+def test_a_device_without_float64_is_refused(monkeypatch):
     wrong = tiny_model("mistral")
     monkeypatch.setattr("multidraft.generation.inputs.home", lambda m: torch.device("mps") if m is wrong else home(m))
-    pair = (wrong, tiny_model("llama")) if place == "target" else (tiny_model("llama"), wrong)
-    line = refused(lambda: md.generate(*pair, PROMPTS, max_new_tokens=2))
-    assert f"the {place} model is on MPS" in line
+    line = refused(lambda: md.generate(tiny_model("llama"), wrong, PROMPTS, max_new_tokens=2))
+    assert "the draft model is on MPS" in line
     assert "model.to('cpu')" in line
 
 
@@ -299,12 +271,7 @@ def test_settings_of_schemes(name, value):
     refused(lambda: md.scheme("anchored:lorenz", **{name: value}))
 
 
-NAMES = [3, None, ["iid:lorenz"], b"iid:lorenz", "", "iid", ":", "iid:lorenz,", "iid:lorenz,x=1"]
-AFTER = "anchors=x anchors=-1 anchors=1.5 anchors=[1] top_up=no top_up=1".split()
-AFTER += "draft_probability=NaN draft_probability=0 draft_probability={}".split()
-
-
-@pytest.mark.parametrize("name", [*NAMES, *(f"anchored:lorenz,{setting}" for setting in AFTER)])
+@pytest.mark.parametrize("name", [3, None, ["iid:lorenz"], b"iid:lorenz"])
 def test_names_of_schemes(name):
     refused(lambda: md.scheme(name))
 
@@ -316,13 +283,9 @@ DISTRIBUTIONS = {
     "nothing": None,
     "integers": torch.tensor([1, 0]),
     "no dimensions": torch.tensor(1.0),
-    "no tokens": torch.empty(0),
     "logits": torch.tensor([2.0, -1.0]),
     "nan": torch.tensor([NAN, 1.0]),
-    "inf": torch.tensor([INF, 0.0]),
     "half": EVEN.half(),
-    "bfloat16": EVEN.bfloat16(),
-    "complex": EVEN.to(torch.complex64),
     "other size": torch.tensor([0.5, 0.25, 0.25]),
     "other batch": EVEN.expand(3, 2),
 }
@@ -330,7 +293,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("place", ["target", "draft"])
 @pytest.mark.parametrize("kind", DISTRIBUTIONS)
-@pytest.mark.parametrize("law", ["iid", "anchored", "top", "greedy", "without_replacement"])
+@pytest.mark.parametrize("law", ["iid", "anchored", "top"])
 def test_distributions(law, kind, place):
     pair = {"target": EVEN, "draft": EVEN} | {place: DISTRIBUTIONS[kind]}
     scheme = md.scheme(f"{law}:naive", 2)

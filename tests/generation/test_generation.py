@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tiny import CONTEXT, VOCABULARY, tiny_model
-from torch import Tensor
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
@@ -17,8 +16,11 @@ TREES = {"spechub": "2x2"}  # by law, where the usual one does not fit
 NAMES = [scheme["name"] for scheme in md.schemes() if scheme["law"] != "distinct" and not scheme["small"]]
 
 
+LAWS = [random_table(SIZE, 3, seed) for seed in (1, 2)]
+
+
 def tables() -> tuple[TableModel, TableModel]:
-    return TableModel(random_table(SIZE, 3, 1), SIZE), TableModel(random_table(SIZE, 3, 2), SIZE)
+    return TableModel(LAWS[0], SIZE), TableModel(LAWS[1], SIZE)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -33,9 +35,9 @@ def run(prompts: list[list[int]] = PROMPTS, **settings) -> tuple[list[list[int]]
 
 
 def greedy_table(prompt: list[int], count: int) -> list[int]:
-    tokens, table = list(prompt), random_table(SIZE, 3, 1)
+    tokens = list(prompt)
     for _ in range(count):
-        tokens.append(int(table(tuple(tokens)).argmax()))
+        tokens.append(int(LAWS[0](tuple(tokens)).argmax()))
     return tokens[len(prompt) :]
 
 
@@ -51,23 +53,17 @@ def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_on_tables(name, walk):
-    rows, _ = run(scheme=name, walk=walk, temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"))
-    assert rows == [greedy_table(prompt, 20) for prompt in PROMPTS]
-
-
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def family(request) -> tuple[str, list[list[int]]]:
-    """A family, and what its tiny model decodes greedily."""
-    return request.param, [greedy(tiny_model(request.param), prompt, 12) for prompt in PROMPTS]
+    settings = dict(temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"), max_new_tokens=8)
+    assert run(scheme=name, walk=walk, **settings)[0] == [greedy_table(prompt, 8) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_on_tiny_models(family, name, walk):
-    target, draft = tiny_model(family[0]), tiny_model("qwen2")
-    settings = dict(scheme=name, walk=walk, tree=TREES.get(name.split(":")[0], "3x2x1"), temperature=0)
-    rows, _ = md.generate(target, draft, PROMPTS, max_new_tokens=12, **settings)
-    assert [row.tolist() for row in rows] == family[1]
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["anchored:lorenz", "without_replacement:recursive_rejection", "top:naive"])
+def test_greedy_on_tiny_models(name, family, walk):
+    settings = dict(scheme=name, walk=walk, tree="3x2x1", temperature=0, max_new_tokens=8)
+    rows, _ = md.generate(tiny_model(family), tiny_model("qwen2"), PROMPTS, **settings)
+    assert [row.tolist() for row in rows] == [greedy(tiny_model(family), prompt, 8) for prompt in PROMPTS]
 
 
 def test_a_perfect_draft_model_is_accepted_whole():
@@ -76,17 +72,13 @@ def test_a_perfect_draft_model_is_accepted_whole():
     assert (info.target_passes, info.block_efficiency) == (3, 4)  # the prompt's pass gives the first token
 
 
-@pytest.mark.parametrize("walk", WALKS)
-def test_same_seed_same_output(walk):
-    assert run(walk=walk)[0] == run(walk=walk)[0]
-    assert run(walk=walk)[0] != run(walk=walk, generator=generator(1))[0]
-
-
-def test_without_a_generator_torch_s_own_seed_counts():
+@pytest.mark.parametrize("own", [True, False])
+def test_a_seed_repeats_itself_and_another_does_not(own):
+    """That of a generator, or torch's own where there is none."""
     runs = []
     for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        runs.append(run(generator=None)[0])
+        torch.manual_seed(0 if own else seed)
+        runs.append(run(generator=generator(seed) if own else None)[0])
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -156,18 +148,6 @@ def test_without_a_draft_model_it_decodes_plainly():
     assert (info.block_efficiency, info.target_passes, info.accepted) == (1, 9, 0)
 
 
-def padded(prompts: list[list[int]]) -> dict[str, Tensor]:
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def test_a_tokenizer_s_output_is_read_without_its_padding():
-    rows = md.generate(*tables(), padded(PROMPTS), temperature=0, max_new_tokens=5)[0]
-    assert [row.tolist() for row in rows] == [greedy_table(prompt, 5) for prompt in PROMPTS]
-
-
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
@@ -178,14 +158,7 @@ def test_a_tokenizer_s_output_is_read_without_its_padding():
         (dict(tree="4 by 2"), "does not parse"),
         (dict(walk="random"), "unknown walk 'random'; walks are deferred, commit"),
         (dict(temperature=-1), "temperature is -1; use a number from 0.001 to 100, or 0 for greedy"),
-        (dict(temperature=float("nan")), "temperature is nan"),
-        (dict(top_p=0), "top_p is 0; use a number above 0, at most 1"),
-        (dict(top_k=0), "top_k is 0; use a whole number from 1"),
-        (dict(max_new_tokens=0), "max_new_tokens is 0; use a whole number from 1"),
-        (dict(prompts=[]), "there are no prompts"),
-        (dict(prompts=[[1], []]), "prompt 1 is empty; give it at least one token"),
         (dict(prompts=[[1, SIZE]]), f"prompt 0 has token {SIZE}, but the vocabulary is 0 to {SIZE - 1}"),
-        (dict(prompts=[[1, -2]]), "prompt 0 has token -2"),
     ],
 )
 def test_advice(settings, advice):

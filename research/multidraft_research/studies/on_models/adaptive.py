@@ -18,7 +18,7 @@ from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.generation.defaults import SCHEME
+from multidraft.generation import SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
