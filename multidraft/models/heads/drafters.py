@@ -97,7 +97,8 @@ class Head(ABC):
     def identity(self) -> dict[str, Any]:
         """What tells it from other heads: a digest of its settings and of a few numbers of its weights."""
         some = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
-        text = f"{self.module.settings} {some}"
+        layer = {k: v for k, v in self.module.settings.layer.to_dict().items() if k != "transformers_version"}
+        text = f"{vars(self.module.settings) | {'layer': layer}} {some}"
         return {"digest": sha256(text.encode()).hexdigest()[:16], "dtype": str(self.dtype)}
 
     def begin(self, rows: int) -> None:
