@@ -121,7 +121,7 @@ def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Draft
             return spread(shards, folder, crew_of(run.workers, run.ray), output.as_json)
     output.check([asked.prompts, named.target, named.draft, drafting.plan])
     with hold(output.jsonl, output.wait), hold(output.trace, output.wait):
-        here(shards, asked.talks, output, named.target is None)
+        here(shards, asked.talks, output, None in (named.target, named.draft))
 
 
 def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
