@@ -20,7 +20,7 @@ from multidraft.verification.scheme import Scheme
 
 EXACT, BIASED = 1e-12, 1e-3
 SIZE, PROMPT = 3, [0, 2, 1]
-TWICE = ["eagle3.1", "eagle3 reduced, two layers", "dflash reduced, from anchor"]
+TWICE = ["eagle3 reduced, two layers", "dflash reduced, from anchor"]
 SHAPE = {"vocab_size": SIZE, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 8}
 
