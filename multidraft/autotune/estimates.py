@@ -230,14 +230,15 @@ class Costs:
 def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     """The costs that explain the seconds of steps best, of which alike ones stand together; some must have no drafts.
 
-    Of alike steps the lower quartile counts: other work on the machine only adds. If nothing else is known, the first
-    node is as dear as the others, and reading a node is of a draft model's pass what a node is of the target's.
+    Of alike steps the lower quartile counts: other work on the machine only adds. Drafts never make a step cheaper. If
+    nothing else is known, the first node is as dear as the others, and reading a node is of a draft model's pass what a
+    node is of the target's.
     """
     typical = [Timed(*map(quartile, zip(*runs, strict=True))) for runs in samples.values()]
     plain = min(one.own for one in typical if not one.nodes)
-    first, node = explained([((1, one.nodes), one.own) for one in typical if one.nodes], ((1, 0), plain))
-    level, read = explained([(one[:2], one.draft) for one in typical if one.levels], ((node, -first), 0.0))
-    return Costs(plain, first, node, level, read)
+    more, node = explained([((1, one.nodes), one.own) for one in typical if one.nodes], (1, 0), plain)
+    level, read = explained([(one[:2], one.draft) for one in typical if one.levels], (node, -plain - more))
+    return Costs(plain, plain + more, node, level, read)
 
 
 def quartile(values: Sequence[float | int]) -> float | int:
@@ -245,21 +246,23 @@ def quartile(values: Sequence[float | int]) -> float | int:
     return sorted(values)[len(values) // 4]
 
 
-Case = tuple[Sequence[float | int], float | int]  # shares of two numbers, and the seconds that they add up to
+Case = tuple[Sequence[float | int], float | int]  # shares of two numbers, and seconds
 
 
-def explained(cases: Sequence[Case], hint: Case) -> tuple[float, float]:
-    """Two numbers, none below zero, that come nearest to the seconds of cases, in proportion; a hint counts little."""
+def explained(cases: Sequence[Case], hint: Sequence[float | int], base: float | int = 0.0) -> tuple[float, float]:
+    """Two numbers, none below zero, whose sums in these shares and a base come nearest to the seconds, in proportion.
+
+    The hint is a combination of the two that is zero if nothing else is known.
+    """
     if not cases:
         return 0.0, 0.0
     shares, seconds = np.array([own for own, _ in cases], dtype=float), np.array([own for _, own in cases])
     seconds = np.maximum(seconds, 1e-9)
-    scale = HINT / (np.abs(hint[0]).sum() * seconds.mean() + 1e-300)
-    rows = np.concatenate([shares / seconds[:, None], scale * np.array([hint[0]])])
-    wanted = np.append(np.ones(len(cases)), scale * hint[1])
+    guess = HINT / seconds.mean() * np.array([hint]) / (np.abs(hint).sum() + 1e-300)
+    rows, wanted = np.concatenate([shares / seconds[:, None], guess]), np.append(1 - base / seconds, 0.0)
     both = np.linalg.lstsq(rows, wanted, rcond=None)[0]
     if both.min() < 0:  # then the other one alone
-        kept = int(both.argmax())
-        both = np.zeros(2)
-        both[kept] = max(rows[:, kept] @ wanted / (rows[:, kept] @ rows[:, kept]), 0.0)
+        kept, found = int(both.argmax()), np.zeros(2)
+        found[kept] = max(rows[:, kept] @ wanted / (rows[:, kept] @ rows[:, kept]), 0.0)
+        both = found
     return float(both[0]), float(both[1])

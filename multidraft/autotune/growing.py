@@ -47,7 +47,7 @@ class Growing(DynamicTree):
         """
         self.rates, share = rates, (1 + margin) * rate
         self.node = share * max(costs.node, LEAST * costs.plain)
-        self.first = max(share * (costs.first - costs.plain), 0.0) + margin * rate * costs.plain
+        self.first = share * (costs.first - costs.plain) + margin * rate * costs.plain
         self.read, self.level = share * costs.read, share * costs.level
         gains = [max(self.best(1.0, own, False)[1] - self.first, 0.0) for own in rates.by_class]
         gain = sum(often * own for often, own in zip(rates.frequency.tolist(), gains, strict=True))
