@@ -221,12 +221,14 @@ def test_every_such_command_can_wait() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator:
-    """Two workers of this machine, once for all tests."""
+    """Two workers of this machine, once for all tests, who can import what tests can."""
     ray = pytest.importorskip("ray")
     from multidraft.cli.crews import Cluster
 
-    yield Cluster("local", 2)
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        yield Cluster("local", 2)
+        ray.shutdown()
 
 
 ON_RAY = [
