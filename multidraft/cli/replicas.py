@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from multidraft.autotune.controller import Limits as TreeLimits
     from multidraft.decoding.state import DecodeConfig
-    from multidraft.server.metrics import Metrics
-    from multidraft.server.service import Service
+    from multidraft.server.service import Metrics, Service
 
 NAME = "multidraft"
 SECONDS = 5  # between two looks at the numbers

@@ -16,7 +16,7 @@ class Limits:
     queue: int = 64  # rows that wait
     prefill: int = 256  # prompt tokens read between two steps
     drain: int = 30  # seconds for requests that are under way when the server is stopped
-    request: float | int = 600  # seconds that a request may take, its time in the queue included
+    request: int = 600  # seconds that a request may take, its time in the queue included
     receive: float | int = 30  # seconds in which a request's headers must have come, and then its body
     unread: float | int = 60  # seconds for which a client may leave a stream unread
     default_new_tokens: int = 1024  # of a chat that names no number

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -109,9 +110,13 @@ class Answering:
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.choices = [Choice(job, Text(service.tokenizer, job.prompt, body.stops, least)) for job in jobs]
         for index, job in enumerate(jobs):
-            job.hear = lambda event, index=index: self.events.put_nowait((index, event))  # in the event loop's thread
+            job.hear = partial(self.hear, index)
         service.engine.submit(jobs)
         service.queues.add(self.events)
+
+    def hear(self, index: int, event: Event) -> None:
+        """One more event, in the event loop's thread."""
+        self.events.put_nowait((index, event))
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """What comes, until all have ended; raises what the engine raised for one of them."""

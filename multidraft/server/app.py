@@ -4,6 +4,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from json import JSONEncoder
@@ -105,8 +106,8 @@ def add_answers(app: FastAPI, service: Service) -> None:
         jobs = await service.aside(service.jobs, body)
         return await reply(request, form(Answering(service, body, jobs)))
 
-    posted(app, service, "/v1/completions", CompletionBody, lambda *asked: answer(*asked, Completion))
-    posted(app, service, "/v1/chat/completions", ChatBody, lambda *asked: answer(*asked, Chat))
+    posted(app, service, "/v1/completions", CompletionBody, partial(answer, form=Completion))
+    posted(app, service, "/v1/chat/completions", ChatBody, partial(answer, form=Chat))
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:

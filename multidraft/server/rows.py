@@ -160,7 +160,8 @@ class Reading:
         self.job, self.models, self.config = job, (target, draft), config
         self.logprobs: list[Logprob] = []
         found = cache.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
-        self.kept, self.reused = found or (None, 0)
+        self.kept: Kept | None = found[0] if found else None
+        self.reused = found[1] if found else 0
         self.tells = heard_by(draft)
         if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
             self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)

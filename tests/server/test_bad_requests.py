@@ -215,8 +215,9 @@ def test_a_dead_engine_is_a_503_and_an_event_in_streams():
 
 def test_what_takes_too_long_is_ended_between_two_steps():
     """A whole answer, a stream, and one that waits for room."""
-    made = small(tokens_in_cache=200_000, rows=1, request=0.3)
+    made = small(tokens_in_cache=200_000, rows=1)
     with served(made) as client:
+        vars(made.limits)["request"] = 0.3
         body = GOOD | {"max_tokens": 50_000}
         check_refused(client.post("/v1/completions", json=body), 504)
         *_, last = events(client, "/v1/completions", body)
