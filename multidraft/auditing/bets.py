@@ -31,35 +31,28 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Range:
-    """The smallest and the largest that `y` can be, and by how much its mean may be off as stated."""
-
-    low: Float[Tensor, " features"]
-    high: Float[Tensor, " features"]
-    allowed: Float[Tensor, " features"]
-
-
-@dataclass(frozen=True)
 class Bets:
     """On each feature a stake that its mean is larger, and one that it is smaller than if nothing were biased."""
 
     stake: Float[Tensor, "sides features"]
-    range: Range
+    low: Float[Tensor, " features"]  # the smallest and the largest that `y` can be
+    high: Float[Tensor, " features"]
+    allowed: Float[Tensor, " features"]  # by how much its mean may be off as stated
     variance: Float[Tensor, " features"]
     draws: int
     odds: float
 
     @classmethod
-    def place(cls, range: Range, variance: Float[Tensor, " features"], draws: int, odds: float) -> "Bets":
+    def place(cls, low: Tensor, high: Tensor, allowed: Tensor, variance: Tensor, draws: int, odds: float) -> "Bets":
         """The stakes that win with the smallest bias: sqrt(2 log(1 / odds) / (draws s^2)), as far as `y` allows."""
-        most = MOST / (torch.stack([-range.low, range.high]) + range.allowed).clamp(min=1 / SURE)
+        most = MOST / (torch.stack([-low, high]) + allowed).clamp(min=1 / SURE)
         wanted = (2 * math.log(2 * len(variance) / odds) / draws / variance.clamp(min=1e-30)).sqrt()
-        return cls(torch.minimum(most, wanted), range, variance, draws, odds)
+        return cls(torch.minimum(most, wanted), low, high, allowed, variance, draws, odds)
 
     def p_value(self, y: Float[Tensor, "draws features"]) -> float:
         """One over the mean capital of all bets, at most one: a lossless verifier is below x with odds x at most."""
-        y = torch.minimum(torch.maximum(y, self.range.low), self.range.high)
-        signed = torch.stack([y, -y], 1) - self.range.allowed
+        y = torch.minimum(torch.maximum(y, self.low), self.high)
+        signed = torch.stack([y, -y], 1) - self.allowed
         capital = (self.stake * signed).log1p().sum(0).flatten()
         return min(1.0, math.exp(min(math.log(len(capital)) - float(capital.logsumexp(0)), 0.0)))
 
@@ -71,7 +64,7 @@ class Bets:
         spread = self.stake * self.variance.sqrt()
         wanted = math.log(self.stake.numel() / self.odds) / self.draws
         wanted = wanted + spread**2 / 2 + POWER * spread / self.draws**0.5
-        off = (1 - (1 - 2 * wanted).clamp(min=0).sqrt()) / self.stake + self.range.allowed
+        off = (1 - (1 - 2 * wanted).clamp(min=0).sqrt()) / self.stake + self.allowed
         need = torch.where(wanted < 0.5, off, torch.inf) / torch.stack([shift, -shift]).clamp(min=1e-30)
         least = float(need.min())
         return least if least <= 1 else None

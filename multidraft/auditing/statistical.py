@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from multidraft.auditing.bets import Alarm, Bets, Range
+from multidraft.auditing.bets import Alarm, Bets
 from multidraft.auditing.exact import impossible
 from multidraft.auditing.pairs import large_pair
 from multidraft.auditing.subject import Sampler, Subject
@@ -240,15 +240,15 @@ class Test:
     def of(cls, draws: Draws, features: Features, part: slice, alarm: Alarm) -> "Test":
         """The first draws, the pilot, tell the stakes, which are fixed for all others."""
         y, table, mean = draws.values[:, part], features.table[:, part], features.mean[part]
-        pilot, low, high = -(-len(y) // PILOT), table.min(0).values, table.max(0).values
+        pilot, low, high = -(-len(y) // PILOT), table.min(0).values - mean, table.max(0).values - mean
         rounding = ROUNDING * (len(draws.accepted) > 0)  # tokens have none
-        bounds = Range(low - mean, high - mean, alarm.within * (high - low) + rounding)
+        allowed = alarm.within * (high - low) + rounding
         if part.start == 0:
             y = y.clone()
             y[:, 0] = quiet(y[:, 0], draws.surprises, pilot)
             farthest = (WIDE * y[:pilot, 0].abs().max()).clamp(min=NARROW)
-            bounds.low[0], bounds.high[0] = -farthest, farthest
-        bets = Bets.place(bounds, y[:pilot].var(0), len(y) - pilot, alarm.odds)
+            low[0], high[0] = -farthest, farthest
+        bets = Bets.place(low, high, allowed, y[:pilot].var(0), len(y) - pilot, alarm.odds)
         return cls(bets, y[pilot:], features.draft @ table - mean)
 
     @property

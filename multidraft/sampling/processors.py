@@ -143,19 +143,15 @@ def blamed(
     bad: Iterable[int],
 ) -> Faults:
     """Of lines that have become no distribution: who has spoilt them, the `source` of the logits or a processor."""
-    return {line: blame(processors, source, logits, line, prefixes) for line in bad}
+    faults, listed = Faults(), processors.listed if processors else []
+    for line in bad:
+        sequences = processors.sequences(prefixes, [line]) if processors else None
+        faults[line] = first_fault(listed, source, in_full(logits[line : line + 1]), sequences)
+    return faults
 
 
-def blame(
-    processors: Processors | None,
-    source: str,
-    logits: Float[Tensor, "lines vocabulary"],
-    line: int,
-    prefixes: Prefixes | None,
-) -> RowFault:
-    """Who has spoilt a line: the first whose scores make no distribution."""
-    scores, listed = in_full(logits[line : line + 1]), processors.listed if processors else []
-    sequences = processors.sequences(prefixes, [line]) if processors else None
+def first_fault(listed: Sequence[Any], source: str, scores: Tensor, sequences: Tensor | None) -> RowFault:
+    """The fault of the first whose scores for one line make no distribution."""
     for processor in listed:
         if problem_of(scores[0]):
             break

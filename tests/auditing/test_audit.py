@@ -15,7 +15,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.auditing.bets import Alarm, Bets, Range
+from multidraft.auditing.bets import Alarm, Bets
 from multidraft.auditing.pairs import drafting, large_pair
 from multidraft.auditing.statistical import Features, sample, surprises
 from multidraft.cli.main import app
@@ -179,8 +179,8 @@ def test_odds_and_power_are_as_stated(part: str) -> None:
     features, generator = Features.of(target, draft), torch.Generator().manual_seed(5)
     table, p, odds = features.table[:, features.parts[part]], features.target, 0.01
     mean = p @ table
-    bounds = Range(table.min(0).values - mean, table.max(0).values - mean, torch.zeros_like(mean))
-    bets = Bets.place(bounds, p @ table**2 - mean**2, 2_000, odds)
+    low, high = table.min(0).values - mean, table.max(0).values - mean
+    bets = Bets.place(low, high, torch.zeros_like(mean), p @ table**2 - mean**2, 2_000, odds)
     leak = bets.smallest(features.draft @ table - mean)
     assert leak is not None
     assert leak < 0.7
