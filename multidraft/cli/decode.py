@@ -114,8 +114,12 @@ class Texts:
         """The texts so far."""
         return ["".join(piece for piece, _ in own) for own in self.pieces]
 
-    def begin(self, rows: list[Prompt], tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
-        """A batch is about to be decoded; none where the last one is kept elsewhere."""
+    def forget(self) -> None:
+        """The batch is kept elsewhere."""
+        self.rows, self.pieces = [], []
+
+    def begin(self, rows: list[Prompt], tokenizer: "PreTrainedTokenizerBase") -> None:
+        """A batch is about to be decoded."""
         from multidraft.generation.text import IncrementalDetokenizer
 
         self.rows, self.pieces = rows, [[] for _ in rows]

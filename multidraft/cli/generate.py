@@ -184,8 +184,9 @@ def run_all(
         terminal.legend()
 
     def keep(records: list[dict[str, object]]) -> None:
-        for record in records if journal is not None else ():
-            journal.append(record)
+        if journal is not None:
+            for record in records:
+                journal.append(record)
 
     bar = tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=texts.shows)
     try:
@@ -196,7 +197,7 @@ def run_all(
                 all_ways(pair, short, rows, Texts(), output.compare)
             report.add(rows, *all_ways(pair, job, rows, texts, output.compare))
             keep(report.records[-len(rows) :])
-            texts.begin([])
+            texts.forget()
             bar.update(len(rows))
     except KeyboardInterrupt:
         report.interrupt(texts.rows, texts.whole)

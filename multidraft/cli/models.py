@@ -105,7 +105,7 @@ def shipped(target: str, tells: bool) -> str:
 
 
 @cache
-def small_draft() -> "Model":
+def small_draft() -> "PreTrainedModel":
     """The small draft model that comes with smollm2, on Hugging Face's engine."""
     from multidraft.models.loading import load_model
 

@@ -148,15 +148,18 @@ class Report:
 
         info, plain = self.info, self.plain
         error = f" ± {info.acceptance_error:.3f}" if info.acceptance_error > 0 else ""
+        judged = [
+            ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", ""],
+            ["optimal acceptance rate", f"{info.optimal_acceptance_rate:.3f}", ""],
+            ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
+            ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
+        ]
         return [
             ["tokens", f"{info.tokens}", f"{plain.tokens}"],
             ["tokens per second", f"{info.tokens_per_second:.1f}", f"{plain.tokens_per_second:.1f}"],
             ["tokens a pass (block efficiency)", f"{info.block_efficiency:.3f}", f"{plain.block_efficiency:.3f}"],
-            ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", ""],
-            ["optimal acceptance rate", f"{info.optimal_acceptance_rate:.3f}", ""],
             ["trees", self.trees, ""],
-            ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
-            ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
+            *(judged if info.drafts else []),
             ["seconds", f"{info.total_seconds:.2f}", f"{plain.total_seconds:.2f}"],
             *([f"  {part}", share(info, part), share(plain, part)] for part in PARTS),
         ]

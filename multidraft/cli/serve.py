@@ -36,7 +36,9 @@ class Server:
     access_log: Annotated[bool, o.asked("A line on stderr for every request.", SERVER, "--access-log")] = False
 
 
-BOUNDED = {  # what it may take on, by field of `Limits`: help, the least, and other names than the field's
+BOUNDED: dict[
+    str, tuple[Any, ...]
+] = {  # what it may take on, by field of `Limits`: help, the least, and other names than the field's
     "rows": ("Answers decoded side by side.", 1, "--max-num-seqs", "--max-rows"),
     "context": ("Tokens of a sequence. Default: as many as the models can read.", 2, "--max-model-len"),
     "tokens_in_cache": ("Bounds the memory of keys and values.", 1, "--max-tokens-in-cache"),

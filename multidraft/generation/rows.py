@@ -45,8 +45,9 @@ class Changed:
     def processors(self, prompt_length: int) -> list[LogitsProcessor]:
         """Biases and penalties that transformers does not have."""
         result: list[LogitsProcessor] = [LogitBias(dict(self.logit_bias))] if self.logit_bias else []
-        if any(self.penalties.values()):
-            result.append(CountPenalty(*self.penalties.values(), prompt_length))
+        presence, frequency = self.penalties.values()
+        if presence or frequency:
+            result.append(CountPenalty(presence, frequency, prompt_length))
         return result
 
     def for_drafts(self, sampling: list[Sampling]) -> list[Sampling]:
