@@ -92,6 +92,9 @@ class Notes(logging.Handler):
         note(record.getMessage())
 
 
+NOTES = Notes(logging.WARNING)  # for all loggers below ours; the access log, which is information, has its own
+
+
 def message(text: str) -> str:
     """What went wrong, on one line that no input can make endless."""
     line = visible(" ".join(text.split()))
@@ -100,7 +103,7 @@ def message(text: str) -> str:
 
 def prepare() -> None:
     """Streams that take any text: UTF-8 whatever the locale says, and nowhere where one is closed; our own notes."""
-    logging.getLogger("multidraft").addHandler(Notes())
+    logging.getLogger("multidraft").addHandler(NOTES)
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))
