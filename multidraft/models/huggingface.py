@@ -69,7 +69,7 @@ class CausalLM:
         compat.check_supported(model)
         config = compat.text_config(model)
         self.model = model
-        self.device = compat.home(model)
+        self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
         self.tokens = compat.vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = compat.context(config)
@@ -99,7 +99,7 @@ class CausalLM:
             self.texts, self.unkept = [[] for _ in tokens], [[] for _ in tokens]
         width = max(map(len, tokens), default=0)
         if not width:
-            return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.model.dtype, device=self.device)
+            return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
@@ -124,7 +124,7 @@ class CausalLM:
         self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], everything: bool
     ) -> Float[Tensor, "rows scored vocabulary"]:
         """The model's forward pass over tokens that the cache has made room for; hidden states are noted."""
-        masks = self.cache.masks(self.windows, self.model.dtype, self.device)
+        masks = self.cache.masks(self.windows, self.dtype, self.device)
         if self.steps is not None and everything:
             logits = self.steps.run(self.model, self.cache, tokens, positions, masks)
             if logits is not None:
@@ -158,7 +158,7 @@ class CausalLM:
         pending = self.cache.pending
         self.cache.keep(chosen)
         if self.tells:
-            none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.model.dtype, device=self.device)
+            none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.dtype, device=self.device)
             noted = torch.cat(self.noted, 1) if self.noted else none
             rows = zip(noted, pending, chosen, strict=True)
             self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
