@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -204,6 +206,15 @@ def test_help_version_and_completion():
         assert f"─ {group} ─" in shown
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"multidraft {md.__version__}\n")
+
+
+def test_help_waits_for_neither_torch_nor_transformers():
+    code = (
+        "import sys; from multidraft.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    )
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"typer", "multidraft_research"} <= {*modules}
+    assert not {"torch", "transformers", "numba"} & {*modules}
 
 
 def test_a_command_that_cannot_be_loaded_says_so():

@@ -10,11 +10,12 @@ from typer import Argument, Option
 
 from multidraft.cli import terminal
 from multidraft.errors import AdviceError
-from multidraft_research.audits.trace_reading import Reading, read
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
+
+    from multidraft_research.audits.trace_reading import Reading
 
 Record = dict[str, Any]
 WIDTH = 160  # of what goes into a file
@@ -31,6 +32,8 @@ def replay(
     as_json: Annotated[bool, Option("--json", help="Print the records, or what --check finds, as JSON.")] = False,
 ) -> None:
     """Show the steps of a trace as trees, or check that its numbers lead to its decisions and tokens."""
+    from multidraft_research.audits.trace_reading import read
+
     trace = read(file)
     if trace.cut:
         terminal.note("The last line is cut off: the run was stopped while it was written.")
@@ -48,14 +51,14 @@ def replay(
         show(trace, records)
 
 
-def extent(trace: Reading) -> str:
+def extent(trace: "Reading") -> str:
     """How much there is in a trace."""
     steps = list(trace.steps(None, None))
     rows = {record["row"] for record in steps}
     return f"{len(steps)} steps of {len(rows)} rows"
 
 
-def report_check(trace: Reading, as_json: bool) -> None:
+def report_check(trace: "Reading", as_json: bool) -> None:
     """All that is wrong with a trace; exit code 1 if anything is."""
     from multidraft_research.audits.replay import check
 
@@ -77,7 +80,7 @@ def where(record: Record) -> str:
     return f"row {record['row']}, step {record['step']}" if record["record"] == "step" else str(record["record"])
 
 
-def show(trace: Reading, records: list[Record]) -> None:
+def show(trace: "Reading", records: list[Record]) -> None:
     """Every step as a tree."""
     from rich.console import Console
 
@@ -90,7 +93,7 @@ def show(trace: Reading, records: list[Record]) -> None:
         console.print()
 
 
-def texts(trace: Reading) -> dict[tuple[int, int], str]:
+def texts(trace: "Reading") -> dict[tuple[int, int], str]:
     """The end of the text that each step continues, without the root."""
     rows: dict[int, list[int]] = {}
     found = {}
