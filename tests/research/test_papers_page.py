@@ -79,3 +79,11 @@ def test_every_command_is_there() -> None:
         assert commands.get_command(None, name) is not None, words
         if name == "study":
             assert inner[0] in commands.commands["study"].commands, words
+
+
+def test_every_file_is_there() -> None:
+    files = [path.as_posix() for path in Path(__file__).parents[2].glob("[mrt]*/**/*.py")]
+    missing = [
+        name for name in set(re.findall(r"`([a-z_/]+\.py)`", PAGE)) if not any(f.endswith(f"/{name}") for f in files)
+    ]
+    assert missing == []
