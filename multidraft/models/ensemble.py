@@ -124,8 +124,8 @@ class Behind:
     places: dict[int, int] = field(default_factory=dict)  # of pending tokens that it has read, among its own
 
     def hand_on(self, last: int) -> tuple[list[int], list[int]]:
-        """What it reads now, up to a pending token: tokens, and the places that they follow."""
-        missed = [] if self.places else self.kept
+        """What it reads now, up to a pending token (nothing if that is -1): tokens, and the places that they follow."""
+        missed = [] if self.places or last < 0 else self.kept
         tokens, parents, place = [*missed], [*range(-1, len(missed) - 1)], len(self.kept) + len(self.places)
         for index in range(last + 1):
             if index not in self.places:

@@ -233,6 +233,13 @@ def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
 
 
+def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
+    """What it has missed was read at every level, and a head cannot read it twice."""
+    behind = Behind(kept=[4, 5], tokens=[6, 7], parents=[-1, 0])
+    assert behind.hand_on(-1) == ([], [])
+    assert behind.hand_on(1) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+
+
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
     flat = TableModel(lambda prefix: torch.arange(1, 601).double() / (300 * 601), 600)
     [scores] = said(Mixture([flat, Lookup(600)], [0.5, 0.5]), TEXT)
