@@ -220,7 +220,7 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
 def test_what_is_shipped_lends_its_acceptance_to_the_same_drafter(tmp_path: Path, monkeypatch) -> None:
     """Costs are the machine's, and are not lent."""
     found = [Profile.from_json(entry.read_text()) for entry in plans.shipped()]
-    assert len(found) == 4
+    assert len(found) == 5
     assert all({*made.acceptance} == {0.0, 0.7, 1.0} and not made.samples for made in found)
     monkeypatch.setattr(plans, "shipped", lambda: [tmp_path / "one.json"])
     (tmp_path / "one.json").write_text(made_up(subject().identity | {"cpu": "another"}).as_json())
