@@ -30,6 +30,7 @@ from transformers.generation import GenerationMixin
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary
 
+GROUPED = "grouped_sdpa"  # `sdpa` as attention.py computes it, while a pass of ours runs
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
@@ -137,7 +138,7 @@ def check_supported(model: PreTrainedModel) -> None:
         ),
         (not set(MEMORIES) & set(called(model)), "gives nothing to go on from after a pass; use another model"),
         (
-            attention not in ("sdpa", "eager") and not needs_paths(model),
+            attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model),
             f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"',
         ),
         (model.training, "is in training mode, where dropout changes its distribution; call model.eval() first"),

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
+from multidraft.models.attention import grouped
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
@@ -130,15 +131,16 @@ class CausalLM:
             if logits is not None:
                 return logits
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
-        output = self.reading(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
-            past_key_values=self.cache.cache,
-            use_cache=True,
-            **({} if everything else self.last_logits),
-            **({"output_hidden_states": list(self.tells)} if self.tells else {}),  # others are None, or there as well
-        )
+        with grouped(compat.text_config(self.model)):
+            output = self.reading(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=seen if len(seen) > 1 else next(iter(seen.values())),  # one where all layers are alike
+                past_key_values=self.cache.cache,
+                use_cache=True,
+                **({} if everything else self.last_logits),
+                **({"output_hidden_states": list(self.tells)} if self.tells else {}),  # others: None, or there too
+            )
         if self.tells:
             self.noted.append(torch.stack([output.hidden_states[layer] for layer in self.tells], 2))
         return output.logits
