@@ -181,7 +181,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(ZOO / "target"), help="a folder or hub name; default: embedded")
-    parser.add_argument("--draft", default=str(ZOO / "draft"))
+    parser.add_argument("--draft", default=str(ZOO / "draft"), help="not a folder: ours alone, vLLM then takes n-grams")
     parser.add_argument("--tree", nargs="+", default=[FIXED, TREE], help="our server with each of these")
     parser.add_argument("--transformers", metavar="PROGRAM", help="of an environment with transformers[serving]")
     parser.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vllm")
@@ -189,6 +189,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, nargs="*", default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
     parser.add_argument("--requests", type=int, default=12, help="of each client, and times the rate")
     parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--context", type=int, default=512, help="tokens of a request, for vLLM")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--threads", type=int, default=len(cores()), help="of each server; default: all processors")

@@ -1,6 +1,7 @@
 """Who serves in `serve.py`: our server, plainly and with drafts, and others' where their programs are named."""
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ import psutil
 from multidraft.errors import AdviceError
 
 PATIENCE = 900  # seconds until a server answers: models are loaded, and one of ours measures the pair first
+MODEL = {"num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}  # vLLM's own default drafts argmaxes
+NGRAM = ("n-grams", {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2})
 ZOO = Path(__file__).parents[1] / "multidraft" / "zoo"
 
 
@@ -58,11 +61,11 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
         theirs = [options.transformers, "serve", options.target, "--continuous-batching", "--port", "{port}"]
         found.append(Contestant("transformers serve", theirs, {}))
     if options.vllm:
-        theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", "512"]
+        theirs = [options.vllm, "serve", options.target, "--port", "{port}", "--max-model-len", str(options.context)]
         theirs += ["--gpu-memory-utilization", "0.15"]  # on a CPU: of its memory, which the servers share
-        drafts = f'{{"model": "{options.draft}", "num_speculative_tokens": 3}}'
+        name, drafts = ("draft model", MODEL | {"model": options.draft}) if Path(options.draft).is_dir() else NGRAM
         found += [Contestant("vllm", theirs, ends)]
-        found += [Contestant("vllm, draft model", [*theirs, "--speculative-config", drafts], ends)]
+        found += [Contestant(f"vllm, {name}", [*theirs, "--speculative-config", json.dumps(drafts)], ends)]
     return found
 
 
