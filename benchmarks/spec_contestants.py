@@ -8,6 +8,7 @@ import torch
 
 import multidraft as md
 from multidraft.cli.models import Loader, load
+from multidraft.cli.report import widened
 from multidraft.zoo import smollm2
 
 Run = dict[str, Any]
@@ -39,7 +40,8 @@ def contestants(
         if (not only or name in only) and (engine == "transformers" or "eagle3" not in draft)
     }
     if engine == "transformers":
-        return partial(ids_of, chat), found | theirs(base.target, drafter(target, "DRAFT", loader), new_tokens)
+        assistant = widened(drafter(target, "DRAFT", loader), base.target.config.vocab_size)
+        return partial(ids_of, chat), found | theirs(base.target, assistant, new_tokens)
     from llama_plain import decode
 
     def own_loop(ids: list[int], temperature: float, seed: int) -> Run:
