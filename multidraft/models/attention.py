@@ -34,9 +34,17 @@ def attend(
     special = any(more.get(name) is not None for name in SPECIAL)
     if special or mask is None or new == 1 or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
-    side_by_side, masks = query.reshape(rows, shared, -1, width), mask.repeat(1, 1, heads // shared, 1)
+    side_by_side, masks = query.reshape(rows, shared, -1, width), repeated(mask, heads // shared)
     found = scaled_dot_product_attention(side_by_side, key, value, masks, scale=scaling)
     return found.view(rows, shared, heads // shared, new, -1).permute(0, 3, 1, 2, 4).reshape(rows, new, heads, -1), None
+
+
+def repeated(mask: Float[Tensor, "rows 1 new slots"], times: int) -> Float[Tensor, "rows 1 side slots"]:
+    """The mask of several heads side by side, made once for all layers of a pass: the mask itself remembers it."""
+    known: dict[int, Tensor] = mask.__dict__.setdefault("repeated", {})
+    if times not in known:
+        known[times] = mask.repeat(1, 1, times, 1)
+    return known[times]
 
 
 AttentionInterface.register(GROUPED, attend)

@@ -16,6 +16,7 @@ from multidraft.models.base import LanguageModel, Scored, check_nothing_pending,
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
+from multidraft.models.packed import packed
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
@@ -131,7 +132,7 @@ class CausalLM:
             if logits is not None:
                 return logits
         seen = {kind: None if kind == "linear_attention" else mask for kind, mask in masks.items()}
-        with grouped(compat.text_config(self.model)):
+        with packed(self.model), grouped(compat.text_config(self.model)):
             output = self.reading(
                 input_ids=tokens,
                 position_ids=positions,

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.models import base, compat
 from multidraft.models.base import Scored
+from multidraft.models.packed import packed
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 ROOT = -1  # the node that all kept tokens end in
@@ -138,9 +139,9 @@ class Paths:
             "logits_to_keep": 1,
             self.memory: before,
         }
-        said = self.model(
-            input_ids=tokens, use_cache=True, **{k: v for k, v in given.items() if k in compat.called(self.model)}
-        )
+        known = {name: value for name, value in given.items() if name in compat.called(self.model)}
+        with packed(self.model):
+            said = self.model(input_ids=tokens, use_cache=True, **known)
         for index, one in enumerate(group):
             self.rows[one.row].states[one.node] = getattr(said, self.memory), index
         return {(one.row, one.node): said.logits[index, -1] for index, one in enumerate(group)}

@@ -23,6 +23,7 @@ from multidraft.models.heads.files import load_head
 from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
+from multidraft.models.packed import packed
 
 Logits = Float[Tensor, "rows new columns"]
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
@@ -114,7 +115,8 @@ class Head(ABC):
         self.begin(len(states))
         counts = [len(own) for own in states]
         if any(counts):
-            new = self.fuse(torch.cat(states).to(self.device, self.dtype)).split(counts)
+            with packed(self.module):
+                new = self.fuse(torch.cat(states).to(self.device, self.dtype)).split(counts)
             for row, own in zip(self.rows, new, strict=True):
                 row.states, row.heard = torch.cat([row.states, own]), row.heard + len(own)
 
@@ -127,12 +129,14 @@ class Head(ABC):
         self.begin(len(tokens))
         are_first = [row.note(*new) for row, *new in zip(self.rows, tokens, parents, strict=True)]
         counts = [base.count_scored(scored, len(new)) for new in tokens]
-        self.read(are_first, any(counts))
+        with packed(self.module):
+            self.read(are_first, any(counts))
         if not any(counts):
             columns = self.module.settings.drafted
             return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
         places = [row.places[len(row.places) - count :] for row, count in zip(self.rows, counts, strict=True)]
-        return self.said(places)
+        with packed(self.module):
+            return self.said(places)
 
     @abstractmethod
     def read(self, are_first: list[bool], scores: bool) -> None:
