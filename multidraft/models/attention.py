@@ -32,7 +32,7 @@ def attend(
     """What transformers' `sdpa` gives."""
     (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
     special = any(more.get(name) is not None for name in SPECIAL)
-    if special or mask is None or new == 1 or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
+    if special or mask is None or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
         return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
     side_by_side, masks = query.reshape(rows, shared, -1, width), repeated(mask, heads // shared)
     found = scaled_dot_product_attention(side_by_side, key, value, masks, scale=scaling)
