@@ -19,7 +19,7 @@ ANSWERS = Path(__file__).parent / "reference" / "answers.json"  # tokens that Sm
 @pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 @torch.no_grad()
 def test_a_layer_off_is_seen_in_acceptance() -> None:
-    """Acceptance of one draft at T = 1, exact at all places: 0.278, and 0.264 or 0.261 one layer off."""
+    """Acceptance of one draft at T = 1, exact at all places: 0.371, and 0.356 or 0.350 one layer off."""
     config, weights = read(smollm2.file("target"), torch.bfloat16)
     with torch.device("meta"):  # random weights would take seconds
         target = LlamaForCausalLM(config).eval()
@@ -35,7 +35,7 @@ def test_a_layer_off_is_seen_in_acceptance() -> None:
             states = [said.hidden_states[layer + off][:, :-1] for layer in draft.hears]
             found.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
     right, lower, higher = (float(torch.cat(found).mean()) for found in rates.values())
-    assert 0.345 < right < 0.365
+    assert 0.36 < right < 0.381
     assert right > max(lower, higher) + 0.005, (right, lower, higher)
 
 
