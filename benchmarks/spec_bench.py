@@ -33,6 +33,7 @@ from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
+PLAIN = {"transformers": "plain, ours", "llama.cpp": "llama.cpp's own loop"}  # whom the others are compared with
 Run = dict[str, Any]
 
 
@@ -113,17 +114,19 @@ def cell(runs: list[Run], who: str, over: str, whole: bool = False) -> str:
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})" if whole else f"{ratio:.2f}"
 
 
-def rows_of(settings: dict[str, Any], runs: list[Run]) -> tuple[list[str], list[list[str]]]:
-    """A line for each temperature and contestant: tokens a second, ratio over plain in all and by task, acceptance."""
+def rows_of(settings: dict[str, Any], runs: list[Run], over: str) -> tuple[list[str], list[list[str]]]:
+    """A line for each temperature and contestant: tokens a second, ratio over one in all and by task, acceptance."""
     tasks, names = list(dict.fromkeys(r["task"] for r in runs)), list(dict.fromkeys(r["who"] for r in runs))
-    columns, rows = ["T", "who", "tokens/s", "over plain", *tasks, "tokens a pass", "accepted / optimum"], []
+    if over not in names:
+        raise AdviceError(f"--over {over!r} has not been measured; there are {', '.join(names)}")
+    columns, rows = ["T", "who", "tokens/s", f"over {over}", *tasks, "tokens a pass", "accepted / optimum"], []
     for temperature in settings["temperatures"]:
         here = [run for run in runs if run["temperature"] == temperature]
         for who in [name for name in names if any(run["who"] == name for run in here)]:
             mine = [run for run in here if run["who"] == who]
             speed = sum(r["tokens"] for r in mine) / sum(r["seconds"] for r in mine)
-            by_task = [cell([run for run in here if run["task"] == task], who, names[0]) for task in tasks]
-            row = [f"{temperature:g}", who, f"{speed:.1f}", cell(here, who, names[0], True), *by_task]
+            by_task = [cell([run for run in here if run["task"] == task], who, over) for task in tasks]
+            row = [f"{temperature:g}", who, f"{speed:.1f}", cell(here, who, over, True), *by_task]
             rows.append([*row, *drafting(mine)])
     return columns, rows
 
@@ -136,10 +139,10 @@ def drafting(runs: list[Run]) -> list[str]:
     return [f"{sum(run['tokens'] for run in runs) / passes:.2f}" if passes else "", rates]
 
 
-def markdown(path: Path, processor: bool = False) -> str:
+def markdown(path: Path, processor: bool, over: str) -> str:
     """The table for a page."""
     settings, runs = read(path, processor)
-    columns, rows = rows_of(settings, runs)
+    columns, rows = rows_of(settings, runs, over)
     lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
     return "\n".join(["| " + " | ".join(line) + " |" for line in lines])
 
@@ -153,10 +156,10 @@ def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     return f"{what}, {where}"
 
 
-def show(path: Path, processor: bool = False) -> None:
+def show(path: Path, processor: bool, over: str) -> None:
     """The table in a terminal."""
     settings, runs = read(path, processor)
-    columns, rows = rows_of(settings, runs)
+    columns, rows = rows_of(settings, runs, over)
     table = Table(*columns)
     for row in rows:
         table.add_row(*row)
@@ -169,6 +172,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("out", type=Path, nargs="?", help="JSON lines; the same command continues with what is there")
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the table of a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: the table for a page")
+    parser.add_argument("--over", metavar="WHO", help="whose speed the ratios are over; left out, our plain decoding's")
     parser.add_argument("--processor", action="store_true", help="show seconds of the processor, not of the clock")
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
     parser.add_argument("--each", type=int, default=8, help="prompts of each task")
@@ -190,10 +194,11 @@ def main(given: list[str] | None = None) -> None:
     """Measure or show."""
     options = arguments(given)
     try:
+        shown = options.processor, options.over or PLAIN[options.engine]
         if options.markdown:
-            print(markdown(options.markdown, options.processor))
+            print(markdown(options.markdown, *shown))
         else:
-            show(options.show or measure(options), options.processor)
+            show(options.show or measure(options), *shown)
     except AdviceError as error:
         sys.exit(f"spec_bench.py: {error}")
     except KeyboardInterrupt:
