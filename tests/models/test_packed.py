@@ -52,6 +52,18 @@ def test_large_layers_use_it_and_nothing_stays_behind(calls: list[nn.Module]) ->
     assert torch.equal(deepcopy(model)(inputs), model(inputs))
 
 
+def test_long_prompts_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps code for every number of tokens that it has seen."""
+    model, counts = two_layers(), list[int]()
+    monkeypatch.setattr(
+        module, "linear", lambda inputs, *more: counts.append(len(inputs)) or nn.functional.linear(inputs, *more)
+    )
+    for tokens in (64, 65):
+        inputs = torch.ones(tokens, 128)
+        torch.testing.assert_close(read(model, inputs), model(inputs).detach())
+    assert counts == [65, 65]
+
+
 @pytest.mark.parametrize("way", ["in place", "data", "parameter", "dtype"])
 def test_other_weights_are_seen(way: str) -> None:
     model, inputs = two_layers(), torch.ones(1, 128)
