@@ -33,7 +33,6 @@ from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
-PLAIN = {"transformers": "plain, ours", "llama.cpp": "llama.cpp's own loop"}  # whom the others are compared with
 Run = dict[str, Any]
 
 
@@ -114,10 +113,11 @@ def cell(runs: list[Run], who: str, over: str, whole: bool = False) -> str:
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})" if whole else f"{ratio:.2f}"
 
 
-def rows_of(settings: dict[str, Any], runs: list[Run], over: str) -> tuple[list[str], list[list[str]]]:
+def rows_of(settings: dict[str, Any], runs: list[Run], over: str | None) -> tuple[list[str], list[list[str]]]:
     """A line for each temperature and contestant: tokens a second, ratio over one in all and by task, acceptance."""
     tasks, names = list(dict.fromkeys(r["task"] for r in runs)), list(dict.fromkeys(r["who"] for r in runs))
-    if over not in names:
+    over = over or next(iter(names), "plain")
+    if names and over not in names:
         raise AdviceError(f"--over {over!r} has not been measured; there are {', '.join(names)}")
     columns, rows = ["T", "who", "tokens/s", f"over {over}", *tasks, "tokens a pass", "accepted / optimum"], []
     for temperature in settings["temperatures"]:
@@ -139,7 +139,7 @@ def drafting(runs: list[Run]) -> list[str]:
     return [f"{sum(run['tokens'] for run in runs) / passes:.2f}" if passes else "", rates]
 
 
-def markdown(path: Path, processor: bool, over: str) -> str:
+def markdown(path: Path, processor: bool, over: str | None) -> str:
     """The table for a page."""
     settings, runs = read(path, processor)
     columns, rows = rows_of(settings, runs, over)
@@ -156,7 +156,7 @@ def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     return f"{what}, {where}"
 
 
-def show(path: Path, processor: bool, over: str) -> None:
+def show(path: Path, processor: bool, over: str | None) -> None:
     """The table in a terminal."""
     settings, runs = read(path, processor)
     columns, rows = rows_of(settings, runs, over)
@@ -172,7 +172,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("out", type=Path, nargs="?", help="JSON lines; the same command continues with what is there")
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the table of a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: the table for a page")
-    parser.add_argument("--over", metavar="WHO", help="whose speed the ratios are over; left out, our plain decoding's")
+    parser.add_argument("--over", metavar="WHO", help="whose speed the ratios are over; left out, the first one's")
     parser.add_argument("--processor", action="store_true", help="show seconds of the processor, not of the clock")
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
     parser.add_argument("--each", type=int, default=8, help="prompts of each task")
@@ -194,7 +194,7 @@ def main(given: list[str] | None = None) -> None:
     """Measure or show."""
     options = arguments(given)
     try:
-        shown = options.processor, options.over or PLAIN[options.engine]
+        shown = options.processor, options.over
         if options.markdown:
             print(markdown(options.markdown, *shown))
         else:

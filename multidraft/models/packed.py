@@ -28,7 +28,6 @@ class Layer:
         self.module, self.weight = module, module.weight
         self.version, self.place = self.weight._version, self.weight.data_ptr()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-        self.bias = None if module.bias is None else module.bias.detach()
         some = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
         torch.testing.assert_close(self.forward(some), module.forward(some))
 
@@ -36,7 +35,7 @@ class Layer:
         """What the layer gives."""
         if inputs.shape[:-1].numel() > MOST:
             return linear(inputs, self.weight, self.module.bias)
-        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
 
     def is_fresh(self) -> bool:
         """Whether the weight is still the one that was packed."""
@@ -78,9 +77,10 @@ def packed(module: nn.Module) -> Iterator[None]:
     """Let the linear layers of a module use their packed weights for a while."""
     layers = [] if torch.is_autocast_enabled("cpu") else fresh_layers(module)
     for layer in layers:
-        layer.module.__dict__["forward"] = layer.forward
+        layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
     try:
         yield
     finally:
         for layer in layers:
-            layer.module.__dict__.pop("forward", None)
+            if layer.module.__dict__.get("forward") == layer.forward:
+                del layer.module.__dict__["forward"]

@@ -98,7 +98,7 @@ def test_a_folder_that_another_process_has_made_meanwhile_is_taken(reduced, tmp_
 
 
 def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
-    settings = to_gguf.add_settings
+    windows, settings = window_file(), to_gguf.add_settings
 
     def scaled(writer, config):
         settings(writer, config)
@@ -108,7 +108,7 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
     to_gguf.write(tiny_model("qwen2"), tmp_path / "scaled.gguf")
     (tmp_path / "text.gguf").write_text("no model")
     for path, said in (
-        (window_file(), r"family 'gemma3'.*only llama.cpp"),
+        (windows, r"family 'gemma3'.*only llama.cpp"),
         (tmp_path / "scaled.gguf", "scaled positions"),
         (tmp_path / "none.gguf", "cannot read the model"),
         (tmp_path / "text.gguf", "no whole GGUF file"),

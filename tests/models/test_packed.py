@@ -1,6 +1,8 @@
 """Packed weights: the numbers of the layers themselves, made anew where weights change, and a model left as it was."""
 
+import gc
 from copy import deepcopy
+from weakref import ref
 
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_long_prompts_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [65, 65]
 
 
-@pytest.mark.parametrize("way", ["in place", "data", "parameter", "dtype"])
+@pytest.mark.parametrize("way", ["in place", "data", "parameter", "dtype", "bias"])
 def test_other_weights_are_seen(way: str) -> None:
     model, inputs = two_layers(), torch.ones(1, 128)
     before = read(model, inputs)
@@ -75,6 +77,8 @@ def test_other_weights_are_seen(way: str) -> None:
             model[0].weight.data = model[0].weight * 2
         elif way == "parameter":
             model[0].weight = nn.Parameter(model[0].weight * 2)
+        elif way == "bias":
+            model[0].bias = nn.Parameter(model[0].bias + 1)
         else:
             model.to(torch.bfloat16)
             inputs = inputs.to(torch.bfloat16)
@@ -98,9 +102,27 @@ def test_what_is_not_packed(calls: list[nn.Module], monkeypatch: pytest.MonkeyPa
     assert not calls
 
 
-def test_a_layer_that_packs_wrongly_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layer, "forward", lambda self, inputs: 2 * nn.functional.linear(inputs, self.weight, self.bias))
+def test_what_takes_a_layer_over_later_stays() -> None:
     model, inputs = two_layers(), torch.ones(1, 128)
+    read(model, inputs)
+    model[0].forward = hooked = lambda given: torch.zeros(len(given), 160)
+    torch.testing.assert_close(read(model, inputs), model(inputs).detach())
+    assert model[0].forward is hooked
+    assert "forward" not in model[2].__dict__
+
+
+def test_a_model_that_is_gone_takes_its_packed_weights_along() -> None:
+    model = two_layers()
+    read(model, torch.ones(1, 128))
+    layer = ref(module.PACKED[model][0])
+    del model
+    gc.collect()
+    assert layer() is None
+
+
+def test_a_layer_that_packs_wrongly_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = two_layers(), torch.ones(1, 128)
+    monkeypatch.setattr(Layer, "forward", lambda self, inputs: 2 * nn.functional.linear(inputs, self.weight))
     assert torch.equal(read(model, inputs), model(inputs))
 
 

@@ -131,11 +131,10 @@ class Head(ABC):
         counts = [base.count_scored(scored, len(new)) for new in tokens]
         with packed(self.module):
             self.read(are_first, any(counts))
-        if not any(counts):
-            columns = self.module.settings.drafted
-            return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
-        places = [row.places[len(row.places) - count :] for row, count in zip(self.rows, counts, strict=True)]
-        with packed(self.module):
+            if not any(counts):
+                columns = self.module.settings.drafted
+                return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
+            places = [row.places[len(row.places) - count :] for row, count in zip(self.rows, counts, strict=True)]
             return self.said(places)
 
     @abstractmethod
