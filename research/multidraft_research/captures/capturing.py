@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from multidraft.generation.generate import generate
 from multidraft.io import files as outputs
-from multidraft.models.compat import home
+from multidraft.models.compat import home, vocabulary_of
 from multidraft_research.captures.folder import Entry
 from multidraft_research.captures.recording import Recording, resize
 from multidraft_research.captures.shard import Shard, losses
@@ -56,10 +56,17 @@ def one(target: PreTrainedModel, draft: PreTrainedModel, prompt: list[int], inde
 
 
 def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -> Float[Tensor, "positions vocabulary"]:
-    """Logits that predict each of the `following` tokens, from one forward pass over the text."""
-    ids = torch.tensor([prompt + following[:-1]], device=home(model))
+    """Logits that predict each of the `following` tokens, from one forward pass over the text.
+
+    What a draft model with a reduced vocabulary does not have is never drafted: its logit is minus infinity.
+    """
+    known = vocabulary_of(model)
+    ids = torch.tensor([known.own(prompt + following[:-1])], device=home(model))
     with torch.inference_mode():
-        return model(ids, use_cache=False).logits[0, len(prompt) - 1 :].cpu()
+        logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].cpu()
+    if known.ids is None:
+        return logits
+    return logits.new_full((len(logits), known.size), -torch.inf).index_copy(1, known.ids, logits[:, : known.columns])
 
 
 def write(shard: Shard, folder: Path, index: int, name: str, task: str, top_k: int | None) -> dict[str, object]:
