@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "multidraft"
 SECONDS = 5  # between two looks at the numbers
+SWITCH = 0.001  # seconds that the event loop waits for a thread that computes, several times in each request
 Ready = Callable[[int], None]  # is told the port
 
 
@@ -74,12 +75,14 @@ class Serving(o.Drafting, o.Named):
         hardly wait for their work without sleeping, which costs most of it.
         """
         import gc
+        import sys
 
         from multidraft.server.app import build
 
         app = build(self.service())
         gc.collect()
         gc.freeze()  # or looking through all that was loaded would stop every thread whenever a body has many parts
+        sys.setswitchinterval(SWITCH)
         return app
 
     def service(self) -> "Service":

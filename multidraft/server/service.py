@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"  # where a tokenizer has no template
-WORKERS = 2  # threads for what would keep the event loop from others: validation, templates, tokenizing
 SEEDS_APART = 1_000_003  # so that no answer of one seed is another answer of the next
 COMPLETION = 16  # new tokens of a completion that names no number, as in OpenAI's API
 WIDEST = 64  # characters of a token; a longer text than so many for each token of the context cannot fit
@@ -113,7 +112,9 @@ class Service:
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
         self.name, self.names, self.limits, self.api_key = names[0], names, limits or Limits(), api_key
         self.queues: WeakSet[asyncio.Queue[tuple[int, Event]]] = WeakSet()  # of events, of answers under way
-        self.workers = ThreadPoolExecutor(WORKERS, "requests")
+        self.workers = ThreadPoolExecutor(
+            1, "requests"
+        )  # two would keep the event loop waiting longer, and gain nothing
         self.vocabulary = vocabulary_of(engine.target)
         self.ends = set(ends_of(getattr(engine.target, "generation_config", None), set()) or ())  # which end an answer
         longest = [context_of(model) for model in (engine.target, engine.draft) if model is not None]
