@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,10 +216,11 @@ class Auto:
 
 
 def work_of(trees: list[TokenTree], kind: Kind) -> Work:
-    """What a step has done for each row."""
-    asked = [tree.depths[node] for tree in trees for node, law in tree.laws.items() if law.known is None]
-    read = asked if kind != "free" else []
-    return Work(len({*read}), len(read) / len(trees), sum(len(tree) - 1 for tree in trees) / len(trees))
+    """What a step has done for each row: all are filled up to the widest, on every level that a draft model reads."""
+    asked = [Counter(tree.depths[node] for node, law in tree.laws.items() if law.known is None) for tree in trees]
+    levels = {depth for own in asked for depth in own} if kind != "free" else set()
+    reads = sum(max(own[depth] for own in asked) for depth in levels)
+    return Work(len(levels), reads, max(map(len, trees)) - 1)
 
 
 def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Kind, budget: float | int) -> float:

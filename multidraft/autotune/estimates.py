@@ -173,7 +173,7 @@ class AcceptanceTracker:
 
 
 class Work(NamedTuple):
-    """What a step has done for each row, on the average of its rows."""
+    """What a step has done for each row; rows are as wide as the widest."""
 
     levels: float | int  # on which a draft model was asked
     reads: float | int  # nodes that it read

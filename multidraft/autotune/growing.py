@@ -36,6 +36,7 @@ class Growing(DynamicTree):
         self.node = self.first = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
         self.pays = True  # whether a draft model is expected to pay for its first pass
         self.probes = self.frugal = False  # it is asked whatever is expected; it is left alone on this level
+        self.crowd = 1.0  # rows for each one that drafts: all are as wide as the widest, which those that draft pay for
         self.reached = dict[tuple[int, int], float]()
 
     def price(
@@ -56,6 +57,7 @@ class Growing(DynamicTree):
     def begin(self, rows: int) -> None:
         """Nothing is known of any tree."""
         self.reached.clear()
+        self.crowd = 1.0
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """The nodes of a level at which drafts are expected to pay; a draft model is asked where they pay for that."""
@@ -79,7 +81,7 @@ class Growing(DynamicTree):
             if above.known is not None or self.kind == "free":
                 if (gain := self.best(reach, self.rates.of(above), True)[1]) > 0:
                     free[node] = gain
-            elif (gain := self.best(reach, self.rates.average, False)[1] - self.read) > 0:
+            elif (gain := self.best(reach, self.rates.average, False)[1] - self.crowd * self.read) > 0:
                 dear[node] = gain
         return dear, free
 
@@ -94,8 +96,9 @@ class Growing(DynamicTree):
         """What the last of so many drafts at a node gives beyond its price, with the chain that may follow it."""
         more = reach * (accepted[drafts] - accepted[drafts - 1])
         goes_on = max(accepted[1], GOES_ON) if free else self.rates.average[1]
-        price = self.node if free else self.node + self.level + self.read
-        total, further = more - self.node, more * goes_on
+        node = self.crowd * self.node
+        price = node if free else node + self.level + self.crowd * self.read
+        total, further = more - node, more * goes_on
         for _ in range(self.depth):
             if further <= price:
                 break
@@ -117,7 +120,11 @@ class Growing(DynamicTree):
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The drafts of every node that was read: as many as pay, the likeliest nodes first while there is room."""
-        return [self.decided(tree, depth) for tree in trees]
+        found = [self.decided(tree, depth) for tree in trees]
+        while (drafting := sum(map(bool, found))) and len(trees) > self.crowd * drafting:
+            self.crowd = len(trees) / drafting
+            found = [self.decided(tree, depth) for tree in trees]
+        return found
 
     def decided(self, tree: TokenTree, depth: int) -> dict[int, int]:
         """Those of one row's nodes."""
@@ -132,6 +139,6 @@ class Growing(DynamicTree):
         """How many drafts pay at a node; those at the root have to pay for the tree, and a probe is one."""
         free = law.known is not None or self.kind == "free"
         count, total = self.best(reach, self.rates.of(law), free)
-        if root and total <= self.first:
+        if root and total <= self.crowd * self.first:
             return int(self.probes and not free)
         return count

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from multidraft.machine import available
 
 LEAST = 2**14  # numbers in a weight that is worth packing
-MOST = 64  # tokens of a pass that gains: oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any
+MOST = 128  # tokens of a pass that gains: oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any
 KINDS = (torch.bfloat16, torch.float32)
 
 

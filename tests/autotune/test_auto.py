@@ -16,8 +16,8 @@ from plans import costs, profile, rates
 import multidraft as md
 from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.autotune import controller, plans
-from multidraft.autotune.controller import Auto, Limits
-from multidraft.autotune.estimates import CLASSES, Costs, Rates
+from multidraft.autotune.controller import Auto, Limits, work_of
+from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.plans import FIRST, Profile
 from multidraft.decoding.policy import TreePolicy
@@ -165,6 +165,19 @@ def test_copied_drafts_are_free(
     assert depths[0] >= longest
     assert depths[0] > 0 or not longest
     assert asked == asks
+
+
+@pytest.mark.parametrize(("copying", "others", "drafts"), [(1, 0, True), (1, 3, False), (4, 0, True), (3, 1, True)])
+def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: int, others: int, drafts: bool) -> None:
+    """A node costs 0.3 tokens of a row, and is right nearly always: worth it unless three others have none."""
+    prompts = [[1, 2, 3, 4, 5] * 6 + [1, 2]] * copying + [[1, 2, 3, 4, 5]] * others
+    policy = growing(rates(0.6), costs(10.0, 0.0, 3.0), kind="free", depth=4)
+    config = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
+    target = TableModel(random_table(10, 1, 0, 1.0), 10)
+    state = start(prompts, target, LOOKUP, config, [Sampling()] * len(prompts), 99, torch.Generator().manual_seed(0))
+    _, record = step(state, config)
+    assert [len(tree) - 1 for tree in record.trees] == [4 * drafts] * copying + [0] * others
+    assert work_of(record.trees, "free") == Work(0, 0, 4 * drafts)
 
 
 @unchecked

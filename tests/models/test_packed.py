@@ -60,10 +60,10 @@ def test_long_prompts_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "linear", lambda inputs, *more: counts.append(len(inputs)) or nn.functional.linear(inputs, *more)
     )
-    for tokens in (64, 65):
+    for tokens in (module.MOST, module.MOST + 1):
         inputs = torch.ones(tokens, 128)
         torch.testing.assert_close(read(model, inputs), model(inputs).detach())
-    assert counts == [65, 65]
+    assert counts == [module.MOST + 1] * 2
 
 
 @pytest.mark.parametrize("way", ["in place", "data", "parameter", "dtype", "bias"])
