@@ -14,7 +14,7 @@ from multidraft.auditing.walks import KINDS, TREES, Walked, fits, follow_walk, v
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.verification.law import Law
-from multidraft.verification.outside import Outside
+from multidraft.verification.registry import Outside
 from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample

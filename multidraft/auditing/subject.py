@@ -11,8 +11,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
-from multidraft.verification.outside import arguments_of
-from multidraft.verification.registry import resolve, scheme
+from multidraft.verification.registry import arguments_of, resolve, scheme
 from multidraft.verification.scheme import Scheme
 
 FORMS = (

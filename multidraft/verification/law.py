@@ -1,18 +1,19 @@
 """What a drafting law is: the distribution of each drafted token given those before it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError, is_integer, is_number, shown
+from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.verification.distributions import normalise, pick
-from multidraft.verification.precision import Draft, Rates, Rows, Tokens, Tuples, least
+from multidraft.verification.precision import Draft, Past, Rates, Rows, Tokens, Tuples, least
 
 MOST_TUPLES = 1_000_000
 
@@ -27,7 +28,7 @@ class Law(ABC):
     """
 
     def __post_init__(self) -> None:
-        check_drafts(self.drafts)
+        check_integer(self.drafts, "drafts", 1)
         check_draft_probability(self.draft_probability)
         object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
@@ -70,8 +71,8 @@ class Law(ABC):
         return draft.shape[:-1]
 
     @abstractmethod
-    def conditional(self, draft: Draft, drafted: Int[Tensor, "*batch past"]) -> Rows:
-        """Distribution of the next drafted token given the `past` ones; all zero where that position stays empty."""
+    def conditional(self, draft: Draft, drafted: Past) -> Rows:
+        """Distribution of the next drafted token given the past ones; all zero where that position stays empty."""
 
     def draw(self, draft: Draft, uniform: Float[Tensor, "*batch numbers"]) -> Tuples:
         """A tuple as a function of uniform numbers, `numbers` of them."""
@@ -90,30 +91,32 @@ class Law(ABC):
 
     def probability(self, draft: Draft, drafted: Tuples) -> Rates:
         """Probability of exactly this ordered tuple."""
-        drawn = self.draft_probability * torch.stack(list(self.factors(draft, drafted)), -1).prod(-1)
+        drawn = self.draft_probability * self.factors(draft, drafted).prod(-1)
         return drawn + (1 - self.draft_probability) * (drafted < 0).all(-1)
 
     def possible(self, draft: Draft, drafted: Tuples) -> Bool[Tensor, "*batch"]:
         """Whether the law can draw this tuple, however small the probability."""
-        drawn = torch.stack([factor > 0 for factor in self.factors(draft, drafted)], -1).all(-1)
+        drawn = (self.factors(draft, drafted) > 0).all(-1)
         return drawn | (drafted < 0).all(-1) if self.draft_probability < 1 else drawn
 
-    def factors(self, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
+    def factors(self, draft: Tensor, drafted: Tensor) -> Tensor:
         """Probability of each position given those before it."""
+        found = []
         for j in range(self.width):
-            law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j]
-            yield torch.where(token >= 0, at_each(law, token[..., None])[..., 0], (law.sum(-1) == 0).to(law.dtype))
+            law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j : j + 1]
+            empty = (law.sum(-1, keepdim=True) == 0).to(law.dtype)
+            found.append(torch.where(token >= 0, at_each(law, token), empty))
+        return torch.cat(found, -1)
 
     def tuples(self, draft: Draft) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
-        _, drafted, weight = self.tuples_of_rows(draft[None])
-        return drafted, weight
+        return self.tuples_of_rows(draft[None])[1:]
 
     def tuples_of_rows(
         self, draft: Float[Tensor, "rows *drafting vocabulary"]
     ) -> tuple[Int[Tensor, " tuples"], Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of each row, with its row and its probability."""
-        row = torch.arange(len(draft), device=draft.device)
+        row = every = torch.arange(len(draft), device=draft.device)
         drafted, weight = row.new_empty((len(row), 0)), draft.new_ones(len(row))
         for _ in range(self.width):
             law = self.conditional(draft[row], drafted)
@@ -124,26 +127,24 @@ class Law(ABC):
             row, weight = row[earlier], weight[earlier] * law[earlier, token]
             drafted = torch.cat([drafted[earlier], token.masked_fill(token == draft.shape[-1], -1)[:, None]], -1)
         if self.draft_probability < 1:
-            nothing = torch.arange(len(draft), device=draft.device)
-            row, drafted = torch.cat([row, nothing]), torch.nn.functional.pad(drafted.T, (0, len(nothing)), value=-1).T
-            weight = torch.cat(
-                [self.draft_probability * weight, weight.new_full((len(nothing),), 1 - self.draft_probability)]
-            )
+            row, drafted = torch.cat([row, every]), torch.cat([drafted, drafted.new_full((len(every), self.width), -1)])
+            nothing = weight.new_full((len(every),), 1 - self.draft_probability)
+            weight = torch.cat([self.draft_probability * weight, nothing])
         return row, drafted, weight
 
 
 class Staged(Law):
     """Sure tokens, i.i.d. draws among the others, then top-ups, any of which may be left out: see `rules.lorenz`."""
 
-    @property
+    @cached_property
     def has_sure(self) -> bool:
         """Whether a token can be sure."""
-        return False
+        return len(self.parts(np.arange(self.width))[0]) > 0
 
-    @property
+    @cached_property
     def tops_up(self) -> bool:
         """Whether there can be top-ups."""
-        return False
+        return len(self.parts(np.arange(self.width))[2]) > 0
 
     def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
         """The tokens that are drafted for sure where anything is, padded with -1."""
@@ -156,12 +157,6 @@ class Staged(Law):
     def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
         """The positions of tuples, or of their beginning: sure tokens, draws, top-ups."""
         return drafted[..., :0], drafted, drafted[..., :0]
-
-
-def check_drafts(drafts: Any) -> None:
-    """Raise unless it is a number of drafts."""
-    if not is_integer(drafts) or drafts < 1:
-        raise AdviceError(f"{shown(drafts)} drafts a node make no scheme; use a whole number, at least 1")
 
 
 def check_draft_probability(probability: Any) -> None:

@@ -2,23 +2,20 @@
 
 A row is a place where something is drafted.
 
-**Sums.** Whatever is normalised here is divided by a sum taken in float64: a float32 law over 262,144 tokens then sums
-to one within 1e-6. PyTorch's float32 `softmax` does not (1e-4 on a CPU): take it in float64. A target that lacks less
-than `FULL` to one is *full*: nothing of it is missing, and every tuple of drafts emits a token. A target that sums to
-less is a measure, and what it lacks is the probability of failing. The deferred walk never asks for a weight between
-the two.
+**Sums.** Whatever is normalised is divided by a sum taken in float64, so that a float32 law over 262,144 tokens sums to
+one within 1e-6; PyTorch's float32 `softmax` does not (1e-4 on a CPU). A target that lacks less than `FULL` to one is
+*full*: every tuple of drafts emits a token. What another one lacks is the probability of failing. The deferred walk
+never asks for a weight between the two.
 
-**Differences.** `t - q` is right to 1e-16 of the larger, so that a difference of two sums may be rounding and nothing
-else, or zero although a draft can still be rejected. What is handed on after a rejection is therefore divided by the
-sum of its own positive terms, never by a difference of totals. Where that sum is zero nothing remains of the target,
-and the target itself is handed on: `SPARE` of it is in every remainder. That happens to a tuple with a probability of
-the order of 1e-16 at most, and emits nothing that the target does not.
+**Differences.** `t - q` is right to 1e-16 of the larger, so a difference of two sums may be rounding and nothing else.
+What is handed on after a rejection is therefore divided by the sum of its own positive terms. Where that is zero the
+target itself is handed on: `SPARE` of it is in every remainder. That happens to a tuple with a probability of the order
+of 1e-16 at most, and emits nothing that the target does not.
 
-**Quotients.** `t / q` may overflow where `q` is subnormal, and a probability needs it only where it is below one:
-`ratio` compares before it divides.
+**Quotients.** `t / q` may overflow where `q` is subnormal: `ratio` compares before it divides.
 
-**Small masses.** Adding subnormals is exact, but sums beside large terms lose them. A draft mass below `least` counts
-as none once larger ones are gone: a law does not draw it, and no optimum counts on it.
+**Small masses.** Sums lose subnormals beside large terms. A draft mass below `least` counts as none once larger ones
+are gone: a law does not draw it, and no optimum counts on it.
 """
 
 import torch
@@ -28,6 +25,7 @@ from torch import Tensor
 Rows = Float[Tensor, "*batch vocabulary"]  # a number for every token: a distribution, or a part of one
 Draft = Float[Tensor, "*drafting vocabulary"]  # as `Rows`, or (*batch, drafts, vocabulary) for the law `distinct`
 Tuples = Int[Tensor, "*batch width"]  # the drafted tokens, -1 where a position is empty
+Past = Int[Tensor, "*batch past"]  # the tokens drafted so far
 Tokens = Int[Tensor, "*batch some"]
 Rates = Float[Tensor, "*batch"]
 

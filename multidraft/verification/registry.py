@@ -1,70 +1,65 @@
 """The one list of schemes: ours, those that other packages bring, and those that a user registers."""
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from multidraft.errors import AdviceError, shown
+from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
-from multidraft.verification.outside import Outside, as_rule
-from multidraft.verification.rules import k_sequential, lorenz, naive
-from multidraft.verification.rules import recursive_rejection as recursion
+from multidraft.verification.outcome import Outcome, Rule
+from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
+from multidraft.verification.rules.k_sequential import acceptance_rate as rate_of_k_sequential
+from multidraft.verification.rules.k_sequential import k_sequential
+from multidraft.verification.rules.lorenz import acceptance_rate as rate_of_lorenz
+from multidraft.verification.rules.lorenz import lorenz, spechub
+from multidraft.verification.rules.recursive_rejection import acceptance_rate as rate_of_rejection
+from multidraft.verification.rules.recursive_rejection import recursive_rejection
 from multidraft.verification.scheme import Entry, Scheme
 
 GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
 MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
-
-LOOK_UP = "one look-up"
+LOOK_UP, PASSES = "one look-up", "n passes"
 BLOCK, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
 
 SCHEMES: dict[str, Entry] = {
-    "iid:lorenz": Entry(Iid, lorenz.lorenz, OURS, "one sort", lorenz.acceptance_rate, known_as=BLOCK, coupling=True),
+    "iid:lorenz": Entry(Iid, lorenz, OURS, "one sort", rate_of_lorenz, known_as=BLOCK, coupling=True),
     "iid:k_sequential": Entry(
-        Iid, k_sequential.k_sequential, "SpecTr, Algorithm 2", "50 passes", k_sequential.acceptance_rate, coupling=True
+        Iid, k_sequential, "SpecTr, Algorithm 2", "50 passes", rate_of_k_sequential, coupling=True
     ),
     "iid:recursive_rejection": Entry(
-        Iid,
-        recursion.recursive_rejection,
-        f"SpecInfer; {MCSD}, Algorithm 1",
-        "n passes",
-        recursion.acceptance_rate,
-        coupling=True,
+        Iid, recursive_rejection, f"SpecInfer; {MCSD}, Algorithm 1", PASSES, rate_of_rejection, coupling=True
     ),
-    "iid:naive": Entry(Iid, naive.naive, MCSD, LOOK_UP, naive.rate_of_iid),
+    "iid:naive": Entry(Iid, naive, MCSD, LOOK_UP, rate_of_iid),
     "without_replacement:recursive_rejection": Entry(
-        WithoutReplacement,
-        recursion.recursive_rejection,
-        f"{MCSD}, Algorithm 2",
-        "n passes",
-        known_as=TRAVERSAL,
-        coupling=True,
+        WithoutReplacement, recursive_rejection, f"{MCSD}, Algorithm 2", PASSES, known_as=TRAVERSAL, coupling=True
     ),
-    "without_replacement:naive": Entry(WithoutReplacement, naive.naive, MCSD, LOOK_UP),
+    "without_replacement:naive": Entry(WithoutReplacement, naive, MCSD, LOOK_UP),
     "greedy:maximal_coupling": Entry(
-        Greedy, lorenz.lorenz, f"{OPTIMAL}, Section 5", "one pass", lorenz.acceptance_rate, coupling=True
+        Greedy, lorenz, f"{OPTIMAL}, Section 5", "one pass", rate_of_lorenz, coupling=True
     ),
-    "greedy:naive": Entry(Greedy, naive.naive, MCSD, LOOK_UP),
-    "anchored:lorenz": Entry(
-        Anchored, lorenz.lorenz, OURS, "one sort, then a pass per top-up", lorenz.acceptance_rate, coupling=True
-    ),
-    "anchored:naive": Entry(Anchored, naive.naive, MCSD, LOOK_UP),
-    "top:naive": Entry(Top, naive.naive, f"{MCSD}; EAGLE", LOOK_UP, naive.rate_of_top),
-    "spechub:spechub": Entry(SpecHub, lorenz.spechub, "SpecHub (Sun et al., 2024)", "one pass", lorenz.acceptance_rate),
-    "spechub:naive": Entry(SpecHub, naive.naive, MCSD, LOOK_UP),
-    "distinct:recursive_rejection": Entry(
-        Distinct, recursion.recursive_rejection, "SpecInfer", "n passes", recursion.acceptance_rate
-    ),
-    "distinct:naive": Entry(Distinct, naive.naive, MCSD, LOOK_UP, naive.rate_of_distinct),
+    "greedy:naive": Entry(Greedy, naive, MCSD, LOOK_UP),
+    "anchored:lorenz": Entry(Anchored, lorenz, OURS, "one sort, then a pass per top-up", rate_of_lorenz, coupling=True),
+    "anchored:naive": Entry(Anchored, naive, MCSD, LOOK_UP),
+    "top:naive": Entry(Top, naive, f"{MCSD}; EAGLE", LOOK_UP, rate_of_top),
+    "spechub:spechub": Entry(SpecHub, spechub, "SpecHub (Sun et al., 2024)", "one pass", rate_of_lorenz),
+    "spechub:naive": Entry(SpecHub, naive, MCSD, LOOK_UP),
+    "distinct:recursive_rejection": Entry(Distinct, recursive_rejection, "SpecInfer", PASSES, rate_of_rejection),
+    "distinct:naive": Entry(Distinct, naive, MCSD, LOOK_UP, rate_of_distinct),
 }
 BUILT_IN = frozenset(SCHEMES)
 
@@ -74,10 +69,9 @@ def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **det
 
     `rule(target (N, V), draft (N, V), drafted (N, n))` returns `(accept (N, n), residual (N, V))`: the probability of
     emitting each draft, and of emitting each token otherwise. `rule(target, draft, drafted, law)` returns an `Outcome`.
-    `law` is the name of a drafting law, or a class of your own. `details` are the other fields of `Entry`: `source`,
-    `cost`, `rate` (the formula of the acceptance rate), `exact`, `small`, and `sub_probability=True` where a rule of
-    three arguments takes targets that sum to less than one, which the deferred walk asks for. Audit it: nothing here
-    shows that it is lossless. A package does the same by an entry point of the group `multidraft.schemes`: a function
+    `law` is the name of a drafting law, or a class of your own. `details` are other fields of `Entry`; a rule of three
+    arguments needs `sub_probability=True` for the deferred walk, whose targets sum to less than one. Audit it: nothing
+    here shows that it is lossless. A package registers by an entry point of the group `multidraft.schemes`: a function
     without arguments that calls `register`. Raises AdviceError for a name of ours, and for what cannot be a rule.
 
     >>> import torch
@@ -93,24 +87,84 @@ def register(name: str, *, law: str | type[Law], rule: Callable[..., Any], **det
 
 
 def entry_of(function: Callable[..., Any], law: object, **details: Any) -> Entry:
-    """What is known of a rule from outside."""
-    if not callable(function):
-        raise AdviceError(f"the rule is {shown(function)}; give a function")
+    """What is known of a rule from outside, and of its law: one of ours by name, or a class."""
     rule = as_rule(function)
     if unknown := set(details) - {field.name for field in fields(Entry)}:
         raise AdviceError(f"a scheme has no {', '.join(sorted(unknown))}; it has source, cost, rate, exact, small, ..")
-    return Entry(law_class(law), rule, **dict(sub_probability=not isinstance(rule, Outside)) | details)
-
-
-def law_class(law: object) -> type[Law]:
-    """A drafting law by its name, or one from outside."""
-    if isinstance(law, str) and law in LAWS:
-        return LAWS[law]
-    if isinstance(law, type) and issubclass(law, Law):
-        return law
+    kind = LAWS.get(law) if isinstance(law, str) else law
     if law is None:
         raise AdviceError(f'name the law that the drafts are drawn from: law="iid" or one of {", ".join(LAWS)}')
-    raise AdviceError(f"unknown drafting law {shown(law)}; laws are {', '.join(LAWS)}")
+    if not isinstance(kind, type) or not issubclass(kind, Law):
+        raise AdviceError(f"unknown drafting law {shown(law)}; laws are {', '.join(LAWS)}")
+    return Entry(kind, rule, **dict(sub_probability=not isinstance(rule, Outside)) | details)
+
+
+FORMS = (
+    "a rule is a function rule(target, draft, drafted) that returns (accept, residual), "
+    "or rule(target, draft, drafted, law) that returns an Outcome"
+)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A rule(target (N, V), draft (N, V), drafted (N, n)) that returns (accept (N, n), residual (N, V)).
+
+    Where every position of the law is a draft, the function sees no empty one (-1): rows with fewer drafts are given to
+    it with fewer columns, and a row without any emits from the target.
+    """
+
+    function: Callable[..., Any]
+
+    def __call__(self, target: Tensor, draft: Tensor, drafted: Tensor, law: Law) -> Outcome:
+        """The outcome for copies of the arguments, which the function may change as it likes."""
+        p, x = target.reshape(-1, target.shape[-1]), drafted.reshape(-1, drafted.shape[-1])
+        q = draft.reshape(-1, *draft.shape[target.ndim - 1 :])
+        accept, residual = torch.zeros_like(x, dtype=p.dtype), p.clone()
+        kept = (x >= 0) | (law.width > law.drafts)
+        for columns in kept.unique(dim=0):
+            rows, places = (kept == columns).all(-1).nonzero()[:, 0], columns.nonzero()[:, 0]
+            if len(places):
+                own = x[rows][:, places]
+                some = q[rows][:, places % law.drafts] if law.several else q[rows]
+                parts = checked(self.function(p[rows], some, own), p[rows], own)
+                accept[rows[:, None], places], residual[rows] = parts
+        return Outcome(accept.reshape(drafted.shape), residual.reshape(target.shape), drafted)
+
+
+def as_rule(function: Any) -> Rule:
+    """The function itself where it asks for the law, else an `Outside` that leaves it out."""
+    if not callable(function):
+        raise AdviceError(f"the rule is {shown(function)}; give a function")
+    names = arguments_of(function)
+    if names is not None and len(names) not in (3, 4):
+        raise AdviceError(f"cannot call a rule with the arguments {', '.join(names)}; {FORMS}")
+    return function if names and len(names) == 4 else Outside(function)
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str] | None:
+    """The names of the arguments that it needs, None where that cannot be told."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return None
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any(one.kind in kinds for one in parameters):
+        return None
+    return [one.name for one in parameters if one.default is inspect.Parameter.empty]
+
+
+def checked(returned: Any, target: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+    """What a rule accepts and leaves, in the target's type."""
+    pair = (returned.accept, returned.residual) if hasattr(returned, "accept") else returned
+    if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
+        raise AdviceError(f"the rule returned {described(returned)}; a rule returns two tensors (accept, residual)")
+    for name, part, like in (("accept", pair[0], drafted), ("residual", pair[1], target)):
+        if part.shape != like.shape or not part.dtype.is_floating_point:
+            raise AdviceError(
+                f"the rule's {name} has shape {tuple(part.shape)} and type {part.dtype}; "
+                f"for these arguments it must be a float tensor of shape {tuple(like.shape)}"
+            )
+    return pair[0].to(target.dtype), pair[1].to(target.dtype)
 
 
 @cache
@@ -178,9 +232,7 @@ def resolve(text: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     name, *written = text.split(",")
     for key, value in map(setting, written):
         if settings.setdefault(key, value) != value:
-            raise AdviceError(
-                f"{key} is set twice, to {value} in the name and to {settings[key]} beside it; set it once"
-            )
+            raise AdviceError(f"{key} is set to {value} in the name and to {settings[key]} beside it; set it once")
     return name if name in SCHEMES or name in entries() else imported(name), settings
 
 
@@ -217,10 +269,9 @@ def schemes() -> list[dict[str, str | bool]]:
 
     The strongest published yardsticks are block verification (a chain) and traversal verification (a tree).
     """
-    shown_fields = ("source", "exact", "small", "cost", "known_as")
+    told = ("source", "exact", "small", "cost", "known_as")
     return [
-        dict(name=name, law=entry.law.name, rule=name.split(":")[1])
-        | {field: getattr(entry, field) for field in shown_fields}
+        dict(name=name, law=entry.law.name, rule=name.split(":")[1]) | {field: getattr(entry, field) for field in told}
         for name, entry in entries().items()
     ]
 

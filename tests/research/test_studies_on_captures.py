@@ -69,7 +69,7 @@ def test_acceptance_is_that_of_every_tuple() -> None:
 
 def test_schemes_of_a_user_are_compared_too() -> None:
     """A rule by its place, and one by its name, in the studies that compare schemes; others refuse them."""
-    more = ("multidraft.verification.rules.naive:naive,law=iid", "top:naive")
+    more = ("multidraft.verification.rules:naive,law=iid", "top:naive")
     found = entries(rates.compared(replace(part(), schemes=more), 0.7, 2, "x"))
     assert found["acceptance", more[0], "x"] < found["acceptance", "iid optimum", "x"]
     assert found["acceptance", more[1], "x"] == pytest.approx(found["acceptance", "top optimum", "x"], abs=1e-9)

@@ -12,7 +12,6 @@ from multidraft.errors import AdviceError
 from multidraft.verification.laws import LAWS, optimal_acceptance_rate
 from multidraft.verification.laws.anchored import anchor_count, optimal_anchored
 from multidraft.verification.laws.iid import optimal_iid
-from multidraft.verification.laws.sure import optimal_spechub
 from multidraft.verification.laws.without_replacement import optimal_without_replacement, some_outside
 
 # --- a slow twin: every law as it is told, one draw after another --------------------------------------------------
@@ -306,7 +305,7 @@ HALF, LOGITS = t64(0.5, 0.5), t64(2.0, -1.0)
         (lambda: optimal_acceptance_rate(HALF, HALF, drafts=2, anchors=1), "understands none beyond drafts"),
         (lambda: optimal_acceptance_rate(HALF, LOGITS, drafts=2), "draft row 0 .* pass probabilities, not logits"),
         (lambda: optimal_acceptance_rate(LOGITS, HALF, drafts=2), "target row 0 .* pass probabilities, not logits"),
-        (lambda: optimal_spechub(HALF, HALF, 3), "exactly two drafts"),
+        (lambda: optimal_acceptance_rate(HALF, HALF, "spechub", drafts=3), "exactly two tokens"),
         (lambda: optimal_anchored(HALF, HALF, 2, 3, top_up=False), "more anchors"),
     ],
 )

@@ -6,13 +6,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError, is_integer
+from multidraft.errors import AdviceError, check_integer
 from multidraft.verification.distributions import check_distribution
-from multidraft.verification.law import Law, check_draft_probability, check_drafts
-from multidraft.verification.laws.anchored import Anchored
+from multidraft.verification.law import Law
+from multidraft.verification.laws.anchored import Anchored, Greedy, SpecHub, Top
 from multidraft.verification.laws.distinct import Distinct
 from multidraft.verification.laws.iid import Iid
-from multidraft.verification.laws.sure import Greedy, SpecHub, Top
 from multidraft.verification.laws.without_replacement import WithoutReplacement
 from multidraft.verification.precision import Draft, Rates, Rows
 
@@ -36,10 +35,9 @@ def optimal_acceptance_rate(
 
         alpha* = min over H of  P(H) + 1 - Q(H)
 
-    Each law has its own way to that minimum, in its file. The `draft` of `distinct`
-    has one distribution a draft: (..., drafts, vocab). `settings` are the law's: `anchors` (None: `anchor_count`) and
-    `top_up` (True) for `anchored`. `target` may sum to less than one; the result has its dtype. Raises AdviceError for
-    an unknown law, for a setting that the law does not have, and for what is no distribution.
+    The `draft` of `distinct` has one distribution a draft: (..., drafts, vocab). `settings` are the law's: `anchors`
+    (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the result has its
+    dtype. Raises AdviceError for an unknown law or setting, and for what is no distribution.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
 
@@ -58,8 +56,18 @@ def optimal_acceptance_rate(
         )
     check_distribution(target, "target", total_at_most_one=True)
     check_distribution(draft, "draft")
-    check_numbers(LAWS[law], drafts, draft_probability, settings)
+    own = settings | dict(draft_probability=1.0 if draft_probability == 0 else draft_probability)
+    check_settings(LAWS[law], drafts, own)
     return solve(LAWS[law], target, draft, drafts, draft_probability, settings)
+
+
+def check_settings(law: type[Law], drafts: int | Tensor, settings: dict[str, Any]) -> None:
+    """Raise unless a law can have these settings; the number of drafts may be zero here."""
+    if not isinstance(drafts, Tensor):
+        check_integer(drafts, "drafts", 0)
+    elif drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
+        raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
+    law(law.fixed_drafts or 1, **{key: x for key, x in settings.items() if not isinstance(x, Tensor)})
 
 
 def optimum(target: Rows, draft: Draft, law: Law) -> Rates:
@@ -71,10 +79,7 @@ def optimum(target: Rows, draft: Draft, law: Law) -> Rates:
 def solve(
     law: type[Law], target: Tensor, draft: Tensor, drafts: int | Tensor, probability: float, settings: dict[str, Any]
 ) -> Tensor:
-    """The formula of a law, where nothing is drafted with probability 1 - a.
-
-    That is in every H: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H).
-    """
+    """The formula of a law, drafting with probability a: min P(H) + a (1 - Q(H)) = a min P(H)/a + 1 - Q(H)."""
     if law.optimal is None:
         raise AdviceError(
             f"no optimal acceptance rate is known for the drafting law {law.name!r}; for small vocabularies, "
@@ -84,15 +89,3 @@ def solve(
         return torch.zeros_like(target[..., 0])
     optimal = law.optimal(target if probability == 1 else target / probability, draft, drafts, **settings)
     return probability * optimal.clamp(max=1)  # the value of the empty H, which only a target over one exceeds
-
-
-def check_numbers(law: type[Law], drafts: int | Tensor, draft_probability: float, settings: dict[str, Any]) -> None:
-    """Raise unless the numbers of drafts and the law's settings make sense; none at all are allowed here."""
-    if isinstance(drafts, Tensor):
-        if drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
-            raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
-    elif not is_integer(drafts) or drafts != 0:
-        check_drafts(drafts)
-    if draft_probability != 0:
-        check_draft_probability(draft_probability)
-    law(law.fixed_drafts or 1, **{name: value for name, value in settings.items() if not isinstance(value, Tensor)})

@@ -1,4 +1,4 @@
-"""A few sure tokens and independent draws among the others, with a top-up for every duplicate (ours)."""
+"""Laws with a few sure tokens, the most likely ones, and draws among the others; `anchored` is ours."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError, check_flag, check_integer
 from multidraft.verification.distributions import most_likely, pick
-from multidraft.verification.law import Staged, is_duplicate, one_hot, without
+from multidraft.verification.law import Law, Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
 from multidraft.verification.loops import compiled, forget, lines, paired, pick_into, same_shape, sum_of
-from multidraft.verification.precision import TIE, Rates, Rows, Tuples, least
+from multidraft.verification.precision import TIE, Past, Rates, Rows, Tuples, least
+
+Counts = int | Int[Tensor, "*batch"]
 
 
 def anchor_count(draft: Rows, drafts: int) -> Int[Tensor, "*batch"]:
@@ -39,22 +41,15 @@ def count_of(draft: Rows, top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*ba
     return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
 
 
-def optimal_anchored(
-    target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"], anchors: int | Int[Tensor, "*batch"], top_up: bool
-) -> Rates:
+def optimal_anchored(target: Rows, draft: Rows, drafts: Counts, anchors: Counts, top_up: bool) -> Rates:
     """Largest acceptance rate with the `anchors` most likely tokens of `draft` and `drafts - anchors` random ones.
-
-    The random ones come from `q'`, the draft without the anchors, renormalised. An anchor is always there to be
-    accepted, so with `p'` the target without the anchors
 
         alpha* = p(anchors) + alpha*(p', q', drafts - anchors)
 
-    where the second optimum is that of i.i.d. draws, or with `top_up` that of draws *without replacement*: i.i.d. draws
-    followed by one draw without replacement for every duplicate give a sequence of distinct tokens with exactly the
-    without-replacement law, and the optimum depends on nothing but the law of the drafted set. If there is nothing to
-    draw, it is zero. Ties between anchors go to the lower token id, and a token without draft probability is never an
-    anchor. `target` may sum to less than one; the result has its dtype. Raises AdviceError if the shapes differ or
-    there are more anchors than drafts.
+    where p' and q' are without the anchors, and the second optimum is that of i.i.d. draws, or with `top_up` that of
+    draws without replacement. Of equally likely tokens the lower id is an anchor; one without draft probability never
+    is. `target` may sum to less than one; the result has its dtype. Raises AdviceError if the shapes differ or there
+    are more anchors than drafts.
 
     docs/theory.md, section 4; `anchors = drafts - 1` is the greedy law of Towards Optimal Multi-Draft
     Speculative Decoding, Theorem 7.
@@ -80,6 +75,97 @@ def optimal_anchored(
 
 
 @dataclass(frozen=True)
+class Top(Law):
+    """x_1, .., x_n are the n most likely tokens, with probability one: as most engines draft."""
+
+    name = "top"
+    draws_one = False
+
+    @staticmethod
+    def optimal(target: Rows, draft: Rows, drafts: Counts) -> Rates:
+        """The target mass of these tokens: nothing is random."""
+        return optimal_anchored(target, draft, drafts, anchors=drafts, top_up=False)
+
+    def conditional(self, draft: Rows, drafted: Past) -> Rows:
+        """One-hot at the most likely token that is not drafted yet."""
+        return one_hot(draft, most_likely(draft, self.drafts)[..., drafted.shape[-1]][..., None])
+
+    def draw_all(self, draft: Rows, uniform: Tensor) -> Tuples:
+        """All positions at once; the uniform numbers are not needed."""
+        return most_likely(draft, self.drafts)
+
+
+@dataclass(frozen=True)
+class Greedy(Staged):
+    """x_1, .., x_{n-1} are the n - 1 most likely tokens; x_n is drawn from q renormalised without them.
+
+    Towards Optimal Multi-Draft Speculative Decoding, Section 5.
+    """
+
+    name = "greedy"
+
+    @staticmethod
+    def optimal(target: Rows, draft: Rows, drafts: Counts) -> Rates:
+        """That of one draw beside n - 1 anchors."""
+        anchors = max(drafts - 1, 0) if isinstance(drafts, int) else (drafts - 1).clamp(min=0)
+        return optimal_anchored(target, draft, drafts, anchors, top_up=False)
+
+    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
+        """The n - 1 most likely tokens."""
+        return most_likely(draft, self.drafts - 1)
+
+    def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
+        """The sure tokens, then the draw."""
+        n = self.drafts - 1
+        return drafted[..., :n], drafted[..., n : n + 1], drafted[..., n + 1 :]
+
+    def conditional(self, draft: Rows, drafted: Past) -> Rows:
+        """One-hot at the next most likely token, and for the last position what is left of q."""
+        j = drafted.shape[-1]
+        last = j == self.drafts - 1
+        return without(draft, drafted) if last else one_hot(draft, self.sure_tokens(draft)[..., j : j + 1])
+
+
+@dataclass(frozen=True)
+class SpecHub(Greedy):
+    """x_1 ~ q; if it is the most likely token, x_2 ~ q without it; otherwise x_2 is the most likely token.
+
+    A set {a, i} of the most likely token a and another one is drafted with probability
+
+        q_i + q_a q_i / (1 - q_a) = q_i / (1 - q_a)
+
+    as by the greedy law with two drafts, and so the optimum is the same. SpecHub (Sun et al., 2024); eq. (21) of
+    Towards Optimal MDSD has two cases that overlap when read literally (docs/theory.md, section 6).
+    """
+
+    name = "spechub"
+    fixed_drafts = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_two(self.drafts)
+
+    @staticmethod
+    def optimal(target: Rows, draft: Rows, drafts: Counts) -> Rates:
+        """That of the greedy law."""
+        check_two(drafts)
+        return Greedy.optimal(target, draft, 2)
+
+    def conditional(self, draft: Rows, drafted: Past) -> Rows:
+        """q at first; then the most likely token, or q without it where it is there already."""
+        if drafted.shape[-1] == 0:
+            return draft
+        top = most_likely(draft, 1)
+        return torch.where(drafted == top, without(draft, top), one_hot(draft, top))
+
+
+def check_two(drafts: Counts) -> None:
+    """Raise unless the number of drafts is that of SpecHub."""
+    if torch.as_tensor(drafts != 2).any():
+        raise AdviceError(f"spechub drafts exactly two tokens a node, not {drafts}; use drafts=2, or the law greedy")
+
+
+@dataclass(frozen=True)
 class Anchored(Staged):
     """m anchors (the m most likely tokens of q), n - m i.i.d. draws from q' (q without them), then top-ups.
 
@@ -95,9 +181,7 @@ class Anchored(Staged):
     name = "anchored"
 
     @staticmethod
-    def optimal(
-        target: Rows, draft: Rows, drafts: int, anchors: int | Int[Tensor, "*batch"] | None = None, top_up: bool = True
-    ) -> Rates:
+    def optimal(target: Rows, draft: Rows, drafts: int, anchors: Counts | None = None, top_up: bool = True) -> Rates:
         """The optimum with the anchors that the law takes."""
         anchors = anchor_count(draft, drafts) if anchors is None else anchors
         if isinstance(anchors, int) and isinstance(drafts, int):
@@ -111,12 +195,7 @@ class Anchored(Staged):
             check_integer(self.anchors, "anchors", 0)
 
     @property
-    def tops_up(self) -> bool:
-        """Whether a draw can be followed by another one."""
-        return self.top_up and self.drafts > 1
-
-    @property
-    def has_sure(self) -> bool:
+    def has_sure(self) -> bool:  # type: ignore[override]
         """Whether there can be anchors: a single draft is simply drawn, unless `anchors` says otherwise."""
         return self.drafts > 1 if self.anchors is None else self.anchors > 0
 
@@ -143,7 +222,7 @@ class Anchored(Staged):
         n = self.drafts
         return drafted[..., :n], drafted[..., n : 2 * n], drafted[..., 2 * n :]
 
-    def conditional(self, draft: Rows, drafted: Int[Tensor, "*batch past"]) -> Rows:
+    def conditional(self, draft: Rows, drafted: Past) -> Rows:
         """An anchor for sure; then q'; then q' without what was drawn, once for every duplicate."""
         anchors, draws, top_ups = self.parts(drafted)
         j = anchors.shape[-1]

@@ -1,7 +1,7 @@
 """Each draft from a draft distribution of its own: several draft models, or one at several temperatures (SpecInfer).
 
-The optimum is a search for the best token set. A set is decided by its draft masses `a_j`, so the search runs over
-boxes `low <= a <= high`; the proof is in docs/theory.md, section 8, and the names below are those of that page.
+The best token set is decided by its draft masses `a_j`, so the search for it runs over boxes `low <= a <= high`; the
+proof is in docs/theory.md, section 8, and the names below are those of that page.
 """
 
 from dataclasses import dataclass, replace
@@ -14,25 +14,21 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import Law
-from multidraft.verification.precision import Draft, Rates, Rows
+from multidraft.verification.precision import Draft, Past, Rates, Rows
 
 ACCURACY = 1e-11  # boxes that cannot improve by more are dropped
 ROUNDING_OF_SUMS = 1e-13
 MOST_BOXES = 100_000
 Target = Float[np.ndarray, " vocab"]
+Masses = Float[np.ndarray, " drafts"]
 Drafts = Float[np.ndarray, "drafts vocab"]
 
 
 def optimal_distinct(target: Rows, draft: Draft, drafts: int | Int[Tensor, "*batch"]) -> Rates:
-    """Largest acceptance rate that any lossless rule reaches with draft `j` drawn from `draft[..., j, :]`.
+    """Largest acceptance rate with draft `j` drawn from `draft[..., j, :]`: 1 + min_H target(H) - prod_j draft_j(H).
 
-        alpha* = 1 + min over H of  target(H) - prod_j draft_j(H)
-
-    To 1e-11 for every number of drafts and vocabulary size, by the search of `best_set` (at 32,000 tokens 30 ms a row
-    for two drafts, one second for eight). Rows are solved one by one. `target` may sum to less than one; the result has
-    its dtype. Raises AdviceError where shapes do not fit.
-
-    Shapes: `draft` (..., drafts, vocab), one distribution a draft.
+    To 1e-11, row by row (at 32,000 tokens 30 ms a row for two drafts, one second for eight). `target` may sum to less
+    than one; the result has its dtype. Raises AdviceError where shapes do not fit.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8); Global Resolution, Appendix C.
 
@@ -72,35 +68,26 @@ class Distinct(Law):
             )
         return draft.shape[:-2]
 
-    def conditional(
-        self, draft: Float[Tensor, "*batch drafts vocabulary"], drafted: Int[Tensor, "*batch past"]
-    ) -> Rows:
+    def conditional(self, draft: Draft, drafted: Past) -> Rows:
         """q_j, whatever came before; a node of a tree that was drawn again begins again with the first."""
         return draft[..., drafted.shape[-1] % self.drafts, :]
 
 
 @dataclass(frozen=True)
 class Box:
-    """The sets with masses in [low, high] that hold the tokens decided to be in and, besides, only undecided ones.
+    """The sets with masses in [low, high] that hold the tokens decided to be in and, besides, only undecided ones."""
 
-    `target_in` and `draft_in` are summed over the tokens that are decided to be in.
-    """
-
-    low: Float[np.ndarray, " drafts"]
-    high: Float[np.ndarray, " drafts"]
-    target_in: float
-    draft_in: Float[np.ndarray, " drafts"]
+    low: Masses
+    high: Masses
+    target_in: float  # summed over the tokens that are decided to be in
+    draft_in: Masses
     undecided: Int[np.ndarray, " some"]
 
 
 def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
     """The token set `H` with the smallest `target(H) - prod_j draft_j(H)`, to 1e-11, for any vocabulary size.
 
-    A few passes over the vocabulary in practice: three boxes for two drafts, some hundred for eight. For two drafts
-    tests compare it with the minimum cut of Global Resolution's Appendix D, which has an edge for every pair of
-    tokens. Raises RuntimeError if the search needs more than MOST_BOXES boxes (never seen).
-
-    docs/theory.md, section 8; that the cost is submodular (Global Resolution, Appendix C) is not needed.
+    Three boxes for two drafts in practice, some hundred for eight. Raises RuntimeError beyond MOST_BOXES (never seen).
 
     >>> best_set(np.array([0.9, 0.1]), np.array([[0.5, 0.5], [0.5, 0.5]]))
     array([False,  True])
@@ -117,8 +104,10 @@ def best_set(target: Target, draft: Drafts) -> Bool[np.ndarray, " vocab"]:
         found = target < slope(center) @ draft
         if (cost := float(target[found].sum() - draft[:, found].sum(1).prod())) < best_cost:
             best, best_cost = found, cost
-        if lower_bound(box, target, draft) < best_cost - ACCURACY:
-            boxes += halves(box, center)
+        if lower_bound(box, target, draft) < best_cost - ACCURACY:  # cut across its longest side
+            side = np.arange(len(center)) == np.argmax(box.high - box.low)
+            boxes += [replace(box, high=np.where(side, center, box.high))]
+            boxes += [replace(box, low=np.where(side, center, box.low))]
     raise RuntimeError(f"{MOST_BOXES:,} boxes were not enough for a set within {ACCURACY:g} of the best")
 
 
@@ -150,7 +139,7 @@ def lower_bound(box: Box, target: Target, draft: Drafts) -> float:
     return float(g @ center - center.prod() - curved - gain - (g @ box.draft_in - box.target_in))
 
 
-def slope(masses: Float[np.ndarray, " drafts"]) -> Float[np.ndarray, " drafts"]:
+def slope(masses: Masses) -> Masses:
     """The product of all masses but one, for each of them.
 
     >>> slope(np.array([2.0, 3.0, 5.0]))
@@ -161,18 +150,10 @@ def slope(masses: Float[np.ndarray, " drafts"]) -> Float[np.ndarray, " drafts"]:
     return before * after
 
 
-def added(masses: Float[np.ndarray, " drafts"], more: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
+def added(masses: Masses, more: Float[np.ndarray, "drafts some"]) -> Float[np.ndarray, " some"]:
     """`prod_j (masses_j + more_j) - prod_j masses_j`, one draft at a time, so that small terms do not cancel."""
     product, difference = 1.0, np.zeros(more.shape[1])
     for mass, extra in zip(masses, more, strict=True):
         difference = difference * (mass + extra) + product * extra
         product *= mass
     return difference
-
-
-def halves(box: Box, center: np.ndarray) -> list[Box]:
-    """The box cut across its longest side."""
-    side = int(np.argmax(box.high - box.low))
-    low, high = box.low.copy(), box.high.copy()
-    low[side] = high[side] = center[side]
-    return [replace(box, high=high), replace(box, low=low)]

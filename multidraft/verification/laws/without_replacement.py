@@ -1,23 +1,19 @@
 """One token after another, each from the draft without those already drawn, and the optimum for such drafts.
 
 Whether all drafts fall into a token set `H` is a race: let token `i` arrive at a time `T_i ~ Exp(q_i)`; the first `n`
-arrivals are `n` draws without replacement. With `c = q(V \\ H)`, the first arrival outside `H` comes at a time of law
-`Exp(c)`, and some draft is outside `H` if fewer than `n` tokens of `H` came before it:
+arrivals are `n` draws without replacement. With `c = q(V \\ H)` and `N_H(t)` the tokens of `H` that came by `t`,
 
-    1 - Q(H) = int_0^inf  c e^{-ct}  P(N_H(t) < n)  dt,      N_H(t) = how many tokens of `H` have arrived by `t`.
+    1 - Q(H) = int_0^inf  c e^{-ct}  P(N_H(t) < n)  dt,      P(N_H(t) < n) = e^{-q(H) t} sum_{j<n} e_j(H)
 
-This is not the `W_{n,H} / W_{n,V}` of Towards Optimal Multi-Draft Speculative Decoding, section 4.2.2, which belongs to
-another law (q = (.5, .3, .2), n = 2, H = {1, 2}: Q = 0.5143, not 0.4839); see docs/theory.md, section 6.
-
-**All prefixes at once.** `P(N_H(t) < n) = e^{-q(H) t} sum_{j<n} e_j(H)` with the elementary symmetric polynomials `e_j`
-of the odds `e^{q_i t} - 1`. All their terms are positive and `e_j(H + x) = e_j(H) + odds_x e_{j-1}(H)`, so `n - 1`
-prefix sums give every prefix `H` of an order, to full relative precision.
+with the elementary symmetric polynomials `e_j` of the odds `e^{q_i t} - 1`. Their terms are positive and
+`e_j(H + x) = e_j(H) + odds_x e_{j-1}(H)`: `n - 1` prefix sums give all prefixes of an order, to full relative
+precision. (The `W_{n,H} / W_{n,V}` of Towards Optimal Multi-Draft Speculative Decoding, section 4.2.2, belongs to
+another law: q = (.5, .3, .2), n = 2, H = {1, 2} has Q = 0.5143, not 0.4839.)
 
 **The error is known in advance.** With `t = e^u` the integral is a sum over equally spaced `u`. For complex `t` at
-angle `b`, `|1 - e^{-q t}| <= (1 - e^{-q Re t}) / cos b`, hence `int |integrand| du <= cos(b)^{-n} (1 - Q(H))` along
-that line, and the trapezoidal sum of step `h` is off by at most `2 cos(b)^{-n} / (e^{2 pi b / h} - 1)` for every
-`b < pi / 2`, whatever `q` and `H` (Trefethen and Weideman, The exponentially convergent trapezoidal rule, 2014, Theorem
-5.1). `step_for` picks the largest `h` that keeps this below 1e-10.
+angle `b`, `|1 - e^{-q t}| <= (1 - e^{-q Re t}) / cos b`, so the trapezoidal sum of step `h` is off by at most
+`2 cos(b)^{-n} / (e^{2 pi b / h} - 1)` for every `b < pi / 2` (Trefethen and Weideman, The exponentially convergent
+trapezoidal rule, 2014, Theorem 5.1). `step_for` picks the largest `h` that keeps this below 1e-10.
 """
 
 import math
@@ -29,7 +25,7 @@ from torch import Tensor
 
 from multidraft.verification.law import Law, without
 from multidraft.verification.loops import same_shape
-from multidraft.verification.precision import Rates, Rows, least
+from multidraft.verification.precision import Past, Rates, Rows, least
 
 ACCURACY = 1e-10  # of the trapezoidal sum; what is cut off below adds less than twice as much
 CERTAIN = 28.0  # an arrival that fails with probability e^-28 = 7e-13 counts as certain
@@ -39,18 +35,12 @@ AT_ONCE = 1 << 18  # numbers held per prefix sum: memory stays linear in the voc
 
 
 def optimal_without_replacement(target: Rows, draft: Rows, drafts: int | Int[Tensor, "*batch"]) -> Rates:
-    """Largest acceptance rate that any lossless rule reaches with `drafts` draws without replacement from `draft`.
+    """Largest acceptance rate with `drafts` draws without replacement: min_k target(H_k) + 1 - Q(H_k).
 
-    With `Q(H)` the probability that all drafts fall into `H` and `H_k` the `k` tokens of largest `draft / target`
-
-        alpha* = min_k  target(H_k) + 1 - Q(H_k)
-
-    to 1e-9 or better for any number of drafts, in `O(V log V)` (see the file's docstring for `Q`). Drawing stops when
-    the draft has no more mass, so with no more than `drafts` possible tokens all of them are drafted and
-    `alpha* = target(support)`. `target` may sum to less than one. Computed in float64, returned in the dtype of
-    `target`. Raises AdviceError if the shapes differ.
-
-    Towards Optimal Multi-Draft Speculative Decoding, Theorems 4 and 6, with the `Q` of docs/theory.md, section 6.
+    `Q(H)` is the probability that all drafts fall into `H`, and `H_k` has the `k` tokens of largest `draft / target`.
+    To 1e-9, in `O(V log V)`. With no more than `drafts` possible tokens all of them are drafted: the optimum is
+    `target(support)`. Computed in float64, returned in the dtype of `target`, which may sum to less than one. Raises
+    AdviceError if the shapes differ. Towards Optimal Multi-Draft Speculative Decoding, Theorems 4 and 6.
 
     >>> p, q = torch.tensor([0.2, 0.2, 0.6]), torch.tensor([0.5, 0.3, 0.2])
     >>> optimal_without_replacement(p, q, drafts=2)
@@ -78,7 +68,7 @@ def best_prefix(p: Tensor, q: Tensor, drafts: int) -> Tensor:
 
 
 def some_outside(draft: Rows, drafts: int) -> Rows:
-    """`1 - Q(H)` for every prefix `H` of the tokens in the order given, where `Q(H) = P(all drafts are in H)`.
+    """`1 - Q(H)` for every prefix `H` of the tokens in the order given.
 
     Each row of `draft` sums to one and has more than `drafts` tokens with mass; float64. `drafts` is at least one.
 
@@ -103,7 +93,9 @@ def one_minus(draft: Tensor) -> Tensor:
 
 def integral(draft: Tensor, outside: Tensor, drafts: int) -> Tensor:
     """The integral of `e^{-ct} P(N_H(t) < drafts)` over all times, for every prefix `H`."""
-    step, start = step_for(drafts), math.floor(start_for(drafts) / step_for(drafts))
+    step = step_for(drafts)
+    early = math.log(ACCURACY / 10 * math.factorial(drafts + 1)) / (drafts + 1)  # too early for so many, even repeated
+    start = math.floor(early / step)
     total = before(outside, drafts, step, start)
     width = max(1, AT_ONCE // draft.numel())
     fewer = torch.ones_like(draft)
@@ -123,17 +115,10 @@ def step_for(drafts: int) -> float:
     return max(2 * math.pi * b / (math.log(2 / ACCURACY) - drafts * math.log(math.cos(b))) for b in angles)
 
 
-def start_for(drafts: int) -> float:
-    """Log of a time before which `drafts` arrivals are too unlikely to matter, repeated ones included (`before`)."""
-    return math.log(ACCURACY / 10 * math.factorial(drafts + 1)) / (drafts + 1)
-
-
 def before(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
-    """The sum over all nodes before `start`.
+    """The sum over all nodes before `start`, where it does not matter whether a token may arrive again.
 
-    So early it does not matter whether a token may arrive again, and `N_H(t)` may be replaced by a Poisson number of
-    mean `(1 - c) t`: the integrand becomes `e^{-t} sum_j ((1 - c) t)^j / j!`, a polynomial in `1 - c` whose
-    coefficients are the same for all prefixes.
+    The integrand is then `e^{-t} sum_j ((1 - c) t)^j / j!`: a polynomial in `1 - c`, the same for all prefixes.
     """
     node = torch.arange(start - math.ceil(40 / step), start, dtype=torch.float64) * step
     total = torch.zeros_like(outside)
@@ -144,9 +129,7 @@ def before(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
 
 
 def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
-    """`P(fewer than drafts tokens of H and none outside H have arrived)` for every prefix `H`, given `q_i t` as `rate`.
-
-    Rates are cut at CERTAIN, also outside `H`.
+    """`P(fewer than drafts tokens of H and none outside H have come)` for every prefix `H`, from rates cut at CERTAIN.
 
     >>> fewer_arrivals(torch.tensor([0.5, 0.5]), 1)
     tensor([0.3679, 0.3679])
@@ -189,6 +172,6 @@ class WithoutReplacement(Law):
     name = "without_replacement"
     optimal = staticmethod(optimal_without_replacement)
 
-    def conditional(self, draft: Rows, drafted: Int[Tensor, "*batch past"]) -> Rows:
+    def conditional(self, draft: Rows, drafted: Past) -> Rows:
         """q renormalised without the tokens drawn so far."""
         return without(draft, drafted)

@@ -27,7 +27,7 @@ def best_discount(target: Rows, draft: Rows, drafts: Int[Tensor, "*batch"], draf
         beta = torch.minimum(target / middle[..., None], draft).sum(-1)
         too_small = draft_probability * (1 - (1 - beta) ** drafts) > middle * beta
         low, high = torch.where(too_small, middle, low), torch.where(too_small, high, middle)
-    return high
+    return high.clamp(min=SMALLEST_NORMAL)
 
 
 def k_sequential(target: Rows, draft: Rows, drafted: Tuples, law: Law) -> Outcome:
@@ -39,7 +39,7 @@ def k_sequential(target: Rows, draft: Rows, drafted: Tuples, law: Law) -> Outcom
     """
     p, q, a = target.double(), draft.double(), law.draft_probability
     count = (drafted >= 0).sum(-1) if a == 1 else torch.full_like(drafted[..., 0], law.drafts)
-    rho = best_discount(p, q, count, a)[..., None].clamp(min=SMALLEST_NORMAL)
+    rho = best_discount(p, q, count, a)[..., None]
     overlap = torch.minimum(q, p / rho)
     beta = overlap.sum(-1, keepdim=True).clamp(max=1)
     reach = a * (1 - (1 - beta) ** count[..., None])
@@ -53,7 +53,6 @@ def k_sequential(target: Rows, draft: Rows, drafted: Tuples, law: Law) -> Outcom
 def acceptance_rate(target: Rows, draft: Rows, law: Law) -> Rates:
     """The exact acceptance rate a (1 - (1 - beta)^n)."""
     p, q, a = target.double(), draft.double(), law.draft_probability
-    count = torch.full(p.shape[:-1], law.drafts, device=p.device)
-    rho = best_discount(p, q, count, a).clamp(min=SMALLEST_NORMAL)
+    rho = best_discount(p, q, torch.full(p.shape[:-1], law.drafts, device=p.device), a)
     beta = torch.minimum(q, p / rho[..., None]).sum(-1).clamp(max=1)
     return (a * (1 - (1 - beta) ** law.drafts)).to(target.dtype)

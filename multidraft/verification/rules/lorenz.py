@@ -1,15 +1,11 @@
 """The Lorenz rule: optimal verification of i.i.d. drafts, exactly, by one sort, prefix sums and one root per token.
 
-It is exact for every number of drafts n, in time polynomial in n. Global Resolution solves the same problem by convex
-minimisation, approximately; Partial Resolution (NeurIPS 2025) states O(2^{1.5 n} n^2 + 2^n V + V log V), which for a
-fixed n is O(V log V) too.
-
 Beside the draws there may be sure tokens and top-ups (`Staged`). Then three rules follow each other, each with the
-target that the last one hands on: the draws by their schedule, the top-ups by single-draft coupling, and a sample of
-what remains, accepted if it is a sure token. The draws come from q', the draft without the sure tokens, so that all of
-the target's mass on these remains, and what remains is the same for every tuple: a new target. Without top-ups that is
-optimal: p(sure) + alpha*(p, q', draws). With one draw the schedule is a coupling: this is the rule of the greedy law
-(Towards Optimal MDSD, Theorem 7), of SpecHub, and, where nothing may be drafted, of Randomised Drafting.
+target that the last one hands on, which is the same for every tuple: the draws by their schedule, the top-ups by
+single-draft coupling, and a sample of what remains, accepted if it is a sure token. Without top-ups that is optimal:
+p(sure) + alpha*(p, q', draws), with q' the draft without the sure tokens. With one draw the schedule is a coupling:
+this is the rule of the greedy law (Towards Optimal MDSD, Theorem 7), of SpecHub, and, where nothing may be drafted, of
+Randomised Drafting.
 """
 
 from collections.abc import Callable
@@ -24,8 +20,7 @@ from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.loops import paired
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Rates, Rows, Tuples, next_target
-from multidraft.verification.rules import lorenz_loops
-from multidraft.verification.rules.naive import naive
+from multidraft.verification.rules import lorenz_loops, naive
 from multidraft.verification.rules.recursive_rejection import acceptance, couple, remainder
 from multidraft.verification.rules.schedule import schedule
 
@@ -62,34 +57,23 @@ def in_three_stages(target: Rows, draft: Rows, drafted: Tuples, law: Staged, sch
 
 
 def verify_draws(
-    target: Rows,
-    draft: Rows,
-    draws: Tuples,
-    count: Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-    schedule_of: ScheduleOf = schedule,
+    target: Rows, draft: Rows, draws: Tuples, count: Int[Tensor, "*batch"], a: float, schedule_of: ScheduleOf = schedule
 ) -> Verified:
-    """Verify `count` i.i.d. draws from `draft`: a schedule, and in rows with one draw at most a coupling.
-
-    What a row gets does not depend on the others.
-    """
-    single = count <= 1
-    coupled = verify_one(target, draft * (count > 0)[..., None], draws, draft_probability) if single.any() else None
-    if coupled and single.all():
-        return coupled
-    plan = schedule_of(target, draft, count, draft_probability)
-    scheduled = plan.accept(draws), next_target(plan.remainder(), target.double())
+    """Verify `count` i.i.d. draws from `draft`, each row by itself: one at most by a coupling, more by a schedule."""
+    single, p = count <= 1, target.double()
+    coupled: Verified | None = None
+    if single.any():
+        law = (draft * (count > 0)[..., None]).double() * a
+        accept = acceptance(p, law, draws.amax(-1))
+        coupled = accept[..., None] * (draws >= 0), next_target(remainder(p, law), p)
+        if single.all():
+            return coupled
+    plan = schedule_of(target, draft, count, a)
+    scheduled = plan.accept(draws), next_target(plan.remainder(), p)
     if coupled is None:
         return scheduled
     accept, new_target = (torch.where(single[..., None], *both) for both in zip(coupled, scheduled, strict=True))
     return accept, new_target
-
-
-def verify_one(target: Rows, draft: Rows, draws: Tuples, draft_probability: float) -> Verified:
-    """Verify one draw at most, in any position, by coupling."""
-    p, law = target.double(), draft.double() * draft_probability
-    accept = acceptance(p, law, draws.amax(-1))
-    return accept[..., None] * (draws >= 0), next_target(remainder(p, law), p)
 
 
 def spechub(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:

@@ -1,7 +1,4 @@
-"""The Lorenz rule as compiled loops, for CPUs: the numbers of `lorenz`, several times faster.
-
-A few loops over the tokens that can be drafted take the place of some sixty passes over all of them.
-"""
+"""The Lorenz rule as compiled loops over the tokens that can be drafted, for CPUs: faster than tensors."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,13 +14,11 @@ from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLE
 from multidraft.verification.rules.schedule import CONVERGED, STEPS
 
 Node = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target if none is
+Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
 
 
 def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
-    """What the rule knows of `count` draws from a draft distribution (none with probability 1 - a) before it sees them.
-
-    One draw at most, in any position, is coupled.
-    """
+    """What the rule knows of `count` draws before it sees them; one at most, in any position, is coupled."""
     if count <= 1:
         law = q.astype(np.float64) * (a if count else 0.0)
         return lambda draws: np.where(draws >= 0, acceptance(p, law, draws.max()), 0.0), next_target(p, law)
@@ -33,9 +28,6 @@ def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
     after = remainder(p, q, total, order, columns, record)
     hand_on(after, sum_of(after), p, sum_of(p))
     return partial(accept, p, order, columns[3]), after
-
-
-Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of draws
 
 
 def nodes(rows: Iterable[Inputs], a: float) -> Iterator[Node]:
@@ -169,10 +161,7 @@ def power(x, n):
 
 @compiled
 def last_root(c, m, n, a, guess):
-    """1 - t for the smallest t in [0, 1] with a (1 - (1 - t)^n) - m t = c, and 1 where every t is a root.
-
-    Newton's method goes on from the root before where that is above this one.
-    """
+    """1 - t for `schedule.smallest_root`; Newton's method goes on from the root before where that is above this one."""
     if n == 0:
         return 1.0
     if n == 1:

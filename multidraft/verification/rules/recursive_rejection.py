@@ -28,9 +28,9 @@ def remainder(target: Rows, law: Rows) -> Rows:
 def left_by_one(
     target: Float[np.ndarray, " places"], law: Float[np.ndarray, " drafted"], weight: float, accept: float
 ) -> Float[np.ndarray, " places"]:
-    """Probability of emitting each token otherwise than as the one drawn from `law` and accepted with `accept`.
+    """Probability of emitting each token otherwise than as the one drawn from `law`, the first places, and accepted.
 
-    The target is scaled to `weight`; the law has its first places. NumPy's calls cost less than `couple`'s.
+    The target is scaled to `weight`. NumPy's calls cost less than `couple`'s.
     """
     scaled = weight * target
     left = scaled.copy()
@@ -47,9 +47,7 @@ def couple(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> tuple[Rates
 
         b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
 
-    The denominator is (1 - sum t) + sum (t - law)_+, in positive terms. `law` sums to less than one where nothing may
-    be drawn; an empty position (token -1) accepts nothing.
-
+    `law` sums to less than one where nothing may be drawn; an empty position (token -1) accepts nothing.
     Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2.
     """
     return acceptance(target, law, token).to(target.dtype), next_target(remainder(target, law), target)
@@ -60,10 +58,8 @@ def recursive_rejection(target: Rows, draft: Draft, drafted: Tuples, law: Law) -
 
         accept_j = b_j prod_{i<j} (1 - b_i),   residual = t_n prod_j (1 - b_j)
 
-    The law of draft j is `draft` itself when drawn i.i.d., `draft` renormalised without the earlier tokens when drawn
-    without replacement, and its own distribution when the drafts are distinct (Multi-Candidate SD, Algorithms 1 and 2;
-    SpecInfer's multi-round form). Where nothing may be drafted, the first round knows: the tuples without drafts are
-    handed what it leaves. Not optimal with more than one draft.
+    Multi-Candidate SD, Algorithms 1 and 2; SpecInfer's multi-round form. Where nothing may be drafted, the first round
+    knows: the tuples without drafts are handed what it leaves. Not optimal with more than one draft.
     """
     alive, accept, start, dtype = torch.ones_like(target[..., 0]), [], law.draft_probability, target.dtype
     for j in range(drafted.shape[-1]):

@@ -1,11 +1,9 @@
 """The schedule behind the Lorenz rule: phases, what survives them, and the roots that say when they end.
 
-Every draft draw gets a random time in [0, 1] and the earliest one is emitted. Token i is a job with q_i of machine time
-and p_i of work on a machine whose speed F'(t) falls, where F(t) = a (1 - (1 - t)^n) is the probability that some draft
-falls into draft mass t. The optimal schedule runs the jobs with the largest remaining work per remaining time and
-shares the machine among ties in proportion to remaining time, so that the running jobs are a prefix of the tokens
-sorted by p/q; jobs whose work would outlast their time are run out before the next one joins. The proof is in
-docs/theory.md; the names below are those of that page.
+Every draw gets a random time in [0, 1] and the earliest one is emitted. Token i is a job with q_i of machine time and
+p_i of work on a machine whose speed F'(t) falls, where F(t) = a (1 - (1 - t)^n) is the probability that some draft
+falls into draft mass t. The running jobs are a prefix of the tokens sorted by p/q and share the machine in proportion
+to remaining time. The proof is in docs/theory.md; the names below are those of that page.
 """
 
 from collections.abc import Callable
@@ -41,9 +39,16 @@ class Schedule:
     record: Rates  # the sum of all drops: what remains of the target on tokens that can be drafted
 
     @cached_property
-    def stages(self) -> "Stages":
-        """The products of s between any two positions."""
-        return Stages(self.survive)
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """Sums of log s before every position, and counts of the s that are zero, so that no infinities meet."""
+        ends = self.survive <= 0
+        return padded(self.survive.masked_fill(ends, 1.0).log_().cumsum(-1)), padded(ends.cumsum(-1))
+
+    def between(self, start: Tokens, end: Tokens) -> Float[Tensor, "*batch some"]:
+        """The product of s over the phases start, .., end - 1."""
+        logs, ends = self.sums
+        sure = ends.gather(-1, end) == ends.gather(-1, start)
+        return (logs.gather(-1, end) - logs.gather(-1, start)).clamp_(max=0).exp_() * sure
 
     def remainder(self) -> Rows:
         """R = p - r, by token: nothing after the last reset, and before one a share of its drop.
@@ -56,7 +61,7 @@ class Schedule:
         following = torch.where(self.drop > 0, place, size).flip(-1).cummin(-1).values.flip(-1)
         k = following.clamp(max=size - 1)
         width = (self.Q - shifted(self.T)).gather(-1, k).clamp(min=SMALLEST_NORMAL)
-        share = q * self.stages.between(place.expand_as(k), k) / width
+        share = q * self.between(place.expand_as(k), k) / width
         loss = torch.minimum(self.drop.gather(-1, k) * share, p).masked_fill(following == size, 0.0)
         loss = loss.add_(p, alpha=SPARE) * (q > DRAWABLE)
         total = loss.sum(-1).clamp(min=SMALLEST_NORMAL)
@@ -71,26 +76,12 @@ class Schedule:
         place, order = torch.where(draws >= 0, rank.gather(-1, draws.clamp(min=0)), size).sort(-1)
         ends = torch.nn.functional.pad(place[..., 1:], (0, 1), value=size)
         active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
-        through = self.stages.between(place, ends) ** active
+        through = self.between(place, ends) ** active
         alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
         each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
         accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
         # A token without any target is never accepted, not even with the rounding of its neighbours.
         return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
-
-
-class Stages:
-    """Products of s over the phases from one position up to, not including, another."""
-
-    def __init__(self, survive: Positions):
-        ends = survive <= 0  # counted on their own, so that no infinities meet
-        self.logs = padded(survive.masked_fill(ends, 1.0).log_().cumsum(-1))
-        self.ends = padded(ends.cumsum(-1))
-
-    def between(self, start: Tokens, end: Tokens) -> Float[Tensor, "*batch some"]:
-        """prod of s over the phases start, .., end - 1."""
-        sure = self.ends.gather(-1, end) == self.ends.gather(-1, start)
-        return (self.logs.gather(-1, end) - self.logs.gather(-1, start)).clamp_(max=0).exp_() * sure
 
 
 def schedule(target: Rows, draft: Rows, count: Int[Tensor, "*batch"], draft_probability: float = 1.0) -> Schedule:
@@ -156,9 +147,8 @@ def power(x: Tensor, n: int) -> Tensor:
 def smallest_root(n: int, c: Positions, m: Positions, a: float) -> Positions:
     """Smallest t in [0, 1] with a (1 - (1 - t)^n) - m t = c, and 0 where every t is a root.
 
-    Linear for one draft, a quadratic in its stable form for two, Newton's method otherwise: 1 - t is the largest root x
-    of g(x) = a x^n - m x + c + m - a. g is convex and that root is at most ((a - c) / a)^(1/n), where m x is replaced
-    by m: every Newton step from there stays above it.
+    Otherwise than for one draft or two, 1 - t is the largest root x of the convex g(x) = a x^n - m x + c + m - a, and
+    at most ((a - c) / a)^(1/n), where m x is replaced by m: every Newton step from there stays above it.
     """
     if n == 0:
         return torch.zeros_like(c)
@@ -175,8 +165,8 @@ def descend(x: Positions, n: int, d: Positions, m: Positions, a: float) -> Posit
     """Newton's method for a x^n - m x + d from above.
 
     A small value is enough: where the function is flat, the law hardly depends on the root. What has not converged
-    after `STEPS` has x^n below 1e-16 and cannot be seen in any law. A root that has converged stays while others go
-    on: a step more would divide rounding by a slope that may be rounding too.
+    after `STEPS` cannot be seen in any law. A root that has converged stays: a step more would divide rounding by a
+    slope that may be rounding too.
     """
     small = CONVERGED * max(1, n / 4)  # the rounding of x^n
     for _ in range(STEPS):

@@ -13,8 +13,8 @@ from multidraft.decoding.walks import UNSEEN, Coin, Ending, Walk, Walker
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import at_each
 from multidraft.verification.laws import Iid
+from multidraft.verification.rules import naive
 from multidraft.verification.rules.lorenz import lorenz
-from multidraft.verification.rules.naive import naive
 from multidraft.verification.rules.recursive_rejection import recursive_rejection
 from multidraft.verification.rules.schedule import schedule
 

@@ -70,7 +70,7 @@ class Case:
         """
         phase, token = torch.tril_indices(self.size, self.size)
         left = self.draft.new_zeros(self.size, self.size)
-        left[phase, token] = self.draft[token] * self.plan.stages.between(token, phase)
+        left[phase, token] = self.draft[token] * self.plan.between(token, phase)
         return left / (self.plan.Q[: self.size] - shifted(self.ends))[:, None]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
-from multidraft.verification.rules import k_sequential, lorenz, naive, recursive_rejection
+from multidraft.verification.rules import k_sequential, lorenz, naive, rate_of_iid, recursive_rejection
 from multidraft_research.solvers import linear_program, max_flow
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
 from multidraft_research.solvers.network import Network, edges_of, iid_network
@@ -161,5 +161,5 @@ def methods(seconds: float) -> dict[str, Method]:
         "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
         "k_sequential": closed(k_sequential.k_sequential, k_sequential.acceptance_rate),
         "recursive_rejection": closed(recursive_rejection.recursive_rejection, recursive_rejection.acceptance_rate),
-        "naive": closed(naive.naive, naive.rate_of_iid),
+        "naive": closed(naive, rate_of_iid),
     }
