@@ -1,8 +1,7 @@
 """From lines of logits to distributions: temperature, top-k and top-p, and the target's law with all of its settings.
 
-A line is one row's logits at one node. Lines come together, each with its own settings and its own prefix: the whole
-sequence that ends at the node, needed only where the settings look back. What makes no distribution is a fault of its
-line alone.
+A line is one row's logits at one node, with its own settings and its own prefix, the whole sequence that ends at the
+node, where they look back. What makes no distribution is a fault of its line alone.
 """
 
 from collections import defaultdict
@@ -11,24 +10,21 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, in_full, not_finite, problem_of, softmax
+from multidraft.sampling.gate import Faults, Lines, in_full, not_finite, problem_of, softmax
 from multidraft.sampling.processors import Prefixes, blamed, checked
 from multidraft.sampling.settings import Sampling
+from multidraft.verification.distributions import normalise
+from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
 HEAD = 1024  # tokens that hold top-p nearly always, and are found many times faster than all are sorted
 
 
 def distribution(
-    logits: Float[Tensor, "*batch vocabulary"],
-    temperature: float | int = 1.0,
-    top_k: int | None = None,
-    top_p: float | int | None = None,
-) -> Float[Tensor, "*batch vocabulary"]:
+    logits: Rows, temperature: float | int = 1.0, top_k: int | None = None, top_p: float | int | None = None
+) -> Rows:
     """The distribution that is really sampled from: temperature first, then top-k, then top-p, then renormalised.
 
     Computed in float32 at least, with sums in float64. Temperature 0 puts everything on the most likely token (the
@@ -45,17 +41,9 @@ def distribution(
 
 
 def distributions(
-    logits: Float[Tensor, "lines vocabulary"],
-    temperature: float | int = 1.0,
-    top_k: int | None = None,
-    top_p: float | int | None = None,
-) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:
-    """Every line's `distribution`, and the lines that have none (theirs is undefined).
-
-    >>> distributions(torch.tensor([[0.0, 1.0], [0.0, torch.nan]]), 0)
-    (tensor([[0., 1.],
-            [0., 1.]]), [1])
-    """
+    logits: Lines, temperature: float | int = 1.0, top_k: int | None = None, top_p: float | int | None = None
+) -> tuple[Lines, list[int]]:
+    """Every line's `distribution`, and the lines that have none (theirs is undefined)."""
     logits = in_full(logits)
     if temperature == 0:
         best = logits.argmax(-1, keepdim=True)
@@ -67,15 +55,16 @@ def distributions(
     return nucleus(probabilities, top_p) if top_p is not None and top_p < 1 else probabilities, bad
 
 
-def nucleus(probabilities: Float[Tensor, "lines vocabulary"], top_p: float) -> Float[Tensor, "lines vocabulary"]:
+def nucleus(probabilities: Lines, top_p: float) -> Lines:
     """Keep the most likely tokens until they hold `top_p` (the one that crosses it included) and renormalise.
 
     Of equally likely tokens the last ones are kept, as transformers does where it sorts stably.
-
-    >>> nucleus(torch.tensor([[0.25, 0.25, 0.5]]), 0.6)
-    tensor([[0.0000, 0.3333, 0.6667]])
     """
-    ordered = likeliest(probabilities, top_p)
+    ordered = None
+    if HEAD < probabilities.shape[-1]:
+        ordered = probabilities.topk(HEAD, -1).values.cpu().numpy()
+    if ordered is None or (ordered.sum(-1, dtype=np.float64) < top_p).any():
+        ordered = -np.sort(-probabilities.cpu().numpy(), -1)
     count = ((ordered.cumsum(-1, dtype=np.float64) - ordered) < top_p).sum(-1, keepdims=True).clip(1)
     least = torch.from_numpy(np.take_along_axis(ordered, count - 1, -1)).to(probabilities.device)
     weights = probabilities * (probabilities >= least)
@@ -83,21 +72,10 @@ def nucleus(probabilities: Float[Tensor, "lines vocabulary"], top_p: float) -> F
     if (spare > 0).any():
         equal = probabilities == least
         weights.masked_fill_(equal & (equal.cumsum(-1) <= spare), 0.0)
-    return weights / weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
+    return normalise(weights)
 
 
-def likeliest(probabilities: Float[Tensor, "lines vocabulary"], mass: float) -> Float[np.ndarray, "lines count"]:
-    """Every line's largest probabilities in descending order, at least as many as hold this mass."""
-    if HEAD < probabilities.shape[-1]:
-        head = probabilities.topk(HEAD, -1).values.cpu().numpy()
-        if (head.sum(-1, dtype=np.float64) >= mass).all():
-            return head
-    return -np.sort(-probabilities.cpu().numpy(), -1)
-
-
-def target_laws(
-    logits: Float[Tensor, "lines vocabulary"], settings: Sequence[Sampling], prefixes: Prefixes | None = None
-) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+def target_laws(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> tuple[Lines, Faults]:
     """The distributions that the output must have, and the faults of lines that have none (theirs is uniform).
 
     In float32, or float64 where the logits are; each sums to one within 1e-6.
@@ -116,9 +94,7 @@ def target_laws(
     return laws, faults
 
 
-def log_laws(
-    logits: Float[Tensor, "lines vocabulary"], settings: Sequence[Sampling], prefixes: Prefixes | None = None
-) -> Float[Tensor, "lines vocabulary"]:
+def log_laws(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> Lines:
     """Logarithms of `target_laws`; where a temperature of 0 makes that a certainty, those at temperature 1."""
     warm = {own: replace(own, temperature=own.temperature or 1.0) for own in set(settings)}
     return target_laws(logits, [warm[own] for own in settings], prefixes)[0].log()
@@ -135,9 +111,7 @@ def alike(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
     return groups
 
 
-def laws_of(
-    logits: Float[Tensor, "lines vocabulary"], own: Sampling, prefixes: Prefixes | None
-) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+def laws_of(logits: Lines, own: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
     """The distributions that the same settings make of some lines, uniform where there is a fault."""
     scores, faults = checked(own.before, logits, prefixes)
     laws, bad = distributions(scores, own.temperature, own.top_k, own.top_p)

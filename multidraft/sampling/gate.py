@@ -3,13 +3,18 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.sampling import loops
-from multidraft.verification.loops import paired
+from multidraft.verification.loops import compiled, lines, paired, sum_of
+
+Lines = Float[Tensor, "lines vocabulary"]
+LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
+HALF = np.float32(0.5)
+ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 
 
 class RowFault(AdviceError):
@@ -53,17 +58,15 @@ def problem_of(line: Float[Tensor, " vocabulary"]) -> str | None:
     return f"gives token {int(line.argmax())} the score {largest}"
 
 
-def wrong_form(scores: object, like: Float[Tensor, "lines vocabulary"]) -> str | None:
+def wrong_form(scores: object, like: Lines) -> str | None:
     """What is wrong about the type, shape, precision or device of scores that should be like others."""
     if not isinstance(scores, Tensor):
         return f"returns {type(scores).__name__} instead of a tensor of scores"
-    if scores.shape != like.shape:
-        return f"returns scores of shape {tuple(scores.shape)} instead of {tuple(like.shape)}"
-    if scores.layout != torch.strided or scores.device != like.device:
-        return f"returns {scores.layout} scores on {scores.device} instead of dense ones on {like.device}"
-    if not scores.dtype.is_floating_point:
-        return f"returns scores of type {scores.dtype} instead of {like.dtype}"
-    return None
+    if scores.shape == like.shape and scores.device == like.device:
+        if scores.layout == torch.strided and scores.dtype.is_floating_point:
+            return None
+    mine, wanted = (f"{x.layout} scores of {x.dtype} and shape {tuple(x.shape)} on {x.device}" for x in (scores, like))
+    return f"returns {mine} instead of {wanted}"
 
 
 def in_full(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -71,9 +74,7 @@ def in_full(logits: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def softmax(
-    scores: Float[Tensor, "lines vocabulary"], temperature: float | int = 1.0
-) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:
+def softmax(scores: Lines, temperature: float | int = 1.0) -> tuple[Lines, list[int]]:
     """Every line's softmax at a temperature above 0, and which lines have none (theirs is undefined).
 
     A line has one where no score is NaN or plus infinity and one is finite, which its largest score tells alone. Sums
@@ -85,15 +86,49 @@ def softmax(
     return soft_lines(in_full(scores), float(temperature)) if scores.numel() else (in_full(scores), [])
 
 
-@paired(loops.soft_lines, lambda scores, _: scores.dtype == torch.float32)
-def soft_lines(
-    scores: Float[Tensor, "lines vocabulary"], temperature: float
-) -> tuple[Float[Tensor, "lines vocabulary"], list[int]]:
+def soft_loops(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
+    """As `soft_lines`, by compiled loops."""
+    values = lines(scores)
+    largest = values.max(-1)
+    weights = soften_lines(values, largest, np.float32(1 / math.log(2) / temperature))
+    return torch.from_numpy(weights), np.flatnonzero(~np.isfinite(largest)).tolist()
+
+
+@paired(soft_loops, lambda scores, _: scores.dtype == torch.float32)
+def soft_lines(scores: Lines, temperature: float) -> tuple[Lines, list[int]]:
     """As `softmax`."""
     largest = scores.amax(-1, keepdim=True)
     weights = ((scores - largest) / temperature).exp_()
     weights /= weights.sum(-1, keepdim=True, dtype=torch.float64).to(weights.dtype)
     return weights, not_finite(largest)
+
+
+@compiled
+def soften_lines(values, largest, scale):
+    """Powers of two over their sum, of what the scores of every line are above the largest, times a scale."""
+    weights = np.empty_like(values)
+    for row in range(len(values)):
+        soften(weights[row], values[row], largest[row], scale)
+        weights[row] /= np.float32(sum_of(weights[row]))
+    return weights
+
+
+@compiled
+def soften(weights, logits, largest, scale):
+    """Two to the power of what logits are above the largest, times a scale."""
+    powers = np.empty(logits.size, np.int32)
+    for index in range(logits.size):
+        exponent = (logits[index] - largest) * scale
+        whole = np.floor(max(exponent, LEAST) + HALF)
+        powers[index] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of that power, as a float32
+        weights[index] = two_to(exponent - whole) if exponent >= LEAST else np.float32(0)
+    weights *= powers.view(np.float32)
+
+
+@compiled
+def two_to(part):
+    """Two to a power between -1/2 and 1/2, by its series, which goes into vector instructions."""
+    return ONE + part * (A + part * (B + part * (C + part * (D + part * (E + part * F)))))
 
 
 def not_finite(largest: Float[Tensor, "lines 1"]) -> list[int]:

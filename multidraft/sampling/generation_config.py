@@ -29,38 +29,25 @@ MEANINGLESS = set(  # what only beams, encoders, assistants or other caches read
     "target_lookbehind cache_config max_cache_len prefill_chunk_size compile_config disable_compile "
     "return_legacy_cache transformers_version".split()
 )
-REFUSED = {  # what may be set all the same, because it is the default or changes nothing
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "diversity_penalty": (0.0,),
-    "constraints": (),
-    "force_words_ids": (),
-    "penalty_alpha": (0.0,),
-    "dola_layers": (),
-    "low_memory": (False,),
-    "guidance_scale": (1.0,),
-    "token_healing": (False,),
-    "use_cache": (True,),
-    "cache_implementation": ("dynamic", "hybrid"),
-    "output_attentions": (False,),
-    "output_hidden_states": (False,),
-    "output_scores": (False,),
-    "output_logits": (False,),
-    "use_mtp": (False,),
-    "is_assistant": (False,),
-    "prompt_lookup_num_tokens": (),
-    "assistant_early_exit": (),
-    "assistant_ensemble_weight": (),
-    "speculation_type": (),
-    "continuous_batching_config": (),
+REFUSED = {  # with the values that may be set all the same, because they are the default or change nothing
+    name: allowed
+    for names, allowed in {
+        "low_memory token_healing output_attentions output_hidden_states output_scores output_logits use_mtp "
+        "is_assistant": (False,),
+        "num_beams num_beam_groups guidance_scale": (1,),
+        "diversity_penalty penalty_alpha": (0.0,),
+        "use_cache": (True,),
+        "cache_implementation": ("dynamic", "hybrid"),
+        "constraints force_words_ids dola_layers prompt_lookup_num_tokens assistant_early_exit "
+        "assistant_ensemble_weight speculation_type continuous_batching_config": (),
+    }.items()
+    for name in names.split()
 }
 INSTEAD = {
-    "output_scores": "ask for logprobs=True",
-    "output_logits": "ask for logprobs=True",
+    **dict.fromkeys(("output_scores", "output_logits"), "ask for logprobs=True"),
+    **dict.fromkeys(("cache_implementation", "use_cache"), "trees have a cache of their own; leave it out"),
     "prompt_lookup_num_tokens": "pass a draft model",
     "assistant_ensemble_weight": "it biases the output; leave it out",
-    "cache_implementation": "trees have a cache of their own; leave it out",
-    "use_cache": "trees have a cache of their own; leave it out",
 }
 TOKENS = "eos_token_id forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens".split()
 OURS = {"assistant_model": "draft_model", "streamer": "stream", "tokenizer": "stop_tokenizer"}  # by their names there
@@ -179,18 +166,14 @@ def sampling_from(listed: Sequence[LogitsProcessor], greedy: bool) -> Sampling:
     names = [name_of(processor) for processor in listed]
     first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
     if greedy or not set(names[first:]) <= AFTER:  # an order that nobody expects: let it run as it stands
-        return Sampling(0 if greedy else 1.0, before=in_order(listed))
-    rest = list(listed[first:])
+        return Sampling(0 if greedy else 1.0, before=Processors(listed) if listed else None)
+    before, rest = listed[:first], list(listed[first:])
     temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
     top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
     if rest and name_of(rest[-1]) == "LogitNormalization":
         rest.pop()
-    return Sampling(temperature, top_k, top_p, in_order(listed[:first]), in_order(rest))
-
-
-def in_order(listed: Sequence[LogitsProcessor]) -> Processors | None:
-    """The processors of a list that has any."""
-    return Processors(listed) if listed else None
+    parts = (Processors(part) if part else None for part in (before, rest))
+    return Sampling(temperature, top_k, top_p, *parts)
 
 
 def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:

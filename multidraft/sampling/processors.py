@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, RowFault, in_full, problem_of, wrong_form
+from multidraft.sampling.gate import Faults, Lines, RowFault, in_full, problem_of, wrong_form
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
+Tokens, Scores = Int[Tensor, "rows length"], Float[Tensor, "rows vocabulary"]
 
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}
@@ -36,9 +37,7 @@ class LogitBias(LogitsProcessor):
     def __init__(self, bias: dict[int, float | int]):
         self.tokens, self.values = list(bias), list(bias.values())
 
-    def __call__(
-        self, input_ids: Int[Tensor, "rows length"] | None, scores: Float[Tensor, "rows vocabulary"]
-    ) -> Float[Tensor, "rows vocabulary"]:
+    def __call__(self, input_ids: Tokens | None, scores: Scores) -> Scores:
         scores = scores.clone()
         scores[:, self.tokens] += torch.tensor(self.values, dtype=scores.dtype, device=scores.device)
         return scores
@@ -50,9 +49,7 @@ class CountPenalty(LogitsProcessor):
     def __init__(self, presence: float | int, frequency: float | int, prompt_length: int):
         self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
 
-    def __call__(
-        self, input_ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocabulary"]
-    ) -> Float[Tensor, "rows vocabulary"]:
+    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
         new = input_ids[:, self.prompt_length :]
         count = torch.zeros_like(scores).scatter_add_(1, new, torch.ones_like(new, dtype=scores.dtype))
         return scores - self.presence * (count > 0) - self.frequency * count
@@ -64,9 +61,7 @@ class OneByOne(LogitsProcessor):
     def __init__(self, processor: LogitsProcessor):
         self.processor = processor
 
-    def __call__(
-        self, input_ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocabulary"]
-    ) -> Float[Tensor, "rows vocabulary"]:
+    def __call__(self, input_ids: Tokens, scores: Scores) -> Scores:
         pairs = zip(input_ids.split(1), scores.split(1), strict=True)
         return torch.cat([self.processor(ids, row) for ids, row in pairs])
 
@@ -76,11 +71,10 @@ class Processors:
 
     def __init__(self, listed: Sequence[LogitsProcessor]):
         self.listed: Sequence[Any] = listed  # transformers' type hints know fewer tensors than it takes
-        self.looks_back = any(map(looks_back, listed))
+        blind = (name_of(one) in BLIND or isinstance(one, LogitBias) for one in listed)
+        self.looks_back = not all(blind)  # one that nobody knows may
 
-    def run(
-        self, logits: Float[Tensor, "lines vocabulary"], some: list[int], prefixes: Prefixes | None
-    ) -> Float[Tensor, "some vocabulary"]:
+    def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
         """Some lines, processed; raises RowFault."""
         scores: Tensor = in_full(logits[some])  # a copy, because a processor may write into what it is given
         sequences = self.sequences(prefixes, some)
@@ -96,9 +90,7 @@ class Processors:
         return torch.stack([prefix for line in some if (prefix := prefixes[line]) is not None])
 
 
-def checked(
-    processors: Processors | None, logits: Float[Tensor, "lines vocabulary"], prefixes: Prefixes | None
-) -> tuple[Float[Tensor, "lines vocabulary"], Faults]:
+def checked(processors: Processors | None, logits: Lines, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
     """The processed lines, and the faults of those on which a processor has failed (they stay as they are)."""
     if processors is None:
         return logits, {}
@@ -118,7 +110,7 @@ def checked(
     return scores, faults
 
 
-def answer(processor: LogitsProcessor, sequences: Any, scores: Float[Tensor, "lines vocabulary"]) -> Tensor:
+def answer(processor: LogitsProcessor, sequences: Any, scores: Lines) -> Tensor:
     """What a processor makes of scores; raises RowFault where that is none."""
     source = source_of(processor)
     try:
@@ -136,23 +128,19 @@ def source_of(processor: LogitsProcessor) -> str:
 
 
 def blamed(
-    processors: Processors | None,
-    source: str,
-    logits: Float[Tensor, "lines vocabulary"],
-    prefixes: Prefixes | None,
-    bad: Iterable[int],
+    processors: Processors | None, source: str, logits: Lines, prefixes: Prefixes | None, bad: Iterable[int]
 ) -> Faults:
     """Of lines that have become no distribution: who has spoilt them, the `source` of the logits or a processor."""
-    faults, listed = Faults(), processors.listed if processors else []
-    for line in bad:
-        sequences = processors.sequences(prefixes, [line]) if processors else None
-        faults[line] = first_fault(listed, source, in_full(logits[line : line + 1]), sequences)
-    return faults
+    return {line: first_fault(processors, source, logits, prefixes, line) for line in bad}
 
 
-def first_fault(listed: Sequence[Any], source: str, scores: Tensor, sequences: Tensor | None) -> RowFault:
+def first_fault(
+    processors: Processors | None, source: str, logits: Lines, prefixes: Prefixes | None, line: int
+) -> RowFault:
     """The fault of the first whose scores for one line make no distribution."""
-    for processor in listed:
+    scores = in_full(logits[line : line + 1])
+    sequences = processors.sequences(prefixes, [line]) if processors else None
+    for processor in processors.listed if processors else []:
         if problem_of(scores[0]):
             break
         try:
@@ -160,11 +148,6 @@ def first_fault(listed: Sequence[Any], source: str, scores: Tensor, sequences: T
         except RowFault as fault:
             return fault
     return RowFault(source, problem_of(scores[0]) or "gives other scores each time")
-
-
-def looks_back(processor: LogitsProcessor) -> bool:
-    """Whether a processor's result depends on the sequence; one that nobody knows may."""
-    return name_of(processor) not in BLIND and not isinstance(processor, LogitBias)
 
 
 def check_known(processors: Sequence[LogitsProcessor]) -> None:
@@ -205,9 +188,8 @@ def for_row(processors: Sequence[LogitsProcessor], row: int) -> LogitsProcessorL
 def is_bound(processor: LogitsProcessor) -> bool:
     """Whether a processor holds something for every row of a batch."""
     holders = ("encoder_input_ids", "generated_ngrams", "_prefix_allowed_tokens_fn")
-    return isinstance(getattr(processor, "prompt_ignore_length", None), Tensor) or any(
-        hasattr(processor, name) for name in holders
-    )
+    lengths = getattr(processor, "prompt_ignore_length", None)
+    return isinstance(lengths, Tensor) or any(hasattr(processor, name) for name in holders)
 
 
 def one_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:

@@ -15,7 +15,7 @@ from multidraft.errors import AdviceError, is_integer, is_number, shown
 if TYPE_CHECKING:
     from multidraft.sampling.processors import Processors
 
-MOST_TOKENS, MOST_STOPS, LONGEST_STOP = 10_000_000, 64, 1000
+MOST_STOPS, LONGEST_STOP = 64, 1000
 
 
 @dataclass(frozen=True)
@@ -48,47 +48,26 @@ class Setting:
         return f"a {'whole ' if self.kind is int else ''}number {low}{high}{also}"
 
 
-TEMPERATURE = Setting(float, 1e-3, 100, also={0: "greedy decoding"})
-TOP_K, TOP_P = Setting(int, 1, 2**31 - 1), Setting(float, above=True)
-LENGTH, SIZE, FLAG = Setting(int, 1, MOST_TOKENS), Setting(int, 0, MOST_TOKENS), Setting(bool)
-SHARE, CUTOFF = Setting(float), Setting(float, below=True)
-FACTOR, PENALTY = Setting(float, 0.01, 100), Setting(float, -2, 2)
 BIAS = Setting(float, -100, 100, also={-float("inf"): "never"})  # of a token, or of a sequence
-SETTINGS = {
-    "temperature": TEMPERATURE,
-    "draft_temperature": TEMPERATURE,
-    "top_k": TOP_K,
-    "draft_top_k": TOP_K,
-    "top_p": TOP_P,
-    "draft_top_p": TOP_P,
-    "min_p": SHARE,
-    "top_h": TOP_P,
-    "typical_p": TOP_P,
-    "epsilon_cutoff": CUTOFF,
-    "eta_cutoff": CUTOFF,
-    "repetition_penalty": FACTOR,
-    "encoder_repetition_penalty": FACTOR,
-    "presence_penalty": PENALTY,
-    "frequency_penalty": PENALTY,
-    "max_new_tokens": LENGTH,
-    "max_length": LENGTH,
-    "min_new_tokens": SIZE,
-    "min_length": SIZE,
-    "no_repeat_ngram_size": SIZE,
-    "encoder_no_repeat_ngram_size": SIZE,
+FACTOR, MOST_TOKENS = Setting(float, 0.01, 100), 10_000_000
+KINDS = {  # of settings, by their names
+    "temperature draft_temperature": Setting(float, 1e-3, 100, also={0: "greedy decoding"}),
+    "top_k draft_top_k": Setting(int, 1, 2**31 - 1),
+    "top_p draft_top_p top_h typical_p": Setting(float, above=True),
+    "min_p": Setting(float),
+    "epsilon_cutoff eta_cutoff": Setting(float, below=True),
+    "repetition_penalty encoder_repetition_penalty": FACTOR,
+    "presence_penalty frequency_penalty": Setting(float, -2, 2),
+    "max_new_tokens max_length": Setting(int, 1, MOST_TOKENS),
+    "min_new_tokens min_length no_repeat_ngram_size encoder_no_repeat_ngram_size measure": Setting(int, 0, MOST_TOKENS),
     "num_return_sequences": Setting(int, 1, 4096),
     "max_time": Setting(float, 0, 1e9),
     "seed": Setting(int, -(2**63), 2**63 - 1),
     "logprobs": Setting(int, 0, 2**20),
-    "measure": SIZE,
     "tune_budget": Setting(float, 0, 86_400),
-    "do_sample": FLAG,
-    "renormalize_logits": FLAG,
-    "remove_invalid_values": FLAG,
-    "return_dict_in_generate": FLAG,
-    "compile": FLAG,
-    "synchronise": FLAG,
+    "do_sample renormalize_logits remove_invalid_values return_dict_in_generate compile synchronise": Setting(bool),
 }
+SETTINGS = {name: kind for names, kind in KINDS.items() for name in names.split()}
 
 
 def check(name: str, value: Any, called: str | None = None) -> None:

@@ -17,29 +17,22 @@ def described(value: object) -> str:
     return f"{type(value).__name__} {str(value)[:60]!r}"
 
 
-def placed(values: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, for which the host does not wait: its own memory has been read when the call returns."""
-    return values.to(device, non_blocking=True)
-
-
 def check_distribution(values: Tensor, name: str, total_at_most_one: bool = False) -> None:
     """Raise unless every row of `values` is a distribution (or, for a sub-probability target, sums to at most one)."""
-    form = isinstance(values, Tensor) and values.dtype.is_floating_point and values.ndim > 0 and values.shape[-1] > 0
-    if not form:
+    if not (isinstance(values, Tensor) and values.is_floating_point() and values.ndim > 0 and values.shape[-1] > 0):
         raise AdviceError(f"{name} must be a float tensor (..., vocabulary); got {described(values)}")
     if values.dtype not in (torch.float32, torch.float64):
         raise AdviceError(f"{name} is {values.dtype}, too coarse to sum to one; pass logits.float().softmax(-1)")
     rows = values.reshape(-1, values.shape[-1])
-    total = rows.double().sum(-1)
-    slack = 1e-4
+    total, slack = rows.double().sum(-1), 1e-4
     least = 0.0 if total_at_most_one else 1 - slack
     bad = ~((total >= least) & (total <= 1 + slack)) | ~(rows >= 0).all(-1)
     if bad.any():
         row = int(bad.nonzero()[0])
-        low, sum_of_row = rows[row].min().item(), total[row].item()
-        nearly = low >= 0 and abs(sum_of_row - 1) < 0.01
+        low, whole = rows[row].min().item(), total[row].item()
+        nearly = low >= 0 and abs(whole - 1) < 0.01
         advice = "take its softmax in float64" if nearly else "pass probabilities, not logits"
-        raise AdviceError(f"{name} row {row} sums to {sum_of_row:.6g} with smallest entry {low:.4g}; {advice}")
+        raise AdviceError(f"{name} row {row} sums to {whole:.6g} with smallest entry {low:.4g}; {advice}")
 
 
 def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "*batch draws"]:
@@ -62,7 +55,8 @@ def pick(weights: Rows, uniform: Float[Tensor, "*batch draws"]) -> Int[Tensor, "
 @paired(pick_lines)
 def pick_each(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """One token of every row, as `pick` draws it with the row's number."""
-    return pick(weights, placed(torch.tensor(numbers, dtype=torch.float64)[:, None], weights.device))[:, 0].tolist()
+    drawn = torch.tensor(numbers, dtype=torch.float64)[:, None].to(weights.device, non_blocking=True)
+    return pick(weights, drawn)[:, 0].tolist()
 
 
 def most_likely(draft: Rows, count: int) -> Int[Tensor, "*batch count"]:
@@ -79,13 +73,10 @@ def most_likely(draft: Rows, count: int) -> Int[Tensor, "*batch count"]:
 
 
 def descending(values: Float[Tensor, "*batch size"]) -> tuple[Float[Tensor, "*batch size"], Int[Tensor, "*batch size"]]:
-    """The values from the largest to the smallest, and where they were; equal ones in any order.
-
-    On a CPU NumPy sorts with vector instructions, many times faster than PyTorch.
-    """
-    if values.device.type != "cpu":
+    """The values from the largest to the smallest, and where they were; equal ones in any order."""
+    if not values.is_cpu:
         return values.sort(-1, descending=True)
-    order = torch.from_numpy(np.argsort(-values.detach().numpy(), -1))
+    order = torch.from_numpy(np.argsort(-values.detach().numpy(), -1))  # many times faster than PyTorch
     return values.gather(-1, order), order
 
 

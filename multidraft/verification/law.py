@@ -29,7 +29,9 @@ class Law(ABC):
 
     def __post_init__(self) -> None:
         check_integer(self.drafts, "drafts", 1)
-        check_draft_probability(self.draft_probability)
+        if not is_number(self.draft_probability) or not 0 < self.draft_probability <= 1:
+            given = shown(self.draft_probability)
+            raise AdviceError(f"draft_probability {given} is out of range; use a number in (0, 1]")
         object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
     drafts: int
@@ -134,7 +136,7 @@ class Law(ABC):
 
 
 class Staged(Law):
-    """Sure tokens, i.i.d. draws among the others, then top-ups, any of which may be left out: see `rules.lorenz`."""
+    """Sure tokens, i.i.d. draws among the others, then top-ups, any of which may be left out (`rules.lorenz`)."""
 
     @cached_property
     def has_sure(self) -> bool:
@@ -157,12 +159,6 @@ class Staged(Law):
     def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
         """The positions of tuples, or of their beginning: sure tokens, draws, top-ups."""
         return drafted[..., :0], drafted, drafted[..., :0]
-
-
-def check_draft_probability(probability: Any) -> None:
-    """Raise unless it is a probability above zero."""
-    if not is_number(probability) or not 0 < probability <= 1:
-        raise AdviceError(f"draft_probability {shown(probability)} is out of range; use a number in (0, 1]")
 
 
 def at_each(values: Rows, tokens: Tokens) -> Float[Tensor, "*batch some"]:

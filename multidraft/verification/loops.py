@@ -5,7 +5,6 @@ They need Numba. Without it, and on other devices, tensor operations do the same
 """
 
 import inspect
-import math
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -23,9 +22,6 @@ HAS_NUMBA = find_spec("numba") is not None
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
 Function = TypeVar("Function", bound=Callable[..., Any])
-LEAST = np.float32(-126)  # of the powers of two that float32 has in full precision
-HALF = np.float32(0.5)
-ONE, A, B, C, D, E, F = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(7))
 BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
@@ -33,10 +29,7 @@ def usable(*arguments: object) -> bool:
     """Whether loops can run over the tensors among these: on a CPU, with Numba, and in a precision that it has."""
     if not HAS_NUMBA:
         return False
-    for one in arguments:
-        if isinstance(one, Tensor) and not (one.is_cpu and one.dtype in KINDS):
-            return False
-    return True
+    return all(one.is_cpu and one.dtype in KINDS for one in arguments if isinstance(one, Tensor))
 
 
 def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
@@ -107,24 +100,6 @@ def pick_lines(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) 
     for each in zip(tokens, lines(weights), drawn, strict=True):
         pick_into(*each)
     return tokens[:, 0].tolist()
-
-
-@compiled
-def soften(weights, logits, largest, scale):
-    """Two to the power of what logits are above the largest, times a scale."""
-    powers = np.empty(logits.size, np.int32)
-    for index in range(logits.size):
-        exponent = (logits[index] - largest) * scale
-        whole = np.floor(max(exponent, LEAST) + HALF)
-        powers[index] = (np.int32(whole) + np.int32(127)) << np.int32(23)  # the bits of that power, as a float32
-        weights[index] = two_to(exponent - whole) if exponent >= LEAST else np.float32(0)
-    weights *= powers.view(np.float32)
-
-
-@compiled
-def two_to(part):
-    """Two to a power between -1/2 and 1/2, by its series, which goes into vector instructions."""
-    return ONE + part * (A + part * (B + part * (C + part * (D + part * (E + part * F)))))
 
 
 @compiled

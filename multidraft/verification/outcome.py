@@ -17,8 +17,8 @@ from multidraft.verification.precision import Rates, Rows, Tuples, missing
 class Outcome:
     """`accept[..., j]`: probability of emitting draft j; `residual[..., v]`: of emitting token v otherwise.
 
-    With a target that sums to one, the two sum to one for every tuple. With a target that sums to less they average to
-    it over the tuples, and what is missing from one is the probability of failing (the deferred walk's business).
+    They sum to one for every tuple, or, with a target that sums to less, average to its sum over the tuples: what is
+    missing is the probability of failing (the deferred walk's business).
     """
 
     def __init__(self, accept: Float[Tensor, "*batch width"], residual: Rows, drafted: Tuples):

@@ -21,12 +21,13 @@ from multidraft.verification.law import Law
 from multidraft.verification.laws import LAWS, Anchored, Distinct, Greedy, Iid, SpecHub, Top, WithoutReplacement
 from multidraft.verification.outcome import Outcome, Rule
 from multidraft.verification.rules import naive, rate_of_distinct, rate_of_iid, rate_of_top
-from multidraft.verification.rules.k_sequential import acceptance_rate as rate_of_k_sequential
-from multidraft.verification.rules.k_sequential import k_sequential
-from multidraft.verification.rules.lorenz import acceptance_rate as rate_of_lorenz
-from multidraft.verification.rules.lorenz import lorenz, spechub
-from multidraft.verification.rules.recursive_rejection import acceptance_rate as rate_of_rejection
-from multidraft.verification.rules.recursive_rejection import recursive_rejection
+from multidraft.verification.rules.lorenz import lorenz, rate_of_lorenz, spechub
+from multidraft.verification.rules.recursive_rejection import (
+    k_sequential,
+    rate_of_k_sequential,
+    rate_of_rejection,
+    recursive_rejection,
+)
 from multidraft.verification.scheme import Entry, Scheme
 
 GROUP = "multidraft.schemes"  # of entry points: functions without arguments that call `register`
@@ -168,15 +169,10 @@ def checked(returned: Any, target: Tensor, drafted: Tensor) -> tuple[Tensor, Ten
 
 
 @cache
-def load_others() -> None:
-    """Let installed packages register their schemes, once, when a name is not known or all are listed."""
+def entries() -> dict[str, Entry]:
+    """Every scheme, once installed packages have registered theirs."""
     for point in sorted(entry_points(group=GROUP)):
         point.load()()
-
-
-def entries() -> dict[str, Entry]:
-    """Every scheme, those of other packages too."""
-    load_others()
     return SCHEMES
 
 

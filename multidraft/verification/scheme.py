@@ -10,21 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.verification import distributions
-from multidraft.verification.distributions import described
+from multidraft.verification.distributions import check_distribution, described, uniform
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
 from multidraft.verification.precision import Draft, Rates, Rows, Tuples
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """A rate, the method that gave it, and its standard error (None where it is exact)."""
-
-    rate: Rates
-    method: str
-    standard_error: Rates | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +25,7 @@ class Entry:
     rule: Rule
     source: str = ""
     cost: str = ""
-    rate: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None  # None where the settings leave the formula
+    rate: Callable[[Tensor, Tensor, Any], Tensor | None] | None = None  # which may give None for some settings
     exact: bool = True
     small: bool = False  # for small vocabularies only: its work grows with the number of token sets
     known_as: str = ""  # the name it goes by with the deferred walk
@@ -76,7 +66,7 @@ class Scheme:
         """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
         self.check_draft(draft)
         shape = (*self.law.batch(draft), self.law.numbers)
-        return self.law.draw(draft, distributions.uniform(shape, generator, draft.device))
+        return self.law.draw(draft, uniform(shape, generator, draft.device))
 
     def probability(self, draft: Draft, drafted: Tuples) -> Rates:
         """Probability that `draw` gives exactly this ordered tuple."""
@@ -117,27 +107,22 @@ class Scheme:
         """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
         return None if self.entry.rate is None else self.entry.rate(target, draft, self.law)
 
-    def acceptance(
+    def acceptance_rate(
         self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
-    ) -> Acceptance:
-        """The acceptance rate with the method that gave it: a formula, enumeration where small, else sampling."""
+    ) -> Rates:
+        """Probability that the emitted token is a drafted one: by a formula, enumeration where small, else sampling."""
         self.check_pair(target, draft)
         if not target.numel():
-            return Acceptance(target.new_empty(target.shape[:-1]), "nothing to average")
+            return target.new_empty(target.shape[:-1])
         if (rate := self.expected_acceptance(target, draft)) is not None:
-            return Acceptance(rate, "formula")
+            return rate
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
             pairs = zip(p.split(1), q.split(1), strict=True)
             summed = [over_all_tuples(self.entry.rule, self.law, *pair).acceptance for pair in pairs]
-            return Acceptance(torch.cat(summed).to(target.dtype).reshape(target.shape[:-1]), "enumeration")
-        drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # to bound the memory
-        rates = torch.stack([outcome.acceptance().double() for outcome in drawn])
-        return Acceptance(rates.mean(0), f"average over {samples} tuples", rates.std(0) / samples**0.5)
-
-    def acceptance_rate(self, target: Rows, draft: Draft) -> Rates:
-        """Probability that the emitted token is a drafted one; `acceptance` also says how it was computed."""
-        return self.acceptance(target, draft).rate
+            return torch.cat(summed).to(target.dtype).reshape(target.shape[:-1])
+        drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # one at a time
+        return torch.stack([outcome.acceptance().double() for outcome in drawn]).mean(0)
 
     def optimal_acceptance_rate(self, target: Rows, draft: Draft) -> Rates:
         """The largest acceptance rate that any rule can reach with this scheme's drafts."""
@@ -146,18 +131,18 @@ class Scheme:
 
     def check_draft(self, draft: Tensor) -> None:
         """Raise unless `draft` is a draft distribution of this law, or several."""
-        distributions.check_distribution(draft, "draft")
+        check_distribution(draft, "draft")
         self.law.batch(draft)
 
     def check_pair(self, target: Tensor, draft: Tensor) -> None:
         """Raise unless there is a target (which may sum to less than one) for every row of `draft`."""
-        distributions.check_distribution(target, "target", total_at_most_one=True)
+        check_distribution(target, "target", total_at_most_one=True)
         self.check_draft(draft)
         wanted = (*self.law.batch(draft), draft.shape[-1])
         if target.shape != wanted:
             raise AdviceError(
-                f"target has shape {tuple(target.shape)} and draft {tuple(draft.shape)}; {self.name} needs a target of "
-                f"shape {wanted} for this draft: one row each, over one vocabulary"
+                f"target has shape {tuple(target.shape)}; for a draft of shape {tuple(draft.shape)} {self.name} needs "
+                f"{wanted}: one row each, over one vocabulary"
             )
 
     def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
@@ -168,7 +153,5 @@ class Scheme:
                 f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
                 f"tensor of shape {wanted}: one tuple for each row of draft"
             )
-        outside = drafted[(drafted < -1) | (drafted >= draft.shape[-1])]
-        if len(outside):
-            last = draft.shape[-1] - 1
-            raise AdviceError(f"drafted has token id {int(outside[0])}; ids are 0 to {last}, -1 where it is empty")
+        if len(outside := drafted[(drafted < -1) | (drafted >= (size := draft.shape[-1]))]):
+            raise AdviceError(f"drafted has token id {int(outside[0])}; ids are 0 to {size - 1}, -1 where it is empty")

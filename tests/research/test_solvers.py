@@ -47,7 +47,8 @@ from multidraft.verification.laws.distinct import Box, best_set, lower_bound, op
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
-from multidraft.verification.rules import k_sequential, naive
+from multidraft.verification.rules import rate_of_distinct
+from multidraft.verification.rules.recursive_rejection import rate_of_k_sequential
 
 UNIT = 2.0**-52
 EXACT = 1e-12
@@ -479,7 +480,7 @@ def test_distinct_at_a_large_vocabulary_and_in_batches() -> None:
     rate = optimal_acceptance_rate(p, q, "distinct", drafts=3)
     assert rate.shape == (2,)
     assert rate.dtype == torch.float32
-    assert (rate > naive.rate_of_distinct(p, q, Distinct(3))).all()
+    assert (rate > rate_of_distinct(p, q, Distinct(3))).all()
     assert (rate < 1).all()
     with pytest.raises(md.AdviceError, match="one distribution a draft"):
         optimal_distinct(p, q[:, 0], 3)
@@ -492,7 +493,7 @@ def test_bounds_of_spectr_hold() -> None:
     for drafts, (label, p, q) in itertools.product((1, 2, 3, 4), FEW):
         share = 1 - (1 - 1 / drafts) ** drafts
         best = float(optimal_iid(p, q, drafts))
-        reached = float(k_sequential.acceptance_rate(p, q, Iid(drafts)))
+        reached = float(rate_of_k_sequential(p, q, Iid(drafts)))
         assert best <= float(torch.minimum(p, 1 - (1 - q) ** drafts).sum()) + EXACT, label
         assert reached >= share * max(best, float(torch.minimum(p, drafts * q).sum())) - EXACT, label
 
@@ -515,7 +516,7 @@ def test_toys_are_the_optimum(drafts: int) -> None:
         p = torch.where(torch.arange(120) < 120 // ratio, ratio / 120, 0.0).double()
         formula = toy_pairs.uniform_optimum(ratio * 1.0, drafts)
         assert float(optimal_iid(p, q, drafts)) == pytest.approx(formula, abs=1e-12)
-        assert float(k_sequential.acceptance_rate(p, q, Iid(drafts))) == pytest.approx(formula, abs=1e-9)
+        assert float(rate_of_k_sequential(p, q, Iid(drafts))) == pytest.approx(formula, abs=1e-9)
 
 
 def test_figures_show_what_the_paper_says_of_them() -> None:

@@ -1,6 +1,5 @@
 """The gate: every line sums to one, and what makes no distribution is the fault of its own line, by name."""
 
-import itertools
 import pickle
 from functools import partial
 
@@ -241,14 +240,3 @@ def test_faults_travel_between_processes():
     fault = pickle.loads(pickle.dumps(RowFault("the draft model", "gives nan", 1, 9)))
     assert (fault.source, fault.row, fault.position) == ("the draft model", 1, 9)
     assert str(fault) == "row 1, position 9: the draft model gives nan; check its weights"
-
-
-def test_random_settings_and_scores_leave_no_trace_on_neighbours():
-    """Two wrong rows of three, of every pair of kinds."""
-    for one, other in itertools.product(LOGITS, LOGITS):
-        scores = logits()
-        LOGITS[one](scores[0])
-        LOGITS[other](scores[2])
-        laws, faults = target_laws(scores, [Sampling(0.7)] * 3)
-        assert sorted(faults) == [0, 2]
-        assert torch.equal(laws[1], target_laws(scores[1:2], [Sampling(0.7)])[0][0])

@@ -17,6 +17,7 @@ from multidraft.verification import distributions, loops
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Greedy, Iid, anchored
 from multidraft.verification.laws.anchored import draw_anchored
+from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.rules import lorenz_loops
 from multidraft.verification.rules.lorenz import lorenz  # every pair is known once all rules are
@@ -119,8 +120,6 @@ def pair(seed: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     """The biased twin: what survives one phase is left out."""
     target, draft = pair(3, 5)
-    scheme = md.scheme("iid:lorenz", 3)
-    drafted, weight = scheme.tuples(draft)
     right = lorenz_loops.phases
 
     def forgetful(*arguments):
@@ -129,8 +128,8 @@ def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
         return columns, *rest
 
     monkeypatch.setattr(lorenz_loops, "phases", forgetful)
-    outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
-    assert (weight @ outcome.law() - target).abs().max() > 1e-3
+    emitted = over_all_tuples(lorenz, Iid(3), target[None], draft[None]).emitted
+    assert (emitted - target).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in entries() if md.scheme(name).law.fixed_drafts is None])
@@ -223,12 +222,9 @@ def test_the_loop_itself_stays_within_its_array():
 @pytest.mark.parametrize("top_up", [True, False])
 def test_any_anchors_at_any_node_are_lossless(anchors, drafts, top_up):
     """As a tree with nodes of other numbers of drafts asks for them."""
-    generator = torch.Generator().manual_seed(0)
-    target, draft = torch.randn(2, 4, generator=generator, dtype=torch.float64).softmax(-1)
+    target, draft = pair(0, 4)
     scheme = md.scheme("anchored:lorenz", 3, anchors=anchors, top_up=top_up).with_drafts(drafts)
-    drafted, weight = scheme.tuples(draft)
-    outcome = scheme.outcome(target.expand(len(drafted), -1), draft.expand(len(drafted), -1), drafted)
-    assert torch.allclose(weight @ outcome.law(), target, rtol=0, atol=EXACT)
-    rate = float(scheme.acceptance_rate(target, draft))
-    assert float(weight @ outcome.acceptance()) == pytest.approx(rate, abs=EXACT)
-    assert scheme.draw(draft.expand(50, -1), generator).shape == (50, scheme.law.width)
+    found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
+    assert torch.allclose(found.emitted[0], target, rtol=0, atol=EXACT)
+    assert float(found.acceptance) == pytest.approx(float(scheme.acceptance_rate(target, draft)), abs=EXACT)
+    assert scheme.draw(draft.expand(50, -1), torch.Generator().manual_seed(0)).shape == (50, scheme.law.width)

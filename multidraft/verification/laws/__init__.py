@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, check_integer
 from multidraft.verification.distributions import check_distribution
 from multidraft.verification.law import Law
-from multidraft.verification.laws.anchored import Anchored, Greedy, SpecHub, Top
+from multidraft.verification.laws.anchored import Anchored, Counts, Greedy, SpecHub, Top
 from multidraft.verification.laws.distinct import Distinct
 from multidraft.verification.laws.iid import Iid
 from multidraft.verification.laws.without_replacement import WithoutReplacement
@@ -21,13 +20,7 @@ LAWS: dict[str, type[Law]] = {
 
 
 def optimal_acceptance_rate(
-    target: Rows,
-    draft: Draft,
-    law: str = "iid",
-    *,
-    drafts: int | Int[Tensor, "*batch"],
-    draft_probability: float = 1.0,
-    **settings: object,
+    target: Rows, draft: Draft, law: str = "iid", *, drafts: Counts, draft_probability: float = 1.0, **settings: object
 ) -> Rates:
     """Largest acceptance rate that any lossless rule reaches when `drafts` tokens are drawn by a drafting law.
 

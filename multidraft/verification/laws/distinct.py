@@ -140,11 +140,7 @@ def lower_bound(box: Box, target: Target, draft: Drafts) -> float:
 
 
 def slope(masses: Masses) -> Masses:
-    """The product of all masses but one, for each of them.
-
-    >>> slope(np.array([2.0, 3.0, 5.0]))
-    array([15., 10.,  6.])
-    """
+    """The product of all masses but one, for each of them."""
     before = np.concatenate([[1.0], masses.cumprod()[:-1]])
     after = np.concatenate([[1.0], masses[::-1].cumprod()[:-1]])[::-1]
     return before * after

@@ -129,11 +129,7 @@ def before(outside: Tensor, drafts: int, step: float, start: int) -> Tensor:
 
 
 def fewer_arrivals(rate: Rows, drafts: int) -> Rows:
-    """`P(fewer than drafts tokens of H and none outside H have come)` for every prefix `H`, from rates cut at CERTAIN.
-
-    >>> fewer_arrivals(torch.tensor([0.5, 0.5]), 1)
-    tensor([0.3679, 0.3679])
-    """
+    """`P(fewer than drafts tokens of H, and none outside H, came)` for each prefix `H`; rates are cut at CERTAIN."""
     rate = rate.clamp(max=CERTAIN)
     if drafts > MOST_LINEAR:
         return fewer_by_logarithms(rate, drafts)

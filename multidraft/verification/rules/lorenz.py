@@ -84,7 +84,7 @@ def spechub(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
     return Outcome(torch.empty_like(outcome.accept).scatter_(-1, order, outcome.accept), outcome.residual, drafted)
 
 
-def acceptance_rate(target: Rows, draft: Rows, law: Staged) -> Rates | None:
+def rate_of_lorenz(target: Rows, draft: Rows, law: Staged) -> Rates | None:
     """The rate alpha + (a - alpha) t(sure), where alpha is that of the draws, and t what they hand on; if a = 1
 
         alpha*(p, q', draws) + p(sure).

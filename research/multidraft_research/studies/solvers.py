@@ -15,7 +15,8 @@ from torch import Tensor
 
 from multidraft.verification.laws import Iid
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
-from multidraft.verification.rules import k_sequential, lorenz, naive, rate_of_iid, recursive_rejection
+from multidraft.verification.rules import lorenz, naive, rate_of_iid
+from multidraft.verification.rules import recursive_rejection as in_turn
 from multidraft_research.solvers import linear_program, max_flow
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution, Node, ResolutionFailure
 from multidraft_research.solvers.network import Network, edges_of, iid_network
@@ -151,7 +152,7 @@ def sets(network: Network) -> Iterator[tuple[Int[np.ndarray, "sets some"], Float
 def methods(seconds: float) -> dict[str, Method]:
     """Every method by name; the linear program stops itself after so many seconds, the others cannot."""
     return {
-        "lorenz": closed(lorenz.lorenz, lorenz.acceptance_rate),
+        "lorenz": closed(lorenz.lorenz, lorenz.rate_of_lorenz),
         "max_flow": by_network(lambda p, network, q, n: max_flow.max_flow(p, network)),
         "reduced_max_flow": by_network(
             lambda p, network, q, n: max_flow.reduced_max_flow(p, network, outer_residuals(p, q, n).inside)
@@ -159,7 +160,7 @@ def methods(seconds: float) -> dict[str, Method]:
         "linear_program": by_network(lambda p, network, q, n: linear_program.linear_program(p, network, seconds)),
         **{f"global_resolution {tolerance}": resolution(float(tolerance)) for tolerance in TOLERANCES},
         "global_resolution 1e-3 patient": resolution(1e-3, patient=True),
-        "k_sequential": closed(k_sequential.k_sequential, k_sequential.acceptance_rate),
-        "recursive_rejection": closed(recursive_rejection.recursive_rejection, recursive_rejection.acceptance_rate),
+        "k_sequential": closed(in_turn.k_sequential, in_turn.rate_of_k_sequential),
+        "recursive_rejection": closed(in_turn.recursive_rejection, in_turn.rate_of_rejection),
         "naive": closed(naive, rate_of_iid),
     }

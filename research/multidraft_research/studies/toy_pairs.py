@@ -3,7 +3,7 @@
 import torch
 
 from multidraft.verification.laws.iid import Iid, optimal_iid
-from multidraft.verification.rules import k_sequential, recursive_rejection
+from multidraft.verification.rules.recursive_rejection import rate_of_k_sequential, rate_of_rejection
 
 Curves = dict[str, list[float]]
 
@@ -32,7 +32,7 @@ def uniform_optimum(ratio: float, drafts: int) -> float:
 
 def figure_4(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.25, 0.75, 1.0), most_drafts: int = 10) -> Curves:
     """Acceptance of the optimal rule and of K-SEQ by number of drafts, for pairs of coins (SpecTr, Figure 4)."""
-    rules = {"optimal": _optimal, "k_sequential": k_sequential.acceptance_rate}
+    rules = {"optimal": _optimal, "k_sequential": rate_of_k_sequential}
     return _curves(rules, draft, targets, most_drafts)
 
 
@@ -50,8 +50,8 @@ def figure_6(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.75, 1.0),
     """Acceptance of three rules, one of them recursive rejection (SpecTr's MULTI-ROUND; SpecTr, Figure 6)."""
     rules = {
         "optimal": _optimal,
-        "k_sequential": k_sequential.acceptance_rate,
-        "recursive_rejection": recursive_rejection.acceptance_rate,
+        "k_sequential": rate_of_k_sequential,
+        "recursive_rejection": rate_of_rejection,
     }
     return _curves(rules, draft, targets, most_drafts)
 

@@ -96,7 +96,7 @@ def compared(shard: Shard, draft: Float[Tensor, "positions vocabulary"], generat
     for count in COUNTS:
         s = scheme(SCHEME, drafts=count)
         before, after = (
-            s.acceptance(target, distribution(logits.double()), TUPLES, generator).rate
+            s.acceptance_rate(target, distribution(logits.double()), TUPLES, generator)
             for logits in (shard.recording.draft, draft)
         )
         for row, rate in ((BEFORE, before), (AFTER, after), (GAIN, after - before)):

@@ -23,7 +23,7 @@ def measure(part: Captured) -> Iterator[Cell]:
             for name in (*RULES, *part.schemes):
                 s = scheme(name, drafts=drafts)
                 target, draft = pair_at(part.recording, temperature, ranks(s))
-                rate = s.acceptance(target, draft, TUPLES, part.generator).rate
+                rate = s.acceptance_rate(target, draft, TUPLES, part.generator)
                 yield entry(RATE, row(name, temperature), float(drafts), rate)
 
 

@@ -67,7 +67,7 @@ def compared(part: Captured, temperature: float, drafts: int, column: str | floa
         target, draft = pair_at(part.recording, temperature, ranks(s))
         if s.law.name not in best:
             best[s.law.name] = s.optimal_acceptance_rate(target, draft)
-        rate = s.acceptance(target, draft, TUPLES, part.generator).rate
+        rate = s.acceptance_rate(target, draft, TUPLES, part.generator)
         yield entry(RATE, name, column, rate)
         yield entry(GAP, name, column, rate - best[s.law.name])
     for law, optimum in best.items():
