@@ -24,7 +24,8 @@ COARSE = 8.0  # the temperature at which the most likely tokens are looked for t
 STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
 Columns = Float[Tensor, "lines columns"]
 Ids = Int[Tensor, "*lines columns"] | None  # the token of every column
-Places, Weights = Int[np.ndarray, " k"], Float[np.ndarray, " k"]
+Places = Int[np.ndarray, " k"]
+Weights = Float[np.ndarray, " k"]
 Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
 
 

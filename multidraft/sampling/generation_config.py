@@ -167,13 +167,13 @@ def sampling_from(listed: Sequence[LogitsProcessor], greedy: bool) -> Sampling:
     first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
     if greedy or not set(names[first:]) <= AFTER:  # an order that nobody expects: let it run as it stands
         return Sampling(0 if greedy else 1.0, before=Processors(listed) if listed else None)
-    before, rest = listed[:first], list(listed[first:])
+    rest = list(listed[first:])
     temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
     top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
     if rest and name_of(rest[-1]) == "LogitNormalization":
         rest.pop()
-    parts = (Processors(part) if part else None for part in (before, rest))
-    return Sampling(temperature, top_k, top_p, *parts)
+    before, after = (Processors(part) if part else None for part in (listed[:first], rest))
+    return Sampling(temperature, top_k, top_p, before, after)
 
 
 def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:

@@ -15,7 +15,8 @@ from multidraft.sampling.gate import Faults, Lines, RowFault, in_full, problem_o
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
-Tokens, Scores = Int[Tensor, "rows length"], Float[Tensor, "rows vocabulary"]
+Tokens = Int[Tensor, "rows length"]
+Scores = Float[Tensor, "rows vocabulary"]
 
 # By name, because versions of transformers differ in what they have.
 FILTERS = {"TopHLogitsWarper", "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper"}

@@ -110,19 +110,26 @@ class Scheme:
     def acceptance_rate(
         self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
     ) -> Rates:
-        """Probability that the emitted token is a drafted one: by a formula, enumeration where small, else sampling."""
+        """Probability that the emitted token is a drafted one."""
+        return self.acceptance(target, draft, samples, generator)[0]
+
+    def acceptance(
+        self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
+    ) -> tuple[Rates, str]:
+        """That rate, and the method that gave it: a formula, enumeration where small, else sampling."""
         self.check_pair(target, draft)
         if not target.numel():
-            return target.new_empty(target.shape[:-1])
+            return target.new_empty(target.shape[:-1]), "nothing to average"
         if (rate := self.expected_acceptance(target, draft)) is not None:
-            return rate
+            return rate, "formula"
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
             pairs = zip(p.split(1), q.split(1), strict=True)
             summed = [over_all_tuples(self.entry.rule, self.law, *pair).acceptance for pair in pairs]
-            return torch.cat(summed).to(target.dtype).reshape(target.shape[:-1])
+            return torch.cat(summed).to(target.dtype).reshape(target.shape[:-1]), "enumeration"
         drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # one at a time
-        return torch.stack([outcome.acceptance().double() for outcome in drawn]).mean(0)
+        rates = torch.stack([outcome.acceptance().double() for outcome in drawn])
+        return rates.mean(0), f"average over {samples} tuples"
 
     def optimal_acceptance_rate(self, target: Rows, draft: Draft) -> Rates:
         """The largest acceptance rate that any rule can reach with this scheme's drafts."""

@@ -84,30 +84,23 @@ def replaced(values: Tensor, index: int, by: float) -> Tensor:
 
 SPOILED_DISTRIBUTIONS = {
     "NaN": lambda values, i: replaced(values, i, float("nan")),
-    "infinite": lambda values, i: replaced(values, i, float("inf")),
     "negative": lambda values, i: replaced(values, i, -0.25),
     "logits": lambda values, i: values * 7 + 3,
-    "too much": lambda values, i: values * 1.5,
     "integers": lambda values, i: (values > 0.5).long(),
     "more tokens": lambda values, i: torch.nn.functional.pad(values, (0, 1)),
     "no tokens": lambda values, i: values[..., :0],
     "more rows": lambda values, i: torch.stack([values] * 5),
     "a number": lambda values, i: values.reshape(-1)[0],
-    "a list": lambda values, i: values.tolist(),
     "nothing": lambda values, i: None,
 }
 SPOILED_TOKENS = {
     "beyond the vocabulary": lambda tokens, i: replaced(tokens, i, 7),
-    "far beyond": lambda tokens, i: replaced(tokens, i, 2**40),
     "below -1": lambda tokens, i: replaced(tokens, i, -2),
     "too wide": lambda tokens, i: torch.cat([tokens, tokens], -1),
-    "too narrow": lambda tokens, i: tokens[..., :-1],
     "floats": lambda tokens, i: tokens.double(),
     "32 bits": lambda tokens, i: tokens.int(),
-    "booleans": lambda tokens, i: tokens > 0,
     "more rows": lambda tokens, i: torch.stack([tokens] * 5),
     "a number": lambda tokens, i: tokens.reshape(-1)[0],
-    "a list": lambda tokens, i: tokens.tolist(),
     "nothing": lambda tokens, i: None,
 }
 

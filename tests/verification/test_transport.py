@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from multidraft_research.solvers.linear_program import optimal_by_linear_program
+from pairs import all_pairs
 
 from multidraft.errors import AdviceError
 from multidraft.verification.laws import LAWS, optimal_acceptance_rate
@@ -95,33 +96,20 @@ def best_set(p, tuples):
 # --- cases -------------------------------------------------------------------------------------------------------
 
 
-def normalised(x):
-    return x / x.sum()
-
-
-def random_pair(generator, V, spread):
-    p, q = (torch.randn(2, V, generator=generator, dtype=torch.float64) * spread).softmax(-1)
-    return p, q
-
-
 def t64(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-ADVERSARIAL = {
-    "zeros": (t64(0.0, 0.5, 0.3, 0.2), t64(0.4, 0.0, 0.0, 0.6)),
-    "ties": (t64(0.25, 0.25, 0.25, 0.25), t64(0.4, 0.4, 0.1, 0.1)),
-    "all equal": (t64(0.25, 0.25, 0.25, 0.25), t64(0.25, 0.25, 0.25, 0.25)),
-    "disjoint": (t64(0.0, 0.0, 0.7, 0.3), t64(0.9, 0.1, 0.0, 0.0)),
-    "one-hot draft": (t64(0.1, 0.2, 0.3, 0.4), t64(0.0, 1.0, 0.0, 0.0)),
-    "one-hot target": (t64(0.0, 0.0, 1.0, 0.0), t64(0.4, 0.3, 0.2, 0.1)),
-    "near-equal": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(0.1, 0.2, 0.3, 0.4) + 1e-9 * t64(1, -1, 2, -2))),
-    "sub-probability": (0.35 * t64(0.4, 0.3, 0.2, 0.1), t64(0.1, 0.2, 0.3, 0.4)),
-    "no target": (t64(0.0, 0.0, 0.0, 0.0), t64(0.1, 0.2, 0.3, 0.4)),
-    "almost one-hot": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1.0, 1e-9, 1e-13, 1e-11))),
-    "far apart": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1e-60, 1.0, 1e-200, 1e-30))),
-    "float32 denormal": (t64(0.1, 0.2, 0.3, 0.4), normalised(t64(1.0, 1e-40, 1e-40, 1e-45))),
+RISING = t64(0.1, 0.2, 0.3, 0.4)
+EXTREME = {
+    "sub-probability": (0.35 * RISING.flip(0), RISING),
+    "no target": (0 * RISING, RISING),
+    "almost one-hot": (RISING, t64(1.0, 1e-9, 1e-13, 1e-11)),
+    "far apart": (RISING, t64(1e-60, 1.0, 1e-200, 1e-30)),
+    "float32 denormal": (RISING, t64(1.0, 1e-40, 1e-40, 1e-45)),
 }
+CASES = {label: (p, q) for label, p, q in all_pairs()} | EXTREME
+FIXED = [label for label in CASES if not label.startswith(("random", "subnormal"))]  # which counts as never drafted
 
 
 def check_all_laws(p, q, n):
@@ -133,16 +121,16 @@ def check_all_laws(p, q, n):
         assert value == pytest.approx(linear_program(p, tuples), abs=1e-9), where
 
 
-@pytest.mark.parametrize("name", ADVERSARIAL)
+@pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_adversarial_cases_meet_the_linear_program(name, n):
-    check_all_laws(*ADVERSARIAL[name], n)
+    p, q = CASES[name]
+    check_all_laws(p, q / q.sum(), n)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_cases_meet_the_linear_program(seed):
-    generator = torch.Generator().manual_seed(seed)
-    p, q = random_pair(generator, V=3 + seed % 3, spread=1 + seed % 4)
+    p, q = CASES[f"random {seed}"]
     check_all_laws(p * (1 if seed % 2 else 0.7), q, 2 + seed % 2)
 
 
@@ -168,7 +156,7 @@ def largest_miss(formula):
     generator, worst = torch.Generator().manual_seed(0), 0.0
     for trial in range(40):
         n = 1 + trial % 5
-        _, q = random_pair(generator, V=6, spread=(1, 3, 10)[trial % 3])
+        q = (torch.randn(6, generator=generator, dtype=torch.float64) * (1, 3, 10)[trial % 3]).softmax(-1)
         miss = torch.tensor(formula(q.tolist(), n)) - torch.tensor(outside_by_arrivals(q.tolist(), n))
         worst = max(worst, miss.abs().max().item())
     return worst
@@ -202,7 +190,7 @@ def test_uniform_draft_is_a_hypergeometric_law(n):
 def test_likely_tokens_before_rare_ones(n, rare):
     """n - 1 equal likely tokens, then equal rare ones: exact by the order in which the two kinds arrive."""
     likely, tail = n - 1, 30
-    q = normalised(torch.cat([torch.ones(likely), torch.full((tail,), rare, dtype=torch.float64)]))
+    q = torch.cat([torch.ones(likely), torch.full((tail,), rare, dtype=torch.float64)])
     ways = torch.zeros(n + 1, dtype=torch.float64)  # ways[r]: probability that r of the drafts so far are rare
     ways[0] = 1.0
     for drawn in range(n):
@@ -210,7 +198,7 @@ def test_likely_tokens_before_rare_ones(n, rare):
         rare_left, likely_left = rare * (tail - r).clamp(min=0), (likely - (drawn - r)).clamp(min=0)
         next_rare = rare_left / (rare_left + likely_left)
         ways = ways * (1 - next_rare) + torch.cat([t64(0.0), (ways * next_rare)[:-1]])
-    outside = some_outside(q[None], n)[0, likely:]
+    outside = some_outside(q[None] / q.sum(), n)[0, likely:]
     for k in (0, 10, tail - 1):  # H: all likely tokens and k + 1 rare ones
         inside = sum(ways[r].item() * math.comb(k + 1, r) / math.comb(tail, r) for r in range(1, min(n, tail) + 1))
         assert 1 - outside[k].item() == pytest.approx(inside, abs=1e-10)
@@ -265,7 +253,7 @@ def test_batched_equals_row_by_row_in_both_precisions(law):
 
 
 def test_settings_reach_their_law():
-    p, q = random_pair(torch.Generator().manual_seed(4), 6, 2)
+    p, q = CASES["random 4"]
     assert optimal_acceptance_rate(p, q, drafts=3, draft_probability=0.0).item() == 0
     natural = optimal_anchored(p, q, 3, anchor_count(q, 3), top_up=True)
     assert optimal_acceptance_rate(p, q, "anchored", drafts=3) == natural
@@ -292,18 +280,12 @@ def test_messages_advise(call, message):
         call()
 
 
-def test_linear_program_refuses_what_will_not_fit(monkeypatch):
-    monkeypatch.setattr("multidraft_research.solvers.linear_program.MOST_VARIABLES", 3)
-    with pytest.raises(ValueError, match="at most 3 are accepted"):
-        optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0, 1], [1, 1], [0, 0]]), t64(0.5, 0.25, 0.25))
-
-
-def test_linear_program_merges_tuples_into_sets():
+def test_linear_program_merges_tuples_into_sets_and_refuses_what_will_not_fit(monkeypatch):
     tuples = torch.tensor([[0, 1], [1, 0], [1, 1], [0, -1], [-1, -1]])
     assert optimal_by_linear_program(t64(0.9, 0.1), tuples, t64(0.1, 0.2, 0.4, 0.1, 0.2)) == pytest.approx(0.5)
-
-
-def test_a_missing_scipy_prints_the_pip_line(monkeypatch):
+    monkeypatch.setattr("multidraft_research.solvers.linear_program.MOST_VARIABLES", 3)
+    with pytest.raises(ValueError, match="at most 3 are accepted"):
+        optimal_by_linear_program(t64(0.9, 0.1), tuples, t64(0.1, 0.2, 0.4, 0.1, 0.2))
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ImportError, match=r"pip install \"multidraft\[transport\]\""):
         optimal_by_linear_program(t64(0.5, 0.5), torch.tensor([[0], [1]]), t64(0.5, 0.5))

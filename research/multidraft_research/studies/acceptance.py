@@ -56,7 +56,7 @@ def measure(recording: Recording, asked: list[tuple[str, float, int]], seed: int
 
 def one(s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator: torch.Generator) -> Line:
     """Averages over positions."""
-    rate = s.acceptance(target, draft, samples=TUPLES, generator=generator)
-    error = float(rate.rate.double().std() / len(target) ** 0.5)
+    rate, method = s.acceptance(target, draft, samples=TUPLES, generator=generator)
+    error = float(rate.double().std() / len(target) ** 0.5)
     optimum = float(s.optimal_acceptance_rate(target, draft).mean())
-    return Line(s.name, temperature, s.drafts, float(rate.rate.mean()), error, optimum, rate.method)
+    return Line(s.name, temperature, s.drafts, float(rate.mean()), error, optimum, method)
