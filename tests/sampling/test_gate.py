@@ -115,6 +115,7 @@ def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
 # What makes no distribution
 
 ANSWERS = {  # those that test_faults.py of generation has not
+    "nothing": lambda scores: None,
     "another height": lambda scores: scores.repeat(2, 1),
     "no batch": lambda scores: scores[0],
     "truth values": lambda scores: scores > 0,

@@ -35,13 +35,12 @@ def optimal_distinct(target: Rows, draft: Draft, drafts: int | Int[Tensor, "*bat
     >>> optimal_distinct(torch.tensor([0.25, 0.75]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), drafts=2)
     tensor(0.2500)
     """
-    if draft.ndim < 2 or draft.shape[:-2] + draft.shape[-1:] != target.shape:
+    fits = draft.ndim > 1 and draft.shape[:-2] + draft.shape[-1:] == target.shape
+    if not fits or bool((torch.as_tensor(drafts) != draft.shape[-2]).any()):
         raise AdviceError(
-            f"target {tuple(target.shape)} and draft {tuple(draft.shape)} do not fit; distinct drafts need "
+            f"target {tuple(target.shape)} and draft {tuple(draft.shape)} do not fit; {drafts} distinct drafts need "
             "(..., drafts, vocabulary), one distribution a draft"
         )
-    if bool((torch.as_tensor(drafts) != draft.shape[-2]).any()):
-        raise AdviceError(f"draft holds {draft.shape[-2]} distributions a row; {drafts} distinct drafts need as many")
     drawn, rates = normalise(draft.double().cpu().reshape(-1, *draft.shape[-2:])), list[float]()
     for p, q in zip(target.double().cpu().reshape(-1, target.shape[-1]).numpy(), drawn.numpy(), strict=True):
         best = best_set(p, q)
