@@ -177,6 +177,14 @@ def test_a_model_s_scores_end_their_own_row_however_cold(spoilt):
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
 
+def test_two_wrong_rows_leave_no_trace_on_the_one_between():
+    scores = logits()
+    scores[0], scores[2] = NAN, -INF
+    laws, faults = target_laws(scores, [Sampling(0.7)] * 3)
+    assert sorted(faults) == [0, 2]
+    assert torch.equal(laws[1], target_laws(scores[1:2], [Sampling(0.7)])[0][0])
+
+
 @pytest.mark.parametrize(("place", "shared", "row"), [("before", True, 0), ("after", True, 1), ("before", False, 2)])
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):

@@ -253,6 +253,13 @@ def test_swapped_settings_are_caught(both):
     assert min(errors(both, both[::-1], USUAL)) > BIASED
 
 
+def test_all_lines_at_once_agree_with_every_line_by_itself():
+    rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
+    logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    alone = [law_at(line, own) for line, own in zip(logits, rows, strict=True)]
+    assert torch.equal(target_laws(logits, rows)[0], torch.stack(alone))
+
+
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
     logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
