@@ -28,14 +28,13 @@ from multidraft_research.studies.on_models import (
 )
 from multidraft_research.studies.on_models.gains import ALL, gain, gains
 from multidraft_research.studies.on_models.tree_search import best_tree, common, menu, speed
-from multidraft_research.studies.on_models.trials import tried
+from multidraft_research.studies.on_models.trials import expected_tokens, tried
 from multidraft_research.studies.running.cells import Cell, ratio
 from multidraft_research.studies.running.study import Decoding
 from plans import costs, rates
 from tiny import tiny_model
 
 import multidraft as md
-from multidraft.auditing.endings import expected_tokens
 from multidraft.auditing.enumeration import all_trees, first_state, step_law
 from multidraft.autotune.growing import Growing
 from multidraft.decoding.policy import StaticTree
