@@ -132,15 +132,13 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     """The law of the first tokens of a step, over every tuple at every node, every answer to every coin."""
     shape = Tree.parse(tree)
     vocabulary = 3 if 3 ** sum(shape.drafts) <= MOST_TREES else 2
-    target, draft, other = (random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3))
-    drafter: LanguageModel = TableModel(draft, vocabulary)
-    if scheme.law.several:
-        drafter = Several([drafter, TableModel(other, vocabulary)])
-    config = DecodeConfig(scheme, StaticTree(shape), walk)
-    step = step_law(TableModel(target, vocabulary), drafter, list(PROMPT), config)
+    tables = [random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3)]
+    target, *drafters = (TableModel(table, vocabulary) for table in tables)
+    draft: LanguageModel = Several(drafters) if scheme.law.several else drafters[0]
+    step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target((*PROMPT, *tokens))
+        return tables[0]((*PROMPT, *tokens))
 
     depth = max(shape.depths)
     ours, right = first_tokens(step.law, conditional, depth), target_law(conditional, depth)
@@ -152,14 +150,10 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
 
 
 def fits(scheme: Scheme, tree: str) -> bool:
-    """Whether the decoder would let the scheme draw this tree; raises where there are too many ways to draw it."""
-    drawn = sum(Tree.parse(tree).drafts)
-    if 2**drawn > MOST_TREES:
+    """Whether the scheme can draw this tree; raises where there are too many ways to draw it."""
+    counts = set(Tree.parse(tree).drafts) - {0}
+    if 2 ** (drawn := sum(Tree.parse(tree).drafts)) > MOST_TREES:
         raise AdviceError(
             f"tree {tree} can be drawn in up to 2^{drawn} ways, too many to enumerate; audit a smaller one, such as 2x2"
         )
-    try:
-        DecodeConfig(scheme, StaticTree(Tree.parse(tree)))
-    except AdviceError:
-        return False
-    return True
+    return scheme.law.fixed_drafts is None or counts == {scheme.law.fixed_drafts}

@@ -103,7 +103,7 @@ def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: 
 
 def takes_generator(verifier: Any) -> bool:
     """Whether it is a sampler, whose fourth argument is a generator; a rule's is the law."""
-    names = arguments_of(verifier)
+    names = arguments_of(verifier) if callable(verifier) else []
     if names and len(names) == 4:
         return "law" not in names
     try:
