@@ -5,24 +5,26 @@ forest: all trees at once, as a batch); where a walk flips a coin, the walk runs
 vocabularies and trees only: the number of trees is the number of tuples to the power of the nodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from multidraft.auditing.endings import all_endings
 from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import score
-from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import Ending
+from multidraft.decoding.tree import TokenTree
+from multidraft.decoding.verify import judge
+from multidraft.decoding.walks import Asked, Ending, Verdict, Walker, drive, walker
 from multidraft.models.base import LanguageModel
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
 
 PLAIN = Sampling()
+SURE = 1e-15  # a coin this close to 0 or 1 has one side
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -105,6 +107,11 @@ def largest_difference(law: Law, other: Law) -> float:
     return max(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in law | other)
 
 
+def add(law: Law, tokens: tuple[int, ...], probability: float) -> None:
+    """Add to the probability of a sequence."""
+    law[tokens] = law.get(tokens, 0.0) + probability
+
+
 def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branch]]:
     """All ways in which the next step can go from every row of the state."""
     forest = all_trees(state, config)
@@ -136,22 +143,64 @@ def all_trees(state: State, config: DecodeConfig) -> Forest:
 
 def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> list[tuple[TokenTree, float]]:
     """The tree with every combination of tuples that can be drawn at nodes of a level, and their probabilities."""
-    ways = [(tree.copy(), 1.0)]
+    ways = [(tree, 1.0)]
     for node, count in sorted(counts.items()):
-        found = tuples_at(law.with_drafts(count), tree.laws[node])
+        own = law.with_drafts(count)
+        tuples, weights = own.tuples(stacked([tree.laws[node]], count)[0])
         grown = []
-        for before, chance in ways:
-            for places, weight in found:
-                grown.append((before.copy(), chance * weight))
-                grown[-1][0].add(node, count, places, [])
+        for (before, chance), (places, weight) in product(ways, zip(tuples.tolist(), weights.tolist(), strict=True)):
+            grown.append((before.copy(), chance * weight))
+            grown[-1][0].add(node, count, places, [])
         ways = grown
     return ways
 
 
-def tuples_at(law: drafting.Law, node: NodeLaw) -> list[tuple[list[int], float]]:
-    """Every tuple that can be drawn from a node's law, as places in its ids, with its probability."""
-    drafted, weight = law.tuples(stacked([node], law.drafts)[0])
-    return list(zip(drafted.tolist(), weight.tolist(), strict=True))
+def all_endings(
+    scored: Scored, config: DecodeConfig, walk: str | Walker | None = None
+) -> Iterator[tuple[int, float, Ending]]:
+    """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
+
+    The walk is that of the configuration unless another is given. No verdict is computed twice.
+    """
+    begin, known = walker(walk or config.walk), dict[tuple[int, int, float], Verdict]()
+    scripts: list[list[tuple[bool, ...]]] = [[()] for _ in scored.trees]
+
+    def verdicts(asked: Asked) -> dict[int, Verdict]:
+        keys = {walk: (rows[walk], *question) for walk, question in asked.items()}
+        new = {key[0]: key[1:] for key in keys.values() if key not in known}
+        judged = judge(config.scheme, scored, new) if new else {}
+        known.update({(row, *new[row]): verdict for row, verdict in judged.items()})
+        return {walk: known[key] for walk, key in keys.items()}
+
+    while rows := [row for row, left in enumerate(scripts) if left]:
+        coins = [Script(scripts[row].pop()) for row in rows]
+        walks = [begin(0, 1.0, scored.trees[row].has_drafts, coin) for row, coin in zip(rows, coins, strict=True)]
+        for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
+            scripts[row] += coin.others
+            yield row, coin.probability, ending
+
+
+class Script:
+    """A coin that gives the answers written down for it, then True, and keeps track of their probability.
+
+    `others` are the scripts that lead elsewhere from here on.
+    """
+
+    def __init__(self, answers: tuple[bool, ...]):
+        self.answers = answers
+        self.given: tuple[bool, ...] = ()
+        self.probability = 1.0
+        self.others: list[tuple[bool, ...]] = []
+
+    def __call__(self, probability: float) -> bool:
+        """The next answer."""
+        written = self.answers[len(self.given) :]
+        answer = written[0] if written else probability > SURE
+        if not written and SURE < probability < 1 - SURE:
+            self.others.append((*self.given, False))
+        self.given += (answer,)
+        self.probability *= min(probability, 1.0) if answer else 1 - max(probability, 0.0)
+        return answer
 
 
 def last_tokens(scored: Scored, row: int, ending: Ending) -> list[tuple[int, float]]:
@@ -161,8 +210,3 @@ def last_tokens(scored: Scored, row: int, ending: Ending) -> list[tuple[int, flo
     if total <= 0:
         return [(-1, 1.0)]
     return [(token, weight / total) for token, weight in enumerate(weights.tolist()) if weight > 0]
-
-
-def add(law: Law, tokens: tuple[int, ...], probability: float) -> None:
-    """Add to the probability of a sequence."""
-    law[tokens] = law.get(tokens, 0.0) + probability

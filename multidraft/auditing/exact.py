@@ -1,17 +1,31 @@
-"""The exact part: a verifier's law, summed over every tuple of drafts, beside the target. No sampling, no seed."""
+"""What can be summed up, with no noise and no seed: a rule over every tuple of drafts, a walk over every tree."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.auditing.pairs import Pair
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
+from multidraft.errors import AdviceError
+from multidraft.models.base import LanguageModel
+from multidraft.models.ensemble import Several
+from multidraft.models.table import TableModel, random_table
+from multidraft.verification.law import Law
+from multidraft.verification.laws import optimum as optimal
 from multidraft.verification.outcome import Outcome, over_all_tuples
-from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 
 SHOWN = 6
-SOLVER = "iid:linear_program"  # whose rule is optimal for any law
+TREES = ("1x1x1", "2x1", "2x2")
+KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals
+MOST_TREES = 5_000
+PROMPT = (0,)
 
 
 @dataclass(frozen=True)
@@ -22,6 +36,7 @@ class Case:
     target: list[float]
     draft: list[float] | list[list[float]]
     drafts: list[tuple[list[int], float]]  # the likeliest tuples, each with its probability
+    tuples: int  # how many there are
     law: list[float]  # probability of emitting each token
     deviation: float  # largest difference from the target at a token
     total_variation: float
@@ -46,13 +61,12 @@ class Exact:
 
 def examine_all(scheme: Scheme, pairs: list[Pair], totals: tuple[float, ...]) -> Exact:
     """Every pair, with the target scaled to each of the totals."""
-    examined = [examine(scheme, label, w * p, q) for label, p, q in pairs for w in totals]
-    cases = [case for case, _ in examined]
+    cases = [examine(scheme, label, w * p, q) for label, p, q in pairs for w in totals]
     whole = [case for case in cases if case.optimum is not None] or cases
     optima = [case.optimum for case in whole if case.optimum is not None]
     return Exact(
         pairs=len(cases),
-        tuples=sum(count for _, count in examined),
+        tuples=sum(case.tuples for case in cases),
         deviation=max(case.deviation for case in cases),
         total_variation=max(case.total_variation for case in cases),
         impossible=max(case.impossible for case in cases),
@@ -62,45 +76,84 @@ def examine_all(scheme: Scheme, pairs: list[Pair], totals: tuple[float, ...]) ->
     )
 
 
-def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> tuple[Case, int]:
-    """One pair: sum of P(drafted) * (accept + residual) over all tuples; also how many there are."""
+def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> Case:
+    """One pair: sum of P(drafted) * (accept + residual) over all tuples."""
     found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
     law, drafted, weight = found.emitted[0], found.drafted, found.probability
     likely = weight.argsort(descending=True, stable=True)[:SHOWN].tolist()
-    case = Case(
+    return Case(
         label,
         target.tolist(),
         draft.tolist(),
         [(drafted[i].tolist(), float(weight[i])) for i in likely],
+        len(drafted),
         law.tolist(),
         number((law - target).abs().max()),
         number((law - target).abs().sum() / 2),
         impossible(found.outcome, target),
         float(found.acceptance),
-        optimum(scheme, target, draft) if float(target.sum()) > 1 - 1e-9 else None,
+        optimum(scheme.law, target, draft) if float(target.sum()) > 1 - 1e-9 else None,
     )
-    return case, len(drafted)
 
 
 def impossible(outcome: Outcome, target: Tensor) -> float:
     """How far the worst outcome is from the law of one token: a negative entry, a claim for no token, a wrong sum."""
     total = outcome.accept.sum(-1) + outcome.residual.sum(-1)
-    over = total - 1 if float(target[..., :].sum(-1).min()) < 1 - 1e-4 else (total - 1).abs()
+    over = total - 1 if float(target.sum(-1).min()) < 1 - 1e-4 else (total - 1).abs()
     claims = outcome.accept.masked_fill(outcome.drafted >= 0, 0.0).abs()
     worst = [over.max(), -outcome.accept.min(), -outcome.residual.min(), claims.max()]
     return max(0.0, *map(number, worst))
 
 
-def optimum(scheme: Scheme, target: Tensor, draft: Tensor) -> float | None:
-    """The largest acceptance rate that a lossless rule can reach; None where that takes a solver and there is none."""
-    if scheme.law.optimal is not None:
-        return float(scheme.optimal_acceptance_rate(target, draft))
-    try:
-        return float(over_all_tuples(entries()[SOLVER].rule, scheme.law, target[None], draft[None]).acceptance)
-    except (ImportError, KeyError):
-        return None
+def optimum(law: Law, target: Tensor, draft: Tensor) -> float | None:
+    """The largest acceptance rate that a lossless rule can reach; None where nobody knows it of the law."""
+    return None if law.optimal is None else float(optimal(target.double(), draft.double(), law))
 
 
 def number(value: Tensor) -> float:
     """A float; what is no number counts as infinitely far off."""
     return float(torch.nan_to_num(value, nan=torch.inf))
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A walk over a tree: how far the law of the first tokens is from the target's, and how many are accepted."""
+
+    walk: str
+    tree: str
+    vocabulary: int
+    kind: str
+    deviation: float
+    total_variation: float
+    accepted: float
+
+
+def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: int) -> Walked:
+    """The law of the first tokens of a step, over every tuple at every node, every answer to every coin."""
+    shape = Tree.parse(tree)
+    vocabulary = 3 if 3 ** sum(shape.drafts) <= MOST_TREES else 2
+    tables = [random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3)]
+    target, *drafters = (TableModel(table, vocabulary) for table in tables)
+    draft: LanguageModel = Several(drafters) if scheme.law.several else drafters[0]
+    step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
+
+    def conditional(tokens: tuple[int, ...]) -> Tensor:
+        return tables[0]((*PROMPT, *tokens))
+
+    depth = max(shape.depths)
+    ours, right = first_tokens(step.law, conditional, depth), target_law(conditional, depth)
+    deviation = largest_difference(ours, right)
+    distance = sum(abs(ours.get(tokens, 0.0) - right.get(tokens, 0.0)) for tokens in ours | right) / 2
+    if not math.isfinite(distance):
+        deviation = distance = math.inf
+    return Walked(str(getattr(walk, "__name__", walk)), tree, vocabulary, kind, deviation, distance, step.accepted)
+
+
+def fits(scheme: Scheme, tree: str) -> bool:
+    """Whether the scheme can draw this tree; raises where there are too many ways to draw it."""
+    counts = set(Tree.parse(tree).drafts) - {0}
+    if 2 ** (drawn := sum(Tree.parse(tree).drafts)) > MOST_TREES:
+        raise AdviceError(
+            f"tree {tree} can be drawn in up to 2^{drawn} ways, too many to enumerate; audit a smaller one, such as 2x2"
+        )
+    return scheme.law.fixed_drafts is None or counts == {scheme.law.fixed_drafts}

@@ -1,13 +1,15 @@
 """What an audit found, with a verdict; plain numbers for scripts, sentences for people."""
 
+import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from multidraft.auditing.exact import Case, Exact, examine
-from multidraft.auditing.statistical import Sampled
-from multidraft.auditing.subject import Sampler, Subject
-from multidraft.auditing.walks import Walked
+import torch
+
+from multidraft.auditing.exact import Case, Exact, Walked, examine
+from multidraft.auditing.statistical import Sampled, Sampler, Subject
+from multidraft.decoding.tree import Tree
 
 EXACT = 1e-12
 ROUNDING = 1e-5
@@ -20,18 +22,9 @@ class Report:
     subject: Subject
     odds: float  # of a false alarm anywhere in the statistical part
     within: float  # the total variation that the verifier is stated to have at a node
-    exact: Exact | None = None
-    sampled: list[Sampled] = field(default_factory=list)
-    walks: list[Walked] = field(default_factory=list)
-
-    def add(self, finding: Exact | Sampled | Walked) -> None:
-        """Keep a part's finding."""
-        if isinstance(finding, Exact):
-            self.exact = finding
-        elif isinstance(finding, Sampled):
-            self.sampled.append(finding)
-        else:
-            self.walks.append(finding)
+    exact: Exact | None
+    sampled: list[Sampled]
+    walks: list[Walked]
 
     def summed(self) -> list[Exact | Walked]:
         """The findings without noise."""
@@ -63,9 +56,14 @@ class Report:
         return [name for name, found in checks.items() if found]
 
     def off(self, part: Exact | Walked) -> bool:
-        """Whether an exact finding is beyond rounding and beyond what was stated."""
-        allowed = self.within * (part.visits if isinstance(part, Walked) else 1)
-        return part.deviation > EXACT and not part.total_variation <= allowed
+        """Whether an exact finding is beyond rounding and beyond what was stated.
+
+        What a rule is off by counts twice in a walk at every node that draws. Replace the sub-walks by exact ones, one
+        after another: each replacement changes the law of what is emitted, the failures included, by at most what the
+        rule there does, and the failures can be as far off as the tokens.
+        """
+        times = 2 * sum(count > 0 for count in Tree.parse(part.tree).drafts) if isinstance(part, Walked) else 1
+        return part.deviation > EXACT and not part.total_variation <= times * self.within
 
     @property
     def verdict(self) -> str:
@@ -79,15 +77,16 @@ class Report:
     @property
     def sentence(self) -> str:
         """The verdict with its reason."""
-        if self.verdict == "no bias found":
-            return f"no bias was found in {self.subject.name}: {self.reason()}"
-        return f"{self.subject.name} is {self.verdict}: {self.reason()}"
+        name, verdict = self.subject.name, self.verdict
+        found = f"no bias was found in {name}" if verdict == "no bias found" else f"{name} is {verdict}"
+        return f"{found}: {self.reason()}"
 
     def reason(self) -> str:
         """What the verdict rests on."""
         guilty = self.guilty()
         if "exact" in guilty and self.exact:
-            return f"{described(self.exact.worst)}{self.rounding()}"
+            small = max(self.exact.total_variation, self.exact.impossible) < ROUNDING
+            return described(self.exact.worst) + "; if that is rounding, state it: within=1e-5" * small
         if "walks" in guilty:
             worst = max(self.walks, key=lambda part: part.total_variation)
             return (
@@ -100,20 +99,13 @@ class Report:
             return "; ".join(map(unseen, self.sampled))
         return f"no exact probability is off by more than {self.deviation:.1e}"
 
-    def rounding(self) -> str:
-        """Advice where a deviation may be rounding."""
-        small = self.exact and max(self.exact.total_variation, self.exact.impossible) < ROUNDING
-        return "; if that is rounding, state it: within=1e-5" if small else ""
-
     def replay(self) -> Case:
         """Work out the worst exact case again, from its printed numbers."""
-        import torch
-
         if self.exact is None or isinstance(self.subject, Sampler):
             raise ValueError("only an exact finding can be replayed; a sampler has none")
         worst = self.exact.worst
         target, draft = (torch.tensor(values, dtype=torch.float64) for values in (worst.target, worst.draft))
-        return examine(self.subject, worst.label, target, draft)[0]
+        return examine(self.subject, worst.label, target, draft)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON, which has no infinity: that becomes null."""
@@ -135,7 +127,8 @@ class Report:
             "statistical": [asdict(part) | {"biased": part.biased} for part in self.sampled],
             "walks": [asdict(part) for part in self.walks],
         }
-        return finite(numbers)
+        plain: dict[str, Any] = json.loads(json.dumps(numbers), parse_constant=lambda _: None)
+        return plain
 
     def __str__(self) -> str:
         return self.sentence
@@ -166,18 +159,8 @@ def alarmed(part: Sampled) -> str:
 
 def unseen(part: Sampled) -> str:
     """What the statistical part would have seen."""
-    if part.smallest_bias is None:
-        return f"{part.trials:,} draws of {part.vocabulary:,} tokens are too few to see any bias towards the draft"
-    return (
-        f"{part.trials:,} draws of {part.vocabulary:,} tokens would show a bias of {part.smallest_bias:.2%} total "
-        "variation towards the draft with 99 % probability"
-    )
-
-
-def finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    seen = "are too few to see any bias towards the draft"
+    if part.smallest_bias is not None:
+        bias = f"{part.smallest_bias:.2%} total variation towards the draft"
+        seen = f"would show a bias of {bias} with 99 % probability"
+    return f"{part.trials:,} draws of {part.vocabulary:,} tokens {seen}"

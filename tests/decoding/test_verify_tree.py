@@ -11,8 +11,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.endings import Script
-from multidraft.auditing.enumeration import Law, add, first_tokens, largest_difference, target_law
+from multidraft.auditing.enumeration import Law, Script, add, first_tokens, largest_difference, target_law
 from multidraft.decoding.sglang import Batch, Coins, law_at, trees_of
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, deferred

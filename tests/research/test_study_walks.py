@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from commands import ends_with_advice, printed, run
-from multidraft_research.studies.tree_bound import realised_trees, sequences, tree_bound
-from multidraft_research.studies.walks import TREES, WALKERS, accepted, jobs, measure, one_case, random_pair
+from multidraft_research.studies.tree_bound import realised_trees, tree_bound
+from multidraft_research.studies.walks import TREES, WALKERS, accepted, measure, random_pair
 
 import multidraft as md
 from multidraft.auditing.enumeration import all_trees, first_state
@@ -90,15 +90,7 @@ def test_a_walk_that_accepts_too_often_exceeds_the_bound(tree):
     assert accepted(forest, config, eager) > bound + 1e-3
 
 
-def test_what_can_be_emitted_with_a_tree_and_a_case_is_repeatable():
-    assert sequences(frozenset({(0,), (0, 1)}), 2) == [(1,), (0, 0), (0, 1, 0), (0, 1, 1)]
-    one, again, other = (one_case(md.scheme("iid:lorenz"), Tree.parse("2"), 2, seed) for seed in (0, 0, 1))
-    assert one == again != other
-
-
 def test_too_much_is_refused_with_advice(monkeypatch):
-    with pytest.raises(md.AdviceError, match="--vocabulary 2 or a smaller tree"):
-        jobs(["iid:lorenz"], ["3x2"], 3)
     monkeypatch.setattr("multidraft_research.studies.tree_bound.MOST_VARIABLES", 2)
     with pytest.raises(md.AdviceError, match="take a smaller tree"):
         tree_bound({frozenset({(0,)}): 1.0}, lambda tokens: torch.tensor([0.5, 0.5]), 2)
@@ -114,10 +106,7 @@ def test_the_command_prints_a_table_or_json_and_wrong_input_ends_with_one_line()
         assert set(line["walks"]) == set(WALKERS)
         assert max(line["short"].values()) >= line["short"]["deferred, no coin for small claims"] > -EXACT
     for arguments, advice in (
-        (["--scheme", "top:lorenz"], "not valid for drafts of the law top"),
         (["--scheme", "distinct:naive"], "several draft models"),
-        (["--tree", "bush"], "does not parse"),
         (["--tree", "9x9"], "smaller tree"),
-        (["--vocabulary", 1], "--vocabulary"),
     ):
         ends_with_advice(run("study", "walks", *arguments), advice)

@@ -64,55 +64,28 @@ def tokenizer():
     return corpus.train_tokenizer(TEXT, 280, 64)
 
 
-def test_split_cuts_at_a_line_and_loses_nothing():
+def test_a_corpus_that_cannot_be_used_is_advice(tmp_path):
+    ends_with_advice(run("train", "--corpus", tmp_path / "none.txt", "--out", tmp_path / "out"), "corpus")
+    for name, content, advice in (
+        ("broken.gz", "no gzip", "cannot read the corpus"),
+        ("short.txt", "a\nb\nc\n" * 3, "smaller windows"),
+        ("one.txt", "one long line", "line break"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(AdviceError, match=advice):
+            recipe.prepare(tmp_path / name, replace(TINY, held_out=0.3), tmp_path / "checkpoints")
+
+
+def test_the_corpus_is_cut_at_a_line_and_the_tokenizer_gives_it_back_and_marks_where_books_begin(tokenizer):
     train, held_out = corpus.split(TEXT, 0.1)
     assert train + held_out == TEXT
     assert train.endswith("\n")
-    assert 0.05 < len(held_out) / len(TEXT) <= 0.1
-    with pytest.raises(AdviceError, match="line break"):
-        corpus.split("one long line", 0.1)
-
-
-def test_a_corpus_that_cannot_be_used_is_advice(tmp_path):
-    ends_with_advice(run("train", "--corpus", tmp_path / "none.txt", "--out", tmp_path / "out"), "corpus")
-    (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    for name in ("none.txt", "broken.gz"):
-        with pytest.raises(AdviceError, match="cannot read the corpus"):
-            corpus.read_text(tmp_path / name)
-    (tmp_path / "short.txt").write_text("a\nb\nc\n" * 3)
-    with pytest.raises(AdviceError, match="smaller windows"):
-        recipe.prepare(tmp_path / "short.txt", replace(TINY, held_out=0.3), tmp_path / "checkpoints")
-
-
-def test_the_tokenizer_gives_every_text_back_and_marks_where_books_begin(tokenizer):
     for text in (BOOK, "unseen: \t§½ 😀\x00", " leading and trailing "):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     ids = corpus.encode(tokenizer, "one\n\n\n\n\ntwo\n\nthree")
     assert (ids == tokenizer.eos_token_id).sum() == 2
     assert ids[0] == tokenizer.eos_token_id
     assert tokenizer.decode(ids, skip_special_tokens=True) == "onetwo\n\nthree"
-
-
-def test_windows_depend_on_seed_and_step_alone():
-    tokens = torch.arange(1000, dtype=torch.int32)
-    torch.manual_seed(1)
-    first = recipe.windows(tokens, 4, TINY)
-    torch.manual_seed(2)
-    assert torch.equal(first, recipe.windows(tokens, 4, TINY))
-    assert not torch.equal(first, recipe.windows(tokens, 5, TINY))
-    assert not torch.equal(first, recipe.windows(tokens, 4, replace(TINY, seed=1)))
-    assert torch.equal(first[:, 1:] - first[:, :-1], torch.ones(2, 16, dtype=torch.int64))
-
-
-def test_evaluation_scores_every_token_once_with_half_a_window_before_it():
-    for count in (2, 3, 8, 9, 12, 13, 40, 101):
-        window, scored = 8, []
-        for start, end, first in evaluate.windows(count, window):
-            assert 0 <= start < end < count
-            assert end - start <= window
-            assert first >= (window // 2 if start else 0)
-            scored += range(start + first + 1, end + 1)
-        assert scored == list(range(1, count))
 
 
 def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokenizer):
@@ -126,7 +99,8 @@ def test_evaluation_in_windows_of_the_whole_text_equals_one_forward_pass(tokeniz
     assert found["target_bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
     overlap = torch.minimum(ours.exp(), theirs.exp()).sum(-1).mean().item()
     assert found["mean_acceptance_one_draft"] == pytest.approx(overlap, rel=1e-5)
-    assert found["held_out_tokens"] == len(tokens) - 1
+    for window in (len(tokens), 8, 9):  # every token once, with half a window before it
+        assert evaluate.evaluate(target, draft, tokens, window, 1).tokens == len(tokens) - 1
 
 
 def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkeypatch):
@@ -147,16 +121,11 @@ def test_resuming_equals_an_unbroken_run_bit_for_bit(text_file, tmp_path, monkey
     for role in ("target", "draft"):
         file = Path(role) / "model.safetensors"
         assert (tmp_path / "broken" / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
-
-
-def test_checkpoints_of_another_recipe_or_text_are_not_continued(text_file, tmp_path):
-    for made in (TINY, replace(TINY, checkpoint_every=1)):
-        recipe.prepare(text_file, made, tmp_path / "checkpoints")
     with pytest.raises(AdviceError, match="seed 0 is now 1"):
-        recipe.prepare(text_file, replace(TINY, seed=1), tmp_path / "checkpoints")
+        recipe.prepare(text_file, replace(TINY, seed=1), tmp_path / "broken" / "checkpoints")
     text_file.write_text(TEXT + BOOK, encoding="utf-8")
     with pytest.raises(AdviceError, match="corpus_sha256"):
-        recipe.prepare(text_file, TINY, tmp_path / "checkpoints")
+        recipe.prepare(text_file, TINY, tmp_path / "broken" / "checkpoints")
 
 
 def generates(target: Path, draft: Path) -> bool:
@@ -168,18 +137,14 @@ def test_train_reports_resumes_and_refuses_other_settings(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text(synthetic(30_000))
     first = run("train", "--corpus", text, "--out", out, *QUICK)
-    assert first.exit_code == 0, first.output
     assert "bits per byte" in first.stdout
     assert all(f" {step}/6 " in first.stderr for step in range(7))  # also between checkpoints
     report = json.loads((out / "report.json").read_text())
     assert 0 < report["mean_acceptance_one_draft"] <= 1
     assert report["target_tokens_seen"] == 6 * 2 * 32
-    assert report["target_bits_per_byte"] > 0
-    assert report["hardware"]["cpu"]
     again = printed("train", "--corpus", text, "--out", out, *QUICK)
     assert again["target_bits_per_byte"] == report["target_bits_per_byte"]
     ends_with_advice(run("train", "--corpus", text, "--out", out, *QUICK, "--seed", 1), "another --out")
-    assert load_pair(out).target.config.hidden_size == 32
     written = json.loads((out / "target" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert written == "PreTrainedTokenizerFast"  # the name that transformers 4.57 knows too
     assert generates(out / "target", out / "draft")
@@ -239,16 +204,11 @@ def capture(tmp_path_factory) -> Capture:
     return Capture.open(folder)
 
 
-def loss(model: PreTrainedModel, capture: Capture) -> float:
-    """Over the prompts that are taught."""
-    with torch.inference_mode():
-        return float(sum(loss_of(model, capture.shard(index)) for index in range(3)))
-
-
 def test_the_draft_comes_nearer_to_the_target_in_cross_entropy(capture, tmp_path) -> None:
     taught = distil(student(), capture, replace(LESSON, steps=20), tmp_path / "checkpoint.pt")
-    assert loss(taught, capture) < loss(student(), capture) - 0.5
-    assert not taught.training
+    with torch.inference_mode():  # over the prompts that are taught
+        after, before = (sum(loss_of(own, capture.shard(index)) for index in range(3)) for own in (taught, student()))
+    assert after < before - 0.5
     shard = capture.shard(0)
     logits = student()(torch.cat([shard.prompt, shard.tokens])[None]).logits[0, len(shard.prompt) - 1 : -1]
     direct = -(shard.recording.target.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
@@ -266,6 +226,9 @@ def test_a_resumed_lesson_is_an_unbroken_one(capture, tmp_path, monkeypatch) -> 
     with pytest.raises(KeyboardInterrupt):
         distil(student(), capture, LESSON, tmp_path / "torn.pt")
     monkeypatch.undo()
+    check_same(tmp_path / "lesson.json", {"steps": 1})
+    with pytest.raises(AdviceError, match="steps 1 is now 2"):
+        check_same(tmp_path / "lesson.json", {"steps": 2})
     resumed = distil(student(), capture, LESSON, tmp_path / "torn.pt")
     assert all(one.equal(other) for one, other in zip(whole.parameters(), resumed.parameters(), strict=True))
 
@@ -280,21 +243,14 @@ def test_the_gain_is_measured_on_prompts_that_were_held_out(capture, tmp_path, m
 
     before, _, gain = acceptance(student())
     assert gain == pytest.approx(0, abs=1e-6)
+    with pytest.raises(AdviceError, match="none is left to teach"):
+        LESSON.parts(1)
     held_out = [capture.shard(index).recording for index in (3, 4)]
     rates = [torch.minimum(r.target.double().softmax(-1), r.draft.double().softmax(-1)).sum(-1) for r in held_out]
     assert before == pytest.approx(float(torch.cat(rates).mean()), abs=1e-6)
     before, after, gain = acceptance(distil(student(), capture, LESSON, tmp_path / "checkpoint.pt"))
     assert gain == pytest.approx(after - before, abs=1e-12)
     assert gain != 0
-
-
-def test_bad_lessons_get_advice(tmp_path) -> None:
-    with pytest.raises(AdviceError, match="none is left to teach"):
-        Lesson().parts(1)
-    for _ in range(2):
-        check_same(tmp_path / "lesson.json", {"steps": 1})
-    with pytest.raises(AdviceError, match="steps 1 is now 2"):
-        check_same(tmp_path / "lesson.json", {"steps": 2})
 
 
 @pytest.mark.slow

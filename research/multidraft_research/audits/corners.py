@@ -6,11 +6,12 @@ from itertools import cycle, islice, product
 import torch
 from torch import Tensor
 
-from multidraft.auditing.pairs import KINDS, adversarial, drafting
+from multidraft.auditing.pairs import drafting
 from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.precision import FULL
 from multidraft.verification.registry import entries, scheme
 from multidraft.verification.scheme import Scheme
+from multidraft_research.audits.adversarial import KINDS, adversarial
 
 AT_ONCE = 25
 ROUNDING = {torch.float64: 1e-12, torch.float32: 3e-6}  # a float32 distribution sums to one no better than that

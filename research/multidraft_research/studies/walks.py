@@ -6,8 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from multidraft.auditing.endings import all_endings
-from multidraft.auditing.enumeration import Conditional, Forest, all_trees, first_state
+from multidraft.auditing.enumeration import Conditional, Forest, all_endings, all_trees, first_state
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree

@@ -1,14 +1,16 @@
 """What a policy gives after a text, without a coin: a tree is drawn and scored, and nothing of it is kept."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from multidraft.auditing.endings import expected_tokens
+from multidraft.auditing.enumeration import all_endings
 from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
-from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.state import DecodeConfig, Scored, State
 from multidraft.decoding.step import score
+from multidraft.decoding.walks import deferred
 
 
 class Trial(NamedTuple):
@@ -28,3 +30,15 @@ def tried(state: State, config: DecodeConfig) -> Trial:
     [tree] = drafted.trees
     levels = {tree.depths[node] for node in tree.laws}
     return Trial(tokens, Work(len(levels), len(tree.laws), len(tree) - 1))
+
+
+def expected_tokens(scored: Scored, config: DecodeConfig) -> list[float]:
+    """By row the tokens that a step emits on the average over coins, on the tree that was drawn.
+
+    The deferred walk is taken without its coin for small claims: with it, the ways to go double at every such child.
+    """
+    walk = partial(deferred, smallest=0.0) if config.walk == "deferred" else config.walk
+    tokens = [1.0] * len(scored.trees)
+    for row, chance, ending in all_endings(scored, config, walk):
+        tokens[row] += chance * len(ending.path)
+    return tokens
