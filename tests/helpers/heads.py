@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import DynamicCache, LlamaConfig, PreTrainedModel, Qwen3Config
 
+from multidraft.models.compat import windows
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Grown, Settings
+from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
 
 LAYERS, WIDTH = (0, 1, 2), 32
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48}
@@ -67,26 +68,26 @@ def said_plainly(name: str, text: list[int], path: list[int], target: PreTrained
     states = states_of(target, text[:-1], module.settings.layers)
     if name == "medusa":
         return module(states[-1, -1])[min(len(path), module.settings.heads - 1)]
-    fused, cache = module.fuse(states.flatten(1)[None]), Grown()
+    fused, cache = module.fuse(states.flatten(1)[None]), DynamicCache()
     places = torch.arange(len(text) + 8)
     if name.startswith("dflash"):
         return of_block(module, fused, text, len(path), cache)
     here = torch.tensor([text[1:]])
-    masks = {kind: causal(places[: len(text) - 1], window_of(module, kind)) for kind in module.kinds}
+    masks = {kind: causal(places[: len(text) - 1], window_of(module, kind)) for kind in windows(module.config)}
     last = module(here, fused, places[None, : len(text) - 1], masks, cache)[:, -1:]
     for depth, token in enumerate(path):
         seen = places[: len(text) + depth]
-        masks = {kind: causal(seen, window_of(module, kind))[..., -1:, :] for kind in module.kinds}
+        masks = {kind: causal(seen, window_of(module, kind))[..., -1:, :] for kind in windows(module.config)}
         last = module(torch.tensor([[token]]), last, seen[None, -1:], masks, cache)
     return module.logits(last)[0, 0]
 
 
-def of_block(module: Any, fused: Tensor, text: list[int], depth: int, cache: Grown) -> Tensor:
+def of_block(module: Any, fused: Tensor, text: list[int], depth: int, cache: DynamicCache) -> Tensor:
     settings, before = module.settings, len(text) - 1
     places = torch.arange(before + settings.block)
     module.remember(fused, places[None, :before], cache)
     masks = {}
-    for kind in module.kinds:
+    for kind in windows(module.config):
         window = window_of(module, kind)
         distance = places[before:, None] - places
         seen = (distance < window) if window else torch.ones_like(distance, dtype=torch.bool)

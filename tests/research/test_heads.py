@@ -16,10 +16,10 @@ from multidraft_research.training.small_draft import Vocabulary, Wanted
 from multidraft_research.training.teaching import Said
 from multidraft_research.training.texts import Text
 from tiny import tiny_model
+from transformers import DynamicCache
 
 from multidraft import AdviceError
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.modules import Grown
 
 SIZE, LAYERS = 61, (0, 1, 2)
 VOCABULARY = Vocabulary(sorted({*range(0, 40), 50}), SIZE)
@@ -86,8 +86,8 @@ def alone(head, one: Seen, known: int, depth: int) -> torch.Tensor:
     """The logits that a head drafts from at a depth below a known token, by a reader that reads nothing else."""
     tokens, features = torch.from_numpy(one.text.tokens).long(), one.states[:known].float()
     if head.settings.kind == "medusa":
-        return head.logits(features[-1, -1], depth - 1)
-    cache, fused = Grown(), head.fuse(features[None, :, :-1].flatten(2))
+        return head[depth - 1](features[-1, -1])
+    cache, fused = DynamicCache(), head.fuse(features[None, :, :-1].flatten(2))
     if head.settings.kind == "dflash":
         head.remember(fused, torch.arange(known)[None], cache)
         block, places = head.block(tokens[known : known + 1]), torch.arange(known, known + 4)[None]

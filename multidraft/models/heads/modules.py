@@ -16,16 +16,16 @@ gives the law of token i + 2 + h, whatever stands between.
 Masks, positions and keys and values are the caller's, so that a module serves trees and training alike.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import Cache, PretrainedConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from multidraft.models.compat import windows
 
@@ -63,38 +63,6 @@ class Settings:
         return self.drafted != self.layer.vocab_size
 
 
-@runtime_checkable
-class KeysValues(Protocol):
-    """Where keys and values stay, such as `TreeCache(...).cache`, or `Grown`."""
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Append new keys and values (rows, heads, new, width); all that the new tokens may see, in order of slots."""
-        ...
-
-
-class Grown:
-    """Keys and values side by side, through which gradients pass."""
-
-    def __init__(self) -> None:
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        if layer in self.layers:
-            before = self.layers[layer]
-            keys, values = torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
-        self.layers[layer] = keys, values
-        return keys, values
-
-
-class Seen(NamedTuple):
-    """What a layer is given beside states: the tokens' positions, what they see, and where keys and values stay."""
-
-    rotary: Rotary
-    mask: Mask
-    cache: KeysValues
-    layer: int
-
-
 class Norm(nn.RMSNorm):
     """A norm in the dtype of its weights: where heads are trained, states are narrower than they."""
 
@@ -116,11 +84,13 @@ def turn(states: Float[Tensor, "rows heads new width"], rotary: Rotary) -> Float
 
 
 class Attention(nn.Module):
-    """Attention whose inputs may be wider than the model; queries and keys have norms in Qwen3."""
+    """Attention of a layer, whose inputs may be wider than the model; queries and keys have norms in Qwen3."""
 
-    def __init__(self, config: PretrainedConfig, inputs: int):
+    def __init__(self, config: PretrainedConfig, number: int, inputs: int):
         super().__init__()
         heads, own, normed = config.num_attention_heads, config.num_key_value_heads, config.model_type == "qwen3"
+        kinds = getattr(config, "layer_types", None) or [*windows(config)] * config.num_hidden_layers
+        self.number, self.kind = number, kinds[number]
         self.width = getattr(config, "head_dim", None) or config.hidden_size // heads
         bias = bool(getattr(config, "attention_bias", False))
         self.q_proj = nn.Linear(inputs, heads * self.width, bias=bias)
@@ -133,83 +103,47 @@ class Attention(nn.Module):
         """The heads of a projection."""
         return states.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
-    def keys_values(self, states: Float[Tensor, "rows new inputs"], rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values of tokens."""
-        return turn(self.k_norm(self.split(self.k_proj(states))), rotary), self.split(self.v_proj(states))
+    def remember(self, states: Float[Tensor, "rows new inputs"], rotary: Rotary, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Put the tokens' keys, turned, and values into the cache; all that it holds of this layer."""
+        keys, values = self.k_norm(self.split(self.k_proj(states))), self.split(self.v_proj(states))
+        return cache.update(turn(keys, rotary), values, self.number)
 
-    def forward(self, states: Float[Tensor, "rows new inputs"], seen: Seen) -> Float[Tensor, "rows new hidden"]:
+    def forward(
+        self, states: Float[Tensor, "rows new inputs"], rotary: Rotary, masks: Masks, cache: Cache
+    ) -> Float[Tensor, "rows new hidden"]:
         """What the tokens read; their keys and values go to the cache first."""
-        queries = turn(self.q_norm(self.split(self.q_proj(states))), seen.rotary)
-        keys, values = seen.cache.update(*self.keys_values(states, seen.rotary), seen.layer)
-        read = nn.functional.scaled_dot_product_attention(queries, keys, values, seen.mask, enable_gqa=True)
+        queries = turn(self.q_norm(self.split(self.q_proj(states))), rotary)
+        keys, values = self.remember(states, rotary, cache)
+        mask = masks[self.kind] if isinstance(masks, Mapping) else masks
+        read = nn.functional.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
         return self.o_proj(read.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    """The gated layer of Llama and Qwen."""
-
-    def __init__(self, config: PretrainedConfig):
-        super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, bool(getattr(config, "mlp_bias", False))
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
-        self.activation = ACT2FN[config.hidden_act]
-
-    def forward(self, states: Float[Tensor, "rows new hidden"]) -> Float[Tensor, "rows new hidden"]:
-        """Each token by itself."""
-        return self.down_proj(self.activation(self.gate_proj(states)) * self.up_proj(states))
 
 
 class Layer(nn.Module):
     """A decoder layer, Llama's or Qwen3's; `inputs` of the model's width stand side by side where it attends."""
 
-    def __init__(self, config: PretrainedConfig, inputs: int = 1):
+    def __init__(self, config: PretrainedConfig, number: int, inputs: int = 1):
         super().__init__()
-        self.self_attn = Attention(config, inputs * config.hidden_size)
-        self.mlp = MLP(config)
+        self.self_attn = Attention(config, number, inputs * config.hidden_size)
+        self.mlp = Qwen3MLP(config) if config.model_type == "qwen3" else LlamaMLP(config)
         self.input_layernorm = Norm(config, config.hidden_size)
         self.post_attention_layernorm = Norm(config, config.hidden_size)
 
-    def forward(self, states: Float[Tensor, "rows new hidden"], seen: Seen) -> Float[Tensor, "rows new hidden"]:
-        """The states behind it."""
-        return self.added(states, self.input_layernorm(states), seen)
-
-    def added(
-        self, states: Float[Tensor, "rows new hidden"], inputs: Float[Tensor, "rows new inputs"], seen: Seen
+    def forward(
+        self, states: Float[Tensor, "rows new hidden"], inputs: Float[Tensor, "rows new inputs"], *seen: Any
     ) -> Float[Tensor, "rows new hidden"]:
-        """The states with what is read of the inputs, and then with the gated layer's."""
-        states = states + self.self_attn(inputs, seen)
+        """The states with what is read of the inputs, and then with the gated layer's; `seen` is for the attention."""
+        states = states + self.self_attn(inputs, *seen)
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class First(Layer):
-    """EAGLE's layer that sees embeddings and states side by side, each normed; what it adds to are the states.
-
-    `before`: it adds to the normed states (`norm_before_residual`).
-    """
-
-    def __init__(self, config: PretrainedConfig, before: bool):
-        super().__init__(config, 2)
-        self.before, self.hidden_norm = before, Norm(config, config.hidden_size)
-
-    def beside(
-        self, states: Float[Tensor, "rows new hidden"], embedded: Float[Tensor, "rows new hidden"], seen: Seen
-    ) -> Float[Tensor, "rows new hidden"]:
-        """The states behind it."""
-        normed = self.hidden_norm(states)
-        both = torch.cat([self.input_layernorm(embedded), normed], -1)
-        return self.added(normed if self.before else states, both, seen)
-
-
-class Drafting:
+class Drafting(nn.Module):
     """What all heads have: the tokens that they draft, as offsets to the columns (`d2t`) where they are a part."""
 
     d2t: Tensor | None
-    settings: Settings
 
-    def reduce(self: Any, settings: Settings) -> None:
-        """Make room for the offsets."""
+    def __init__(self, settings: Settings):
+        super().__init__()
         self.settings = settings
         self.register_buffer("d2t", torch.zeros(settings.drafted, dtype=torch.long) if settings.is_reduced else None)
 
@@ -219,33 +153,25 @@ class Drafting:
         return None if self.d2t is None else torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
 
-class Body(nn.Module, Drafting):
+class Body(Drafting):
     """A head of decoder layers: the target's states go in by `fc`, tokens by embeddings, and the last norm's go out."""
 
-    embed_tokens: nn.Embedding
-    lm_head: nn.Linear
+    inputs_of_first = 1
 
-    def __init__(self, settings: Settings, layers: Iterable[nn.Module]):
-        super().__init__()
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
         config = self.config = settings.layer
-        width = config.hidden_size
+        width, inputs = config.hidden_size, [self.inputs_of_first] + [1] * (config.num_hidden_layers - 1)
         self.fc = nn.Linear(len(settings.layers) * settings.target_width, width, bias=False)
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(Layer(config, number, count) for number, count in enumerate(inputs))
         self.norm = Norm(config, width)
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.lm_head = nn.Linear(width, settings.drafted, bias=False)
-        self.reduce(settings)
         self.rotary = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # of whatever kind it asks for
-        self.kinds = getattr(config, "layer_types", None) or list(windows(config)) * config.num_hidden_layers
 
     def embedded(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new hidden"]:
         """Tokens as states."""
         return self.embed_tokens(tokens).to(self.fc.weight.dtype) * self.settings.embedding_scale
-
-    def seen(self, masks: Masks, rotary: Rotary, cache: KeysValues) -> list[Seen]:
-        """What each layer is given."""
-        own = [masks[kind] if isinstance(masks, Mapping) else masks for kind in self.kinds]
-        return [Seen(rotary, mask, cache, layer) for layer, mask in enumerate(own)]
 
     def logits(self, states: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape drafted"]:
         """What states say of the next token, over the tokens that the head has."""
@@ -256,12 +182,14 @@ class Body(nn.Module, Drafting):
 class Eagle3(Body):
     """EAGLE-3: `fuse` makes one state of the target's, `forward` reads tokens with the states before them."""
 
+    inputs_of_first = 2  # embeddings and states, each normed
+
     def __init__(self, settings: Settings):
-        config, width = settings.layer, settings.target_width
-        first = First(config, settings.norm_before_residual)
-        super().__init__(settings, [first, *(Layer(config) for _ in range(1, config.num_hidden_layers))])
-        self.input_norm = Norm(config, len(settings.layers) * width) if settings.norm_before_fc else None
-        self.fc_norm = nn.ModuleList(Norm(config, width) for _ in settings.layers) if settings.fc_norm else None
+        super().__init__(settings)
+        config, width, count = settings.layer, settings.target_width, len(settings.layers)
+        self.layers[0].hidden_norm = Norm(config, config.hidden_size)
+        self.input_norm = Norm(config, count * width) if settings.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(Norm(config, width) for _ in range(count)) if settings.fc_norm else None
 
     def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
         """One state of those of the target's layers, which stand side by side."""
@@ -274,16 +202,18 @@ class Eagle3(Body):
 
     def forward(
         self, tokens: Int[Tensor, "rows new"], states: Float[Tensor, "rows new hidden"],
-        positions: Int[Tensor, "rows new"], masks: Masks, cache: KeysValues,
+        positions: Int[Tensor, "rows new"], masks: Masks, cache: Cache,
     ) -> Float[Tensor, "rows new hidden"]:  # fmt: skip
         """The states of tokens, each of which follows one that has the state beside it; those go to later tokens.
 
         Keys and values go to the cache. Positions may begin anywhere: only their differences count.
         """
-        seen, layers = self.seen(masks, self.rotary(states, positions), cache), list[Any](self.layers)
-        states = layers[0].beside(states, self.embedded(tokens), seen[0])
-        for layer, own in zip(layers[1:], seen[1:], strict=True):
-            states = layer(states, own)
+        first, *others = list[Any](self.layers)
+        seen, normed = (self.rotary(states, positions), masks, cache), first.hidden_norm(states)
+        both = torch.cat([first.input_layernorm(self.embedded(tokens)), normed], -1)
+        states = first(normed if self.settings.norm_before_residual else states, both, *seen)
+        for layer in others:
+            states = layer(states, layer.input_layernorm(states), *seen)
         return self.norm(states) if self.settings.norm_output else states
 
 
@@ -294,7 +224,7 @@ class DFlash(Body):
     """
 
     def __init__(self, settings: Settings):
-        super().__init__(settings, (Layer(settings.layer) for _ in range(settings.layer.num_hidden_layers)))
+        super().__init__(settings)
         self.hidden_norm = Norm(settings.layer, settings.layer.hidden_size)
 
     def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
@@ -302,13 +232,12 @@ class DFlash(Body):
         return self.hidden_norm(self.fc(features))
 
     def remember(
-        self, states: Float[Tensor, "rows new hidden"], positions: Int[Tensor, "rows new"], cache: KeysValues
+        self, states: Float[Tensor, "rows new hidden"], positions: Int[Tensor, "rows new"], cache: Cache
     ) -> None:
         """Put keys and values of the target's fused states into the cache."""
-        rotary, layers = self.rotary(states, positions), list[Any](self.layers)
-        for number, layer in enumerate(layers):
-            keys, values = layer.self_attn.keys_values(states, rotary)
-            cache.update(keys, values, number)
+        rotary = self.rotary(states, positions)
+        for layer in list[Any](self.layers):
+            layer.self_attn.remember(states, rotary, cache)
 
     def block(self, first: Int[Tensor, " rows"]) -> Int[Tensor, "rows block"]:
         """The tokens of a block in each row: the known one, then masks."""
@@ -317,12 +246,13 @@ class DFlash(Body):
         return block
 
     def forward(
-        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, cache: KeysValues
+        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, cache: Cache
     ) -> Float[Tensor, "rows new hidden"]:
         """The states of a block, whose own keys and values go to the cache behind those of the target's states."""
         states = self.embedded(tokens)
-        for layer, seen in zip(self.layers, self.seen(masks, self.rotary(states, positions), cache), strict=True):
-            states = layer(states, seen)
+        rotary = self.rotary(states, positions)
+        for layer in list[Any](self.layers):
+            states = layer(states, layer.input_layernorm(states), rotary, masks, cache)
         return states
 
 
@@ -338,28 +268,23 @@ class Block(nn.Module):
         return states + nn.functional.silu(self.linear(states))
 
 
-class Medusa(nn.ModuleList, Drafting):
-    """Medusa's heads, each a list of layers and an output: weights are `{head}.{layer}.linear.weight` and so on."""
+class Medusa(Drafting, nn.ModuleList):
+    """Medusa's heads, each some layers and an output: weights are `{head}.{layer}.linear.weight` and so on."""
 
     def __init__(self, settings: Settings):
+        super().__init__(settings)
         width = settings.target_width
-        super().__init__(
-            nn.ModuleList(
-                [*(Block(width) for _ in range(settings.depth)), nn.Linear(width, settings.drafted, bias=False)]
-            )
-            for _ in range(settings.heads)
-        )
-        self.reduce(settings)
+        for _ in range(settings.heads):
+            output = nn.Linear(width, settings.drafted, bias=False)
+            self.append(nn.Sequential(*(Block(width) for _ in range(settings.depth)), output))
 
-    def logits(self, states: Float[Tensor, "*shape width"], head: int) -> Float[Tensor, "*shape drafted"]:
-        """What one head says, of the target's last states, normed."""
-        for layer in self[head]:  # type: ignore[attr-defined]  # the output last
-            states = layer(states)
-        return states
+    def fuse(self, features: Float[Tensor, "rows new width"]) -> Float[Tensor, "rows new width"]:
+        """The target's last states, normed, as they are."""
+        return features
 
     def forward(self, states: Float[Tensor, "*shape width"]) -> Float[Tensor, "heads *shape drafted"]:
         """What every head says."""
-        return torch.stack([self.logits(states, head) for head in range(self.settings.heads)])
+        return torch.stack([head(states) for head in self])
 
 
 Head = Eagle3 | DFlash | Medusa

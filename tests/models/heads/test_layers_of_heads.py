@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.models.gguf.to_hugging_face import read
 from multidraft.models.heads.drafters import head
-from multidraft.models.heads.modules import Grown
 from multidraft.zoo import smollm2
 
 ANSWERS = Path(__file__).parent / "reference" / "answers.json"  # tokens that SmolLM2-135M-Instruct wrote at T = 0.7
@@ -43,5 +42,5 @@ def acceptance(module, tokens: torch.Tensor, features: torch.Tensor, laws: torch
     """The sum of min(p, q) at each place, where the head is given these states."""
     places = torch.arange(tokens.shape[1])
     mask = (places[:, None] >= places)[None, None]
-    logits = module.logits(module(tokens, module.fuse(features), places[None], mask, Grown()))
+    logits = module.logits(module(tokens, module.fuse(features), places[None], mask, DynamicCache()))
     return torch.minimum(laws, logits.float().softmax(-1)).sum(-1).flatten()

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from multidraft_research.training.heads.saving import save_head, write
 from tiny import tiny_model
 from transformers import AutoConfig
 
 from multidraft import AdviceError
-from multidraft.models.heads import files
-from multidraft.models.heads.files import load_head, save_head
+from multidraft.models.heads.files import load_head
 from multidraft.models.heads.modules import DFlash, Eagle3, Medusa, Settings
 
 VOCABULARY, WIDTH, IDS = 61, 32, [3, 5, 9, 40]
@@ -69,7 +69,7 @@ def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
     said |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "norm_before_fc": True}}
     said |= {name: getattr(layer(), name) for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
     said |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY, "num_hidden_layers": 1}
-    files.write(tmp_path, said, names)
+    write(tmp_path, said, names)
     theirs = load_head(tmp_path, tiny_model("llama"))
     assert theirs.input_norm.weight.equal(ours.input_norm.weight)
     assert theirs.layers[0].hidden_norm.weight.equal(ours.layers[0].hidden_norm.weight)
@@ -81,7 +81,7 @@ def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
     weights["lm_head.weight"] = torch.zeros(VOCABULARY, WIDTH)
     said = layer("qwen3").to_diff_dict() | {"architectures": ["DFlashDraftModel"], "block_size": 4}
     said |= {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [-1, 0, 1]}}
-    files.write(tmp_path, said, weights)
+    write(tmp_path, said, weights)
     theirs = load_head(tmp_path, tiny_model("llama"))
     assert (theirs.settings.layers, theirs.ids) == ((0, 1, 2), None)
 
