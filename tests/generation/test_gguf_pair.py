@@ -193,7 +193,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     ):
         path.write_bytes(content)
         assert said in refused(path)
-    from multidraft.models.gguf import file, memory
+    from multidraft.models.gguf import file, model as memory
 
     monkeypatch.setattr(file, "available", lambda device: 1000)
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
