@@ -11,7 +11,7 @@ from transformers import DynamicCache, LlamaConfig, PreTrainedModel, Qwen3Config
 
 from multidraft.models.compat import windows
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
+from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
 
 LAYERS, WIDTH = (0, 1, 2), 32
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48}

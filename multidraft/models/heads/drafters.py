@@ -20,7 +20,7 @@ from multidraft.models import base
 from multidraft.models.base import Scored
 from multidraft.models.compat import windows
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
+from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.packed import packed
@@ -145,9 +145,8 @@ class Head(ABC):
             if not any(counts):
                 columns = self.module.settings.drafted
                 return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
-            return self.said(
-                [range(len(row.tokens) - n, len(row.tokens)) for row, n in zip(self.rows, counts, strict=True)]
-            )
+            ends = [len(row.tokens) for row in self.rows]
+            return self.said([range(end - count, end) for end, count in zip(ends, counts, strict=True)])
 
     @abstractmethod
     def read(self, are_first: list[bool], scores: bool) -> None:
@@ -202,7 +201,7 @@ class EagleDrafter(Head):
     def read(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(slots) < len(row.tokens) + row.shift for row, slots in self.each()):
             noted = torch.cat(self.noted, 1) if self.noted else None
-            own = [self.readable(*each, noted) for each in enumerate(self.each())]
+            own = [self.readable(index, noted) for index in range(len(self.rows))]
             positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
             tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
             states = pad_sequence([beside for _, _, beside in own], batch_first=True)
@@ -214,10 +213,10 @@ class EagleDrafter(Head):
         return [(row, pending.slots) for row, pending in zip(self.rows, self.cache.pending, strict=True)]
 
     def readable(
-        self, index: int, each: tuple[Row, list[int]], noted: Tensor | None
+        self, index: int, noted: Tensor | None
     ) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
         """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
-        row, slots = each
+        row, slots = self.each()[index]
         if row.first and not slots:
             skipped = len(row.waiting) - row.shift
             read = [*row.waiting, *row.tokens[: row.first]][skipped:]

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
 from multidraft.models.compat import home
-from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA, MODULES, Body, Head, Settings
+from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, MODULES, Body, Head, Settings
 from multidraft.models.loading import settings_in
 
 Weights = dict[str, Tensor]

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from multidraft import AdviceError
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.modules import DFlash, Eagle3, Medusa, Settings
+from multidraft.models.heads import DFlash, Eagle3, Medusa, Settings
 
 VOCABULARY, WIDTH, IDS = 61, 32, [3, 5, 9, 40]
 OFFSETS = torch.tensor(IDS) - torch.arange(len(IDS))

@@ -10,7 +10,7 @@ import multidraft as md
 from multidraft.cli.models import HEADS, models_in, own, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads.drafters import EagleDrafter, head
-from multidraft.models.heads.modules import KINDS
+from multidraft.models.heads import KINDS
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.ngram import NGram
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache
 
-from multidraft.models.heads.modules import DFlash, Eagle3, Head, Medusa
+from multidraft.models.heads import DFlash, Eagle3, Head, Medusa
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary, Wanted
 
