@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggufs import STATEFUL, pair_files, stateful_file, tiny_file, window_file, window_model
+from ggufs import pair_files, tiny_file, window_file, window_model
 from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life, read_text
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.models.gguf.file import library
 from multidraft.models.gguf.model import GGUF, Row
 from multidraft.models.huggingface import CausalLM
 from multidraft.zoo import load_pair
@@ -63,10 +64,20 @@ def test_sliding_windows_are_kept_whole_and_cut_at_paths():
         run.accept(trees)
 
 
-@pytest.mark.parametrize("family", STATEFUL)
-def test_models_with_a_state_are_refused_by_name(family):
-    with pytest.raises(AdviceError, match=f"^{family} has .* recurrent state, which cannot be rolled back"):
-        GGUF(stateful_file(family))
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("is_recurrent", "llama has a recurrent state, which cannot be rolled back"),
+        ("is_hybrid", "llama has layers with a recurrent state, which cannot be rolled back"),
+        ("is_diffusion", "llama is a diffusion model"),
+        ("has_encoder", "llama is an encoder, or has one"),
+    ],
+)
+def test_models_with_a_state_are_refused_by_name(asked, message, monkeypatch):
+    """Whatever llama.cpp says so of; and encoders."""
+    monkeypatch.setattr(library(), f"llama_model_{asked}", lambda model: True)
+    with pytest.raises(AdviceError, match=message):
+        GGUF(tiny_file("llama"))
 
 
 def test_a_row_goes_on_as_two():

@@ -19,8 +19,8 @@ from multidraft.errors import AdviceError
 from multidraft.models import base
 from multidraft.models.base import Scored
 from multidraft.models.compat import windows
-from multidraft.models.heads.files import load_head
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
+from multidraft.models.heads.files import load_head
 from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.packed import packed
