@@ -30,6 +30,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from multidraft.models.compat import windows
 
 KINDS = EAGLE3, DFLASH, MEDUSA = "eagle3", "dflash", "medusa"
+Tokens = Int[Tensor, "rows new"]
+States = Float[Tensor, "rows new hidden"]
+Inputs = Float[Tensor, "rows new inputs"]  # of an attention or of `fc`, which may be wider
+Heads = Float[Tensor, "rows heads new width"]
+Each = Float[Tensor, "*shape width"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, (rows, tokens, width of a head)
 Mask = Bool[Tensor, "#rows 1 new slots"] | Float[Tensor, "#rows 1 new slots"]  # true where seen, or what scores gain
 Masks = Mask | Mapping[str, Mask]  # by type of layer, as in `windows`, or one for all
@@ -69,12 +74,12 @@ class Norm(nn.RMSNorm):
     def __init__(self, config: PretrainedConfig, width: int):
         super().__init__(width, eps=config.rms_norm_eps)
 
-    def forward(self, states: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+    def forward(self, states: Each) -> Each:
         """Each state by itself."""
         return super().forward(states.to(self.weight.dtype))
 
 
-def turn(states: Float[Tensor, "rows heads new width"], rotary: Rotary) -> Float[Tensor, "rows heads new width"]:
+def turn(states: Heads, rotary: Rotary) -> Heads:
     """Queries or keys at their positions; where fewer dimensions turn than there are, the last ones stay."""
     cos, sin = (each[:, None] for each in rotary)
     size = cos.shape[-1]
@@ -99,18 +104,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * self.width, config.hidden_size, bias=bias)
         self.q_norm, self.k_norm = (Norm(config, self.width) if normed else nn.Identity() for _ in range(2))
 
-    def split(self, states: Float[Tensor, "rows new all"]) -> Float[Tensor, "rows heads new width"]:
+    def split(self, states: Float[Tensor, "rows new all"]) -> Heads:
         """The heads of a projection."""
         return states.unflatten(-1, (-1, self.width)).transpose(1, 2)
 
-    def remember(self, states: Float[Tensor, "rows new inputs"], rotary: Rotary, cache: Cache) -> tuple[Tensor, Tensor]:
+    def remember(self, states: Inputs, rotary: Rotary, cache: Cache) -> tuple[Tensor, Tensor]:
         """Put the tokens' keys, turned, and values into the cache; all that it holds of this layer."""
         keys, values = self.k_norm(self.split(self.k_proj(states))), self.split(self.v_proj(states))
         return cache.update(turn(keys, rotary), values, self.number)
 
-    def forward(
-        self, states: Float[Tensor, "rows new inputs"], rotary: Rotary, masks: Masks, cache: Cache
-    ) -> Float[Tensor, "rows new hidden"]:
+    def forward(self, states: Inputs, rotary: Rotary, masks: Masks, cache: Cache) -> States:
         """What the tokens read; their keys and values go to the cache first."""
         queries = turn(self.q_norm(self.split(self.q_proj(states))), rotary)
         keys, values = self.remember(states, rotary, cache)
@@ -129,9 +132,7 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(config, config.hidden_size)
         self.post_attention_layernorm = Norm(config, config.hidden_size)
 
-    def forward(
-        self, states: Float[Tensor, "rows new hidden"], inputs: Float[Tensor, "rows new inputs"], *seen: Any
-    ) -> Float[Tensor, "rows new hidden"]:
+    def forward(self, states: States, inputs: Inputs, *seen: Any) -> States:
         """The states with what is read of the inputs, and then with the gated layer's; `seen` is for the attention."""
         states = states + self.self_attn(inputs, *seen)
         return states + self.mlp(self.post_attention_layernorm(states))
@@ -169,7 +170,7 @@ class Body(Drafting):
         self.lm_head = nn.Linear(width, settings.drafted, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # of whatever kind it asks for
 
-    def embedded(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows new hidden"]:
+    def embedded(self, tokens: Tokens) -> States:
         """Tokens as states."""
         return self.embed_tokens(tokens).to(self.fc.weight.dtype) * self.settings.embedding_scale
 
@@ -191,7 +192,7 @@ class Eagle3(Body):
         self.input_norm = Norm(config, count * width) if settings.norm_before_fc else None
         self.fc_norm = nn.ModuleList(Norm(config, width) for _ in range(count)) if settings.fc_norm else None
 
-    def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
+    def fuse(self, features: Inputs) -> States:
         """One state of those of the target's layers, which stand side by side."""
         if self.input_norm is not None:
             features = self.input_norm(features)
@@ -200,10 +201,7 @@ class Eagle3(Body):
             features = torch.cat([own(part) for own, part in parts], -1)
         return self.fc(features)
 
-    def forward(
-        self, tokens: Int[Tensor, "rows new"], states: Float[Tensor, "rows new hidden"],
-        positions: Int[Tensor, "rows new"], masks: Masks, cache: Cache,
-    ) -> Float[Tensor, "rows new hidden"]:  # fmt: skip
+    def forward(self, tokens: Tokens, states: States, positions: Tokens, masks: Masks, cache: Cache) -> States:
         """The states of tokens, each of which follows one that has the state beside it; those go to later tokens.
 
         Keys and values go to the cache. Positions may begin anywhere: only their differences count.
@@ -227,13 +225,11 @@ class DFlash(Body):
         super().__init__(settings)
         self.hidden_norm = Norm(settings.layer, settings.layer.hidden_size)
 
-    def fuse(self, features: Float[Tensor, "rows new inputs"]) -> Float[Tensor, "rows new hidden"]:
+    def fuse(self, features: Inputs) -> States:
         """One state of those of the target's layers, which stand side by side."""
         return self.hidden_norm(self.fc(features))
 
-    def remember(
-        self, states: Float[Tensor, "rows new hidden"], positions: Int[Tensor, "rows new"], cache: Cache
-    ) -> None:
+    def remember(self, states: States, positions: Tokens, cache: Cache) -> None:
         """Put keys and values of the target's fused states into the cache."""
         rotary = self.rotary(states, positions)
         for layer in list[Any](self.layers):
@@ -245,9 +241,7 @@ class DFlash(Body):
         block[:, 0] = first
         return block
 
-    def forward(
-        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, cache: Cache
-    ) -> Float[Tensor, "rows new hidden"]:
+    def forward(self, tokens: Tokens, positions: Tokens, masks: Masks, cache: Cache) -> States:
         """The states of a block, whose own keys and values go to the cache behind those of the target's states."""
         states = self.embedded(tokens)
         rotary = self.rotary(states, positions)
@@ -263,7 +257,7 @@ class Block(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, states: Float[Tensor, "*shape width"]) -> Float[Tensor, "*shape width"]:
+    def forward(self, states: Each) -> Each:
         """Each state by itself."""
         return states + nn.functional.silu(self.linear(states))
 
@@ -282,7 +276,7 @@ class Medusa(Drafting, nn.ModuleList):
         """The target's last states, normed, as they are."""
         return features
 
-    def forward(self, states: Float[Tensor, "*shape width"]) -> Float[Tensor, "heads *shape drafted"]:
+    def forward(self, states: Each) -> Float[Tensor, "heads *shape drafted"]:
         """What every head says."""
         return torch.stack([head(states) for head in self])
 

@@ -26,6 +26,8 @@ from multidraft.models.kv_cache import TreeCache
 from multidraft.models.packed import packed
 
 Logits = Float[Tensor, "rows new columns"]
+Laws = Float[Tensor, "rows levels columns"]
+Mask = Float[Tensor, "rows 1 block slots"]
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
@@ -94,6 +96,7 @@ class Head(ABC):
     """
 
     context: int | None = None
+    noted: Tensor | None = None  # what the module has said of the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
         self.module, self.capacity, settings = module, capacity, module.settings
@@ -146,20 +149,29 @@ class Head(ABC):
                 columns = self.module.settings.drafted
                 return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
             ends = [len(row.tokens) for row in self.rows]
-            return self.said([range(end - count, end) for end, count in zip(ends, counts, strict=True)])
+            asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+            each = [[self.place(index, token) for token in own] for index, own in enumerate(asked)]
+            places = pad_sequence([torch.tensor(own, dtype=torch.int64) for own in each], batch_first=True)
+            assert self.noted is not None
+            return self.logits(self.noted[torch.arange(len(places))[:, None], places])
 
     @abstractmethod
     def read(self, are_first: list[bool], scores: bool) -> None:
         """Read all pending tokens, as far as that is needed, which `scores` says."""
 
     @abstractmethod
-    def said(self, tokens: list[range]) -> Logits:
-        """The logits at these pending tokens of each row."""
+    def place(self, index: int, token: int) -> int:
+        """Where in `noted` is what was said of a row's pending token."""
+
+    def logits(self, noted: Tensor) -> Logits:
+        """The logits of what was noted, which is themselves unless a head works on states."""
+        return noted
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         self.forget(chosen)
+        self.noted = None
         for row, path in zip(self.rows, chosen, strict=True):
             row.keep(path)
 
@@ -170,6 +182,7 @@ class Head(ABC):
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
+        self.noted = None if self.noted is None else self.noted[rows]
         self.rows = [copy(self.rows[row]) for row in rows]
 
     @torch.inference_mode()
@@ -196,27 +209,23 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    noted: tuple[Float[Tensor, "rows _ hidden"], ...] = ()  # its own states, pass by pass
-
     def read(self, are_first: list[bool], scores: bool) -> None:
-        while any(row.tokens and len(slots) < len(row.tokens) + row.shift for row, slots in self.each()):
-            noted = torch.cat(self.noted, 1) if self.noted else None
-            own = [self.readable(index, noted) for index in range(len(self.rows))]
+        while any(row.tokens and len(self.slots(i)) < len(row.tokens) + row.shift for i, row in enumerate(self.rows)):
+            own = [self.readable(index) for index in range(len(self.rows))]
             positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
             tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
             states = pad_sequence([beside for _, _, beside in own], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            self.noted = (*self.noted, self.module(tokens, states, positions, masks, self.cache.cache))
+            noted = self.module(tokens, states, positions, masks, self.cache.cache)
+            self.noted = noted if self.noted is None else torch.cat([self.noted, noted], 1)
 
-    def each(self) -> list[tuple[Row, list[int]]]:
-        """The rows, with the slots of what was read of them."""
-        return [(row, pending.slots) for row, pending in zip(self.rows, self.cache.pending, strict=True)]
+    def slots(self, index: int) -> list[int]:
+        """The slots of what was read of a row's tree."""
+        return self.cache.pending[index].slots
 
-    def readable(
-        self, index: int, noted: Tensor | None
-    ) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
+    def readable(self, index: int) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
         """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
-        row, slots = self.each()[index]
+        row, slots = self.rows[index], self.slots(index)
         if row.first and not slots:
             skipped = len(row.waiting) - row.shift
             read = [*row.waiting, *row.tokens[: row.first]][skipped:]
@@ -224,24 +233,20 @@ class EagleDrafter(Head):
         start = len(slots) - row.shift if row.tokens else 0
         end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
         above = [parent + row.shift for parent in row.parents[start:end]]
-        beside = row.states[:0] if noted is None else noted[index, [slots[place] for place in above]]
+        beside = row.states[:0] if self.noted is None else self.noted[index, [slots[place] for place in above]]
         return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
 
-    def said(self, tokens: list[range]) -> Logits:
-        rows = zip(tokens, self.each(), strict=True)
-        slots = padded([[slots[max(token + row.shift, 0)] for token in own] for own, (row, slots) in rows])
-        return self.module.logits(torch.cat(self.noted, 1)[torch.arange(len(slots))[:, None], slots])
+    def place(self, index: int, token: int) -> int:
+        return self.slots(index)[max(token + self.rows[index].shift, 0)]
+
+    def logits(self, noted: Tensor) -> Logits:
+        return self.module.logits(noted)
 
     def forget(self, chosen: list[list[int]]) -> None:
         rows = list(zip(self.rows, chosen, strict=True))
         self.cache.keep([list(range(row.done(path) - row.begins)) for row, path in rows])
         for row, path in rows:
             row.states = row.states[row.done(path) :]
-        self.noted = ()
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.noted = tuple(each[rows] for each in self.noted)
 
 
 class Marginal(Head):
@@ -250,10 +255,8 @@ class Marginal(Head):
     Below its last level a tree goes on with that one's law.
     """
 
-    laws: Float[Tensor, "rows levels columns"] | None = None
-
     @abstractmethod
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         """The laws of the tokens that follow roots, as logits; of rows without one whatever it may be."""
 
     def read(self, are_first: list[bool], scores: bool) -> None:
@@ -261,27 +264,21 @@ class Marginal(Head):
             pairs = zip(self.rows, are_first, strict=True)
             laws = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
             news = torch.tensor(are_first, device=self.device)[:, None, None]
-            self.laws = laws if self.laws is None else torch.where(news, laws, self.laws)
+            self.noted = laws if self.noted is None else torch.where(news, laws, self.noted)
 
-    def said(self, tokens: list[range]) -> Logits:
-        assert self.laws is not None
-        depths = padded([[row.depths[token] for token in own] for row, own in zip(self.rows, tokens, strict=True)])
-        return self.laws[torch.arange(len(depths))[:, None], depths.clamp(max=self.laws.shape[1] - 1)]
+    def place(self, index: int, token: int) -> int:
+        assert self.noted is not None
+        return min(self.rows[index].depths[token], self.noted.shape[1] - 1)
 
     def forget(self, chosen: list[list[int]]) -> None:
         for row in self.rows:
             row.first = len(row.tokens)  # nothing has to be read again
-        self.laws = None
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.laws = None if self.laws is None else self.laws[rows]
 
 
 class BlockDrafter(Marginal):
     """DFlash: keys and values of the target's states stay, those of the block that it drafts do not."""
 
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         self.remember()
         chain = list(range(-1, self.module.settings.block - 1))
         positions = self.cache.append([[] if root is None else chain for root in roots], False).to(self.device)
@@ -302,9 +299,7 @@ class BlockDrafter(Marginal):
         for row in self.rows:
             row.states = row.states[len(row.states) :]
 
-    def around(
-        self, mask: Float[Tensor, "rows 1 block slots"], window: int | None
-    ) -> Float[Tensor, "rows 1 block slots"]:
+    def around(self, mask: Mask, window: int | None) -> Mask:
         """The mask of a chain, made one of a block whose tokens see those behind them too."""
         size, settings = mask.shape[2], self.module.settings
         if window and settings.causal_window:
@@ -318,15 +313,10 @@ class BlockDrafter(Marginal):
 class MedusaDrafter(Marginal):
     """Medusa: the state before the root is all that the heads see."""
 
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         for row in self.rows:  # those before the root's are of no more use
             row.states = row.states[max(row.settled + row.first - 1 - row.used, 0) :]
         return self.module(torch.stack([row.states[0] for row in self.rows])).transpose(0, 1)
-
-
-def padded(numbers: list[list[int]]) -> Int[Tensor, "rows most"]:
-    """Lists as rows, filled up with zeros."""
-    return pad_sequence([torch.tensor(own, dtype=torch.int64) for own in numbers], batch_first=True)
 
 
 DRAFTERS: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}
