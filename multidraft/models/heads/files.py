@@ -5,7 +5,6 @@ the last one normed. EAGLE's `eagle_aux_hidden_state_layer_ids` and speculators'
 DFlash's own `target_layer_ids` are one less.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
     if not path.is_file():
         raise AdviceError(f"folder {str(folder)!r} has no config.json; {NEEDS}")
     found = settings_in(path)
-    settings = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind_of(found, folder)](found, target)
+    settings = settings_of(kind_of(found, folder), found, target)
     size, width, last, count = target.vocab_size, target.hidden_size, max(settings.layers), target.num_hidden_layers
     for is_other, what, its in (
         (settings.layer.vocab_size != size, f"is for a target of {settings.layer.vocab_size} tokens", size),
@@ -77,6 +76,20 @@ def kind_of(found: dict[str, Any], folder: Path) -> str:
     return (named + marked)[0]
 
 
+def settings_of(kind: str, found: dict[str, Any], target: PretrainedConfig) -> Settings:
+    """What a configuration says, on top or in the part of its kind."""
+    said = dict(found.get("eagle_config") or {}) | dict(found.get("dflash_config") or {}) | found
+    own = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](said, target.num_hidden_layers)
+    size, width = target.vocab_size, target.hidden_size
+    if kind == MEDUSA:  # which has no decoder layers
+        found = {"hidden_size": found.get("hidden_size") or width, "vocab_size": size}
+    layer = layer_of({"model_type": "qwen3" if kind == DFLASH else "llama"} | found, size)
+    drafted = said.get("truncated_vocab_size") or said.get("draft_vocab_size") or layer.vocab_size
+    return Settings(
+        kind, layer, drafted=drafted, target_width=said.get("target_hidden_size") or layer.hidden_size, **own
+    )
+
+
 def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     """The configuration of the decoder layers, which stands by itself in speculators' files, and on top in others."""
     own = dict(found.get("transformer_layer_config") or found)
@@ -89,15 +102,6 @@ def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     return AutoConfig.for_model(family, **{"vocab_size": size} | own)
 
 
-def with_layers(
-    kind: str, found: dict[str, Any], said: dict[str, Any], target: PretrainedConfig, layers: Sequence[int], **more: Any
-) -> Settings:
-    """A head with decoder layers: `said` is what is found on top and in the part of its kind."""
-    layer = layer_of(found, target.vocab_size)
-    drafted, width = said.get("draft_vocab_size"), said.get("target_hidden_size")
-    return Settings(kind, layer, tuple(layers), drafted or layer.vocab_size, width or layer.hidden_size, **more)
-
-
 def usual_layers(count: int) -> tuple[int, int, int]:
     """The layers of a target that EAGLE-3 reads where nothing is said.
 
@@ -107,52 +111,38 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return 2, count // 2, count - 3
 
 
-def eagle3(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """An EAGLE-3 head, whose flags may stand on top or in `eagle_config`."""
-    said = dict(found.get("eagle_config") or {}) | found
-    layers = said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(target.num_hidden_layers)
+def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """An EAGLE-3 head's own settings, for a target of so many layers."""
+    layers = tuple(said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(count))
     if said.get("num_aux_hidden_states") not in (None, len(layers)):
         count = said["num_aux_hidden_states"]
         raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; get its files again")
-    flags: dict[str, Any] = {name: bool(said.get(name)) for name in FLAGS}
-    scale = float(said.get("logit_scale") or 1.0)
-    return with_layers(EAGLE3, found, said, target, layers, logit_scale=scale, **flags)
+    flags = {name: bool(said.get(name)) for name in FLAGS}
+    return {"layers": layers, "logit_scale": float(said.get("logit_scale") or 1.0)} | flags
 
 
-def dflash(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """A DFlash head; the first files count decoder layers, so that i is state i + 1."""
-    said = dict(found.get("dflash_config") or {}) | found
+def dflash(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """A DFlash head's; the first files count decoder layers, so that i is state i + 1."""
     layers = said.get("aux_hidden_state_layer_ids") or [each + 1 for each in said.get("target_layer_ids") or ()]
     if not layers or said.get("mask_token_id") is None or not said.get("block_size"):
         raise AdviceError("the head's config.json lacks target_layer_ids, mask_token_id or block_size; get it again")
-    return with_layers(
-        DFLASH,
-        {"model_type": "qwen3"} | found,
-        said,
-        target,
-        layers,
-        block=said["block_size"],
-        mask_token=said["mask_token_id"],
-        from_anchor=bool(said.get("sample_from_anchor")),
-        causal_window=not said.get("sliding_window_non_causal"),
-        embedding_scale=float(said.get("input_embedding_scale") or 1.0),
-    )
+    return {
+        "layers": tuple(layers),
+        "block": said["block_size"],
+        "mask_token": said["mask_token_id"],
+        "from_anchor": bool(said.get("sample_from_anchor")),
+        "causal_window": not said.get("sliding_window_non_causal"),
+        "embedding_scale": float(said.get("input_embedding_scale") or 1.0),
+    }
 
 
-def medusa(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """Medusa heads, which read the last state alone."""
-    heads, width = found.get("medusa_num_heads") or found.get("num_heads"), found.get("hidden_size")
+def medusa(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """Those of Medusa heads, which read the last state alone."""
+    heads = said.get("medusa_num_heads") or said.get("num_heads")
     if not heads:
         raise AdviceError("the heads' config.json has no medusa_num_heads; get it again")
-    return Settings(
-        MEDUSA,
-        AutoConfig.for_model("llama", hidden_size=width or target.hidden_size, vocab_size=target.vocab_size),
-        (target.num_hidden_layers,),
-        drafted=found.get("truncated_vocab_size") or found.get("draft_vocab_size") or target.vocab_size,
-        target_width=width or target.hidden_size,
-        heads=heads,
-        depth=found.get("medusa_num_layers") or found.get("num_hidden_layers") or 1,
-    )
+    depth = said.get("medusa_num_layers") or said.get("num_hidden_layers") or 1
+    return {"layers": (count,), "heads": heads, "depth": depth}
 
 
 def read_weights(folder: Path) -> Weights:
