@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from multidraft.io import files
-from multidraft.models.heads.files import FLAGS
 from multidraft.models.heads import EAGLE3, MEDUSA, Head, Settings
+from multidraft.models.heads.files import FLAGS
 
 
 def save_head(
