@@ -149,18 +149,15 @@ class DeltaLayer(LinearAttentionLayer):
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows."""
-        if self.kept is not None:
-            places = torch.tensor(rows, dtype=torch.int64, device=self.kept.state.device)
-            self.kept = Kept(*(each.index_select(0, places) for each in self.kept))
-            self.inputs = None if self.inputs is None else self.inputs.index_select(0, places)
-            self.pending = self.pending and Pending(*(each.index_select(0, places) for each in self.pending))
+        self.kept = self.kept and Kept(*(each[rows] for each in self.kept))
+        self.pending = self.pending and Pending(*(each[rows] for each in self.pending))
+        self.inputs = None if self.inputs is None else self.inputs[rows]
 
     def add(self, other: "DeltaLayer", rows: list[int], held: int) -> None:
         """Put rows of another cache below the rows held; either may have read nothing."""
-        like = self.kept or other.kept
-        if like is not None:
-            own = self.kept or Kept(*(each.new_zeros(held, *each.shape[1:]) for each in like))
-            theirs = other.kept or Kept(*(each.new_zeros(max(rows, default=-1) + 1, *each.shape[1:]) for each in like))
+        if like := self.kept or other.kept:
+            own = self.kept or [each.new_zeros(held, *each.shape[1:]) for each in like]
+            theirs = other.kept or [each.new_zeros(max(rows, default=-1) + 1, *each.shape[1:]) for each in like]
             self.kept = Kept(*(torch.cat([mine, each[rows]]) for mine, each in zip(own, theirs, strict=True)))
 
 
@@ -236,7 +233,7 @@ def with_tree_nets(module: nn.Module) -> nn.Module:
     if is_net(module):
         return TreeNet(module)
     children = {name: child and with_tree_nets(child) for name, child in module._modules.items()}
-    if all(child is module._modules[name] for name, child in children.items()):
+    if children == module._modules:
         return module
     other = copy.copy(module)
     other._modules = children

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import DynamicCache, LlamaConfig, PreTrainedModel, Qwen3Config
 
+from multidraft.models.compat import windows
+from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Settings
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Grown, Settings
 
 LAYERS, WIDTH = (0, 1, 2), 32
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48}
@@ -60,49 +61,44 @@ def states_of(target: PreTrainedModel, text: list[int], layers: tuple[int, ...])
     return torch.stack([found[layer][0] for layer in layers], 1)
 
 
+def said_plainly(name: str, text: list[int], path: list[int]) -> Tensor:
+    """What the head of a case says at the end of a path below a text of the tiny Llama's, which ends with the root."""
+    module = module_of(name)
+    return said_along(module, states_of(tiny_model("llama"), text[:-1], module.settings.layers), text, path)
+
+
 @torch.no_grad()
-def said_plainly(name: str, text: list[int], path: list[int], target: PreTrainedModel | None = None) -> Tensor:
-    """What the head says at the end of a path below a text, which ends with the root: one row and no tree."""
-    module, target = module_of(name), target or tiny_model("llama")
-    states = states_of(target, text[:-1], module.settings.layers)
-    if name == "medusa":
-        return module(states[-1, -1])[min(len(path), module.settings.heads - 1)]
-    fused, cache = module.fuse(states.flatten(1)[None]), Grown()
-    places = torch.arange(len(text) + 8)
-    if name.startswith("dflash"):
-        return of_block(module, fused, text, len(path), cache)
-    here = torch.tensor([text[1:]])
-    masks = {kind: causal(places[: len(text) - 1], window_of(module, kind)) for kind in module.kinds}
-    last = module(here, fused, places[None, : len(text) - 1], masks, cache)[:, -1:]
-    for depth, token in enumerate(path):
-        seen = places[: len(text) + depth]
-        masks = {kind: causal(seen, window_of(module, kind))[..., -1:, :] for kind in module.kinds}
-        last = module(torch.tensor([[token]]), last, seen[None, -1:], masks, cache)
+def said_along(module: Any, states: Tensor, text: list[int], path: list[int]) -> Tensor:
+    """The same of any module, from the states before the root: one row and no tree."""
+    settings, fused, cache = module.settings, module.fuse(states.flatten(1)[None]), DynamicCache()
+    root = len(text) - 1
+    if settings.kind == MEDUSA:
+        return module[min(len(path), settings.heads - 1)](fused[0, -1])
+    if settings.kind == DFLASH:
+        module.remember(fused, torch.arange(root)[None], cache)
+        places = torch.arange(root, root + settings.block)
+        block = module.block(torch.tensor([text[-1]]))
+        said = module.logits(module(block, places[None], masks(module, places, root + settings.block), cache))[0]
+        said = said if settings.from_anchor else said[1:]
+        return said[min(len(path), len(said) - 1)]
+    places = torch.arange(root)
+    last = module(torch.tensor([text[1:]]), fused, places[None], masks(module, places, root), cache)[:, -1:]
+    for place, token in enumerate(path, root):
+        here = torch.tensor([place])
+        last = module(torch.tensor([[token]]), last, here[None], masks(module, here, place + 1), cache)
     return module.logits(last)[0, 0]
 
 
-def of_block(module: Any, fused: Tensor, text: list[int], depth: int, cache: Grown) -> Tensor:
-    settings, before = module.settings, len(text) - 1
-    places = torch.arange(before + settings.block)
-    module.remember(fused, places[None, :before], cache)
-    masks = {}
-    for kind in module.kinds:
-        window = window_of(module, kind)
-        distance = places[before:, None] - places
-        seen = (distance < window) if window else torch.ones_like(distance, dtype=torch.bool)
-        if window:
-            seen &= (distance >= 0) if settings.causal_window else (-distance < window)
-        masks[kind] = seen[None, None]
-    block = module.block(torch.tensor([text[-1]]))
-    said = module.logits(module(block, places[None, before:], masks, cache))[0]
-    said = said if settings.from_anchor else said[1:]
-    return said[min(depth, len(said) - 1)]
-
-
-def window_of(module: Any, kind: str) -> int | None:
-    return module.config.sliding_window if kind == "sliding_attention" else None
-
-
-def causal(places: Tensor, window: int | None) -> Tensor:
-    distance = places[:, None] - places
-    return ((distance >= 0) & (distance < (window or len(places) + 1)))[None, None]
+def masks(module: Any, places: Tensor, end: int) -> dict[str, Tensor]:
+    """What tokens at these places see of all before the end; in a block those behind them too, in windows if it may."""
+    settings, distance = module.settings, places[:, None] - torch.arange(end)
+    is_block = settings.kind == DFLASH
+    found = {}
+    for kind, window in windows(module.config).items():
+        seen = distance < (window or end + 1)
+        if is_block and window and not settings.causal_window:
+            seen &= -distance < window
+        elif window or not is_block:
+            seen &= distance >= 0
+        found[kind] = seen[None, None]
+    return found

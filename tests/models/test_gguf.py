@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from ggufs import STATEFUL, pair_files, stateful_file, tiny_file, window_file, window_model
-from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life, read_text
+from ggufs import tiny_file, window_file, window_model
+from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
+from multidraft.models.gguf.file import library
 from multidraft.models.gguf.model import GGUF, Row
-from multidraft.models.huggingface import CausalLM
-from multidraft.zoo import load_pair
 
 TABLE = 10 * TOLERANCE  # llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise
 READ: dict[Path, GGUF] = {}
@@ -63,10 +62,20 @@ def test_sliding_windows_are_kept_whole_and_cut_at_paths():
         run.accept(trees)
 
 
-@pytest.mark.parametrize("family", STATEFUL)
-def test_models_with_a_state_are_refused_by_name(family):
-    with pytest.raises(AdviceError, match=f"^{family} has .* recurrent state, which cannot be rolled back"):
-        GGUF(stateful_file(family))
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("is_recurrent", "llama has a recurrent state, which cannot be rolled back"),
+        ("is_hybrid", "llama has layers with a recurrent state, which cannot be rolled back"),
+        ("is_diffusion", "llama is a diffusion model"),
+        ("has_encoder", "llama is an encoder, or has one"),
+    ],
+)
+def test_models_with_a_state_are_refused_by_name(asked, message, monkeypatch):
+    """Whatever llama.cpp says so of; and encoders."""
+    monkeypatch.setattr(library(), f"llama_model_{asked}", lambda model: True)
+    with pytest.raises(AdviceError, match=message):
+        GGUF(tiny_file("llama"))
 
 
 def test_a_row_goes_on_as_two():
@@ -172,13 +181,3 @@ def test_the_comparison_catches_a_wrong_twin(wrong, monkeypatch):
     wrong(run, monkeypatch)
     trees = Forest([drawn(7, run.generator) for _ in PROMPTS], SEVEN)
     assert error(run.read(trees), run.expected(trees)) > 100 * TOLERANCE
-
-
-def test_the_embedded_pair_says_what_hugging_face_says():
-    """In float32; the target's weights are bfloat16, which float32 holds exactly."""
-    pair = load_pair()
-    text = pair.tokenizer("Once upon a time there was a king who had")["input_ids"]
-    for model, path in zip((pair.target.float(), pair.draft), pair_files(), strict=True):
-        theirs = read_text(CausalLM(model, 32), [text], "all")
-        ours = read_text(GGUF(path, cache_type="f32").fresh(32), [text], "all")
-        assert error(ours, theirs) < TOLERANCE

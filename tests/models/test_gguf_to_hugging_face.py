@@ -39,7 +39,7 @@ def test_every_weight_comes_back_and_the_configuration_gives_the_same_logits(fam
 
 
 def test_a_llama_whose_queries_stay_in_the_order_of_the_file_is_another(monkeypatch):
-    monkeypatch.setattr(to_hugging_face, "in_halves", lambda weights, config: None)
+    monkeypatch.setattr(to_hugging_face, "in_halves", lambda weight, heads: weight)
     wrong = differing(tiny_model("llama"), tiny_file("llama"))
     assert wrong
     assert all(name.endswith(("q_proj.weight", "k_proj.weight")) for name in wrong)
@@ -107,12 +107,14 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(to_gguf, "add_settings", scaled)
     to_gguf.write(tiny_model("qwen2"), tmp_path / "scaled.gguf")
     (tmp_path / "text.gguf").write_text("no model")
+    (tmp_path / "odd.gguf").write_bytes(tiny_file("llama").read_bytes().replace(b"blk.1.attn_q", b"blk.1.attn_x"))
     for path, said in (
         (windows, r"family 'gemma3'.*only llama.cpp"),
         (tmp_path / "scaled.gguf", "scaled positions"),
         (tmp_path / "none.gguf", "cannot read the model"),
         (tmp_path / "text.gguf", "no whole GGUF file"),
         (tiny_file("llama"), "no tokenizer"),
+        (tmp_path / "odd.gguf", r"(has|lacks) a tensor 'blk.1.attn_.\.weight', which only llama.cpp reads"),
     ):
         with pytest.raises(AdviceError, match=said):
             folder_of(path, tmp_path)

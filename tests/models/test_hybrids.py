@@ -5,10 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
-from commands import printed
 from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
-from reading import PROMPTS, TOLERANCE, Session, begun, drawn, error, forest, life
-from serving import letters, served, service
+from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life
 from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
@@ -58,10 +56,9 @@ def test_rows_may_all_leave_and_one_go_on_as_two(name: str):
 def test_a_prompt_may_be_kept_in_part(name: str):
     """The state there was never formed, or let go."""
     run = session(name, (5, 2))
-    more = [drawn(6, run.generator), drawn(3, run.generator)]
-    run.model.forward(more, [list(range(-1, len(own) - 1)) for own in more], "last")
-    run.model.keep([[0, 1, 2], [0]])
-    run.sequences = [run.sequences[0] + more[0][:3], run.sequences[1] + more[1][:1]]
+    more = Forest([drawn(6, run.generator), drawn(3, run.generator)], [chain(6), chain(3)])
+    run.model.forward(more.tokens, more.parents, "last")
+    run.keep(more, [[0, 1, 2], [0]])
     assert run.step() < TOLERANCE
 
 
@@ -123,8 +120,7 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
             above = row & ~torch.eye(len(row), dtype=torch.bool)
             for node in range(len(row)):
                 elder = [other for other in range(node) if torch.equal(above[other], above[node])]
-                if elder:
-                    row[node] |= row[elder[-1]]
+                row[node] |= row[elder[-1]] if elder else False
         self.nets.seen = seen
         return made
 
@@ -134,16 +130,15 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
         return made._replace(memory=own.states[elder[-1]][0], place=own.states[elder[-1]][1]) if elder else made
 
     monkeypatch.setattr(TreeCache, "masks", masks)
+
+    def one_by_one(self: Paths, paths: list) -> dict:  # in their order, so that elder siblings come first
+        said = {}
+        for path in paths:
+            said |= self.read_together([self.reading(*path)])
+        return said
+
     monkeypatch.setattr(Paths, "reading", other)
-    monkeypatch.setattr(Paths, "read", lambda self, paths: one_by_one(self, paths))
-
-
-def one_by_one(self: Paths, paths: list) -> dict:
-    """The nodes in their order, so that elder siblings come first."""
-    said = {}
-    for path in paths:
-        said |= self.read_together([self.reading(*path)])
-    return said
+    monkeypatch.setattr(Paths, "read", one_by_one)
 
 
 def the_root_stays(monkeypatch) -> None:
@@ -259,21 +254,6 @@ def test_compiled_steps_are_done_without(name: str):
     with pytest.warns(UserWarning, match="goes on without compiled steps"):
         rows, _ = md.generate(hybrid(name), NGram(VOCABULARY), [[1, 2]], compile=True, **settings)
     assert torch.equal(rows[0], expected)
-
-
-@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("lfm2", marks=pytest.mark.slow)])
-def test_the_command_line_and_the_server_take_such_a_target(name: str, tmp_path):
-    folder, tokenizer = tmp_path / "model", letters(VOCABULARY)
-    hybrid(name).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    given = ["--target", folder, "--prompt", "abcab", "--max-new-tokens", 8, "--temperature", 0]
-    said = [printed("generate", *given, "--draft", draft) for draft in ("ngram", "none")]
-    text, plain = (each["records"][0]["text"] for each in said)
-    assert text == plain
-    with served(service(AutoModelForCausalLM.from_pretrained(folder), NGram(VOCABULARY), tokenizer)) as client:
-        body = {"model": "toy", "prompt": "abcab", "max_tokens": 8, "temperature": 0}
-        texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)}
-    assert texts == {text}
 
 
 # What is refused

@@ -6,6 +6,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from heads import said_along
 from multidraft_research.cli import train_head
 from multidraft_research.training import small_draft, teaching, texts, writing
 from multidraft_research.training.heads import course, lesson, own_text, states
@@ -19,7 +20,6 @@ from tiny import tiny_model
 
 from multidraft import AdviceError
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.modules import Grown
 
 SIZE, LAYERS = 61, (0, 1, 2)
 VOCABULARY = Vocabulary(sorted({*range(0, 40), 50}), SIZE)
@@ -77,29 +77,12 @@ def test_what_is_taught_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
         for row, place in zip(logits, laws.tolist(), strict=True):
             text, at = next((r, p) for r, p in torch.argwhere(batch.laws == place).tolist())
             known = at - depth  # the token that the target has drawn, and not read
-            assert torch.allclose(row, alone(head, texts[text], known, depth), atol=1e-3), (depth, at)
+            tokens, states = texts[text].text.tokens.tolist(), texts[text].states[:known].float()
+            read = states[:, -1:] if kind == "medusa" else states[:, :-1]
+            expected = said_along(head, read, tokens[: known + 1], tokens[known + 1 : at])
+            assert torch.allclose(row, expected, atol=1e-3), (depth, at)
             checked += 1
     assert checked > 30
-
-
-def alone(head, one: Seen, known: int, depth: int) -> torch.Tensor:
-    """The logits that a head drafts from at a depth below a known token, by a reader that reads nothing else."""
-    tokens, features = torch.from_numpy(one.text.tokens).long(), one.states[:known].float()
-    if head.settings.kind == "medusa":
-        return head.logits(features[-1, -1], depth - 1)
-    cache, fused = Grown(), head.fuse(features[None, :, :-1].flatten(2))
-    if head.settings.kind == "dflash":
-        head.remember(fused, torch.arange(known)[None], cache)
-        block, places = head.block(tokens[known : known + 1]), torch.arange(known, known + 4)[None]
-        return head.logits(head(block, places, torch.ones(1, 1, 4, known + 4, dtype=torch.bool), cache))[0, depth]
-    mask = torch.ones(known, known, dtype=torch.bool).tril()[None, None]
-    state = head(tokens[None, 1 : known + 1], fused, torch.arange(known)[None], mask, cache)[:, -1:]
-    for step in range(1, depth):
-        mask = torch.ones(1, 1, 1, known + step, dtype=torch.bool)
-        state = head(
-            tokens[None, known + step : known + step + 1], state, torch.tensor([[known + step - 1]]), mask, cache
-        )
-    return head.logits(state)[0, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,13 +18,14 @@ from multidraft.models.base import Vocabulary
 
 PACKAGE = "llama-cpp-python, which is built where it is installed, by cmake and a C++ compiler"
 ERROR = 4  # the level of ggml's errors
-SAID: list[str] = []  # the last error of llama.cpp, if there was one
+SAID = ["llama.cpp does not say why"]  # its last error
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
 TARGET_IDS = b"multidraft.target_ids"
 ARRAY, INT32 = 9, 5  # types of metadata
 LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
 ALL = -1  # layers on the GPU
+STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 
 
 @cache
@@ -44,7 +45,7 @@ def library() -> Any:
 
 def last_error() -> str:
     """What the library said of its last failure, without the name of the function that said it."""
-    return SAID[-1].split(": ", 1)[-1].rstrip(".") if SAID else "llama.cpp does not say why"
+    return SAID[-1].split(": ", 1)[-1].rstrip(".")
 
 
 class Weights:
@@ -72,16 +73,15 @@ class Weights:
 
     def check_rolls_back(self) -> None:
         """Raise unless a tree can be read, and all but a path of it forgotten."""
-        for name, reason in (
-            ("recurrent", "has a recurrent state, which cannot be rolled back to a path of a tree"),
-            ("hybrid", "has layers with a recurrent state, which cannot be rolled back to a path of a tree"),
-            ("diffusion", "is a diffusion model, which does not continue text from left to right"),
-        ):
-            if getattr(self.library, f"llama_model_is_{name}")(self.pointer):
-                raise AdviceError(f"{self.family} {reason}; use a model with attention only")
         causal = self.said(f"{self.family}.attention.causal") != "false"
-        if self.library.llama_model_has_encoder(self.pointer) or not causal:
-            raise AdviceError(f"{self.family} is an encoder, or has one; use a decoder-only model")
+        for is_so, reason in (
+            (self.library.llama_model_is_recurrent(self.pointer), f"has a {STATE}"),
+            (self.library.llama_model_is_hybrid(self.pointer), f"has layers with a {STATE}"),
+            (self.library.llama_model_is_diffusion(self.pointer), "is a diffusion model, which reads text in no order"),
+            (self.library.llama_model_has_encoder(self.pointer) or not causal, "is an encoder, or has one"),
+        ):
+            if is_so:
+                raise AdviceError(f"{self.family} {reason}; use a decoder-only model with attention only")
 
     @cached_property
     def family(self) -> str:
@@ -117,11 +117,9 @@ class Weights:
         ask, vocab = self.library, self.vocab
         if ask.llama_vocab_type(vocab) == ask.LLAMA_VOCAB_TYPE_NONE:
             return ()
-        unused = [
-            ask.llama_vocab_get_attr(vocab, token) & ask.LLAMA_TOKEN_ATTR_UNUSED for token in range(self.vocabulary)
-        ]
-        names = [b"" if no else ask.llama_vocab_get_text(vocab, token) or b"" for token, no in enumerate(unused)]
-        return tuple(name.decode(errors="replace") for name in names)
+        names = [ask.llama_vocab_get_text(vocab, token) or b"" for token in range(self.vocabulary)]
+        unused = [ask.llama_vocab_get_attr(vocab, token) & ask.LLAMA_TOKEN_ATTR_UNUSED for token in range(len(names))]
+        return tuple("" if no else name.decode(errors="replace") for name, no in zip(names, unused, strict=True))
 
     @cached_property
     def ends(self) -> list[int]:
@@ -168,9 +166,8 @@ def target_ids_of(path: Path) -> list[int] | None:
     header = ctypes.c_void_p(found)
     try:
         key = ctypes.c_int64(ask("find_key", ctypes.c_int64, header, TARGET_IDS))
-        if key.value < 0 or ask("get_kv_type", ctypes.c_int, header, key) != ARRAY:
-            return None
-        if ask("get_arr_type", ctypes.c_int, header, key) != INT32:
+        kinds = [("get_kv_type", ARRAY), ("get_arr_type", INT32)]
+        if key.value < 0 or any(ask(name, ctypes.c_int, header, key) != kind for name, kind in kinds):
             return None
         data = ask("get_arr_data", ctypes.c_void_p, header, key)
         count = ask("get_arr_n", ctypes.c_int64, header, key)
@@ -199,9 +196,8 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
 
     def __call__(self, text: Any, *_: Any, add_special_tokens: bool = True, **__: Any) -> BatchEncoding:
         """The tokens of a text, or of several."""
-        if isinstance(text, str):
-            return BatchEncoding({"input_ids": self.tokens_of(text, add_special_tokens)})
-        return BatchEncoding({"input_ids": [self.tokens_of(one, add_special_tokens) for one in text]})
+        found = [self.tokens_of(one, add_special_tokens) for one in ([text] if isinstance(text, str) else text)]
+        return BatchEncoding({"input_ids": found[0] if isinstance(text, str) else found})
 
     def tokens_of(self, text: str, special: bool) -> list[int]:
         """The tokens of a text, with those that begin and end it if asked for."""

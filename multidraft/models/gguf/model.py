@@ -1,6 +1,8 @@
 """GGUF models, read by llama.cpp, as a target or as a drafter.
 
-A row has a sequence for every end of its pending tree, and all of them hold its kept tokens:
+All rows of all readers share the cells of one llama.cpp context. A cell holds a token and belongs to sequences, which
+are numbers that rows borrow: copying one marks cells and moves nothing, and cells of no sequence are free. A row has a
+sequence for every end of its pending tree, and all of them hold its kept tokens:
 
     kept      pending          sequences
     k k k k   a  b  c          1: k k k k a b c
@@ -8,8 +10,13 @@ A row has a sequence for every end of its pending tree, and all of them hold its
 """
 
 import copy
+import ctypes
+from collections import deque
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
@@ -19,13 +26,161 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
+from multidraft.machine import available, readable
 from multidraft.models import base
 from multidraft.models.base import Scored
-from multidraft.models.gguf.file import Weights
-from multidraft.models.gguf.memory import BYTES, Memory, Token
+from multidraft.models.gguf.file import Weights, last_error
 
+BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
+PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
+ROOM = 4  # a memory that is too small grows by a fourth at least
+FEW = 16  # sequences to begin with
+ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
+FULL = 1  # what llama_decode says where it finds no cells
 KEPT = -1  # the place before the first pending slot: the last kept token
 NONE = -1  # where a slot holds no token
+
+
+class Token(NamedTuple):
+    """What is read: a token at a position of sequences, the first of which says what it sees."""
+
+    token: int
+    position: int
+    sequences: list[int]
+
+
+class Memory:
+    """The context of one model's weights; it grows when it is full. `kind` names the type of keys and values."""
+
+    def __init__(self, weights: Weights, kind: str):
+        self.library, self.weights, self.kind = weights.library, weights, kind
+        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
+        self.lock = RLock()
+        self.cells = self.sequences = self.threads = 0
+        self.free: list[int] = []
+        self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
+        self.context: Any = None
+        self.closing: Any = None
+
+    def reserve(self, cells: int = 0, sequences: int = 0) -> None:
+        """Make room for so many cells and sequences in all, with all that has been held."""
+        if self.context and cells <= self.cells and sequences <= self.sequences:
+            return
+        cells, sequences = max(cells, self.cells), max(sequences, self.sequences, FEW)
+        most = self.library.llama_max_parallel_sequences()
+        if sequences > most:
+            raise AdviceError(f"llama.cpp tells {most} paths of all rows apart; use fewer rows, or smaller trees")
+        cells = -(-cells // ALIGNED) * ALIGNED
+        needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise AdviceError(
+                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
+                f"{readable(free)} are free; use fewer or shorter rows"
+            )
+        settings = self.settings(cells, sequences)
+        context = self.library.llama_init_from_model(self.weights.pointer, settings)
+        if not context:
+            raise AdviceError(f"llama.cpp has no memory for {cells} tokens: {last_error()}; use fewer, or shorter rows")
+        closing = finalize(self, self.library.llama_free, context)
+        if self.context:
+            self.move(context)
+            self.closing()
+        self.free += range(self.sequences, sequences)
+        self.context, self.closing, self.threads = context, closing, settings.n_threads
+        self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
+        self.held = self.library.llama_get_memory(context)
+        self.batch = Batch(self.library, sequences)
+
+    def move(self, new: Any) -> None:
+        """Let a new context hold what the old one does."""
+        size = self.library.llama_state_get_size(self.context)
+        state = (ctypes.c_uint8 * size)()
+        written = self.library.llama_state_get_data(self.context, state, size)
+        if self.library.llama_state_set_data(new, state, written) != written:
+            raise RuntimeError(f"llama.cpp has lost the memory of the rows: {last_error()}")
+
+    def settings(self, cells: int, sequences: int) -> Any:
+        """Those of a context whose sequences share all cells, and can be cut anywhere."""
+        settings = self.library.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = cells
+        settings.n_ubatch, settings.n_seq_max = PASS, sequences
+        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
+        settings.kv_unified = settings.swa_full = settings.no_perf = True
+        if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
+            settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return settings
+
+    def borrow(self) -> int:
+        """The number of a sequence that holds nothing."""
+        self.tidy()
+        if not self.free:
+            self.reserve(sequences=2 * self.sequences)
+        return self.free.pop()
+
+    def tidy(self) -> None:
+        """Forget what rows that are gone have held."""
+        while self.returned:
+            for sequence in self.returned.popleft():
+                self.drop(sequence)
+
+    def drop(self, sequence: int) -> None:
+        """Take back a sequence, with what it holds alone."""
+        self.cut(sequence, 0)
+        self.free.append(sequence)
+
+    def cut(self, sequence: int, start: int) -> None:
+        """Forget what a sequence holds from a position on."""
+        self.library.llama_memory_seq_rm(self.held, sequence, start, -1)
+
+    def copy(self, source: int, sequence: int, end: int) -> None:
+        """Let a sequence hold what another one does, before a position."""
+        self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
+
+    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
+        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
+        self.reserve(len(tokens))
+        self.tidy()
+        if self.threads != (threads := torch.get_num_threads()):  # which plans choose
+            self.library.llama_set_n_threads(self.context, threads, threads)
+            self.threads = threads
+        while result := self.library.llama_decode(self.context, self.batch.fill(tokens, wanted)):
+            if result != FULL:
+                raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
+            self.reserve(self.cells + max(self.cells // ROOM, len(tokens)))
+        scores = np.empty((sum(wanted), self.weights.vocabulary), np.float32)
+        if len(scores):
+            ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
+        return scores
+
+
+class Batch:
+    """A pass as llama.cpp takes it, in memory that stays: making it costs more than filling it."""
+
+    def __init__(self, library: Any, sequences: int):
+        self.library, self.sequences = library, sequences
+        self.make(FEW)
+
+    def make(self, size: int) -> None:
+        """Room for so many tokens."""
+        self.size, self.whole = size, self.library.llama_batch_init(size, 0, self.sequences)
+        self.free = finalize(self, self.library.llama_batch_free, self.whole)
+
+    def fill(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+        """These tokens, and which of them are scored."""
+        if self.size < len(tokens):
+            self.free()
+            self.make(2 * len(tokens))
+        whole = self.whole
+        ids, positions, counts, scored = whole.token, whole.pos, whole.n_seq_id, whole.logits
+        for index, ((token, position, sequences), is_wanted) in enumerate(zip(tokens, wanted, strict=True)):
+            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), is_wanted
+            places = whole.seq_id[index]
+            for place, sequence in enumerate(sequences):
+                places[place] = sequence
+        whole.n_tokens = len(tokens)
+        return whole
 
 
 class Row:

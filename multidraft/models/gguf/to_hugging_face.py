@@ -5,7 +5,6 @@ A draft model with a part of its target's vocabulary has no tokenizer, but a lis
 """
 
 import hashlib
-import re
 import shutil
 import tempfile
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,8 +21,6 @@ from multidraft.io.files import NEW
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-Weights = dict[str, Tensor]
 
 ONLY = "which only llama.cpp reads; decode with the file itself"
 STALE = 3600  # seconds; the work takes some ten
@@ -39,17 +35,6 @@ SETTINGS = {  # what a file says of its family, and what transformers calls it
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
-}
-TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
-NAMES = {
-    "token_embd": "embed_tokens",
-    "output_norm": "norm",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
-    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
-    "attn_output": "self_attn.o_proj",
-    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 
 
@@ -103,7 +88,7 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Weights]:
+def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Tensor]]:
     """Configuration and weights of a GGUF file, named as transformers does; raises AdviceError where that cannot be."""
     from transformers import AutoConfig
 
@@ -118,47 +103,44 @@ def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", Weights]:
     if family not in FAMILIES or scaled:
         what = "with scaled positions" if scaled else f"of the family {family!r}"
         raise AdviceError(f"{path.name} is a model {what}, {ONLY}, or give its folder of safetensors")
-    weights = {name_of(tensor.name): number(tensor, dtype) for tensor in reader.tensors}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     settings = {ours: said[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in said}
-    ends = {f"{end}_token_id": said.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
-    tied = "lm_head.weight" not in weights
-    vocabulary = len(weights["model.embed_tokens.weight"])
-    config = AutoConfig.for_model(
-        family, **settings, **ends, vocab_size=vocabulary, tie_word_embeddings=tied, dtype=dtype
-    )
-    if family == "llama":
-        in_halves(weights, config)
+    settings |= {f"{end}_token_id": said.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
+    settings |= {"vocab_size": len(tensors["token_embd.weight"].data), "dtype": dtype}
+    config = AutoConfig.for_model(family, **settings, tie_word_embeddings="output.weight" not in tensors)
     if ids := reader.get_field("multidraft.target_ids"):
         config.target_ids = ids.contents()
     config.architectures = [f"{family.capitalize()}ForCausalLM"]
-    return config, weights
+    return config, weights(tensors, config, dtype)
 
 
-def name_of(tensor: str) -> str:
-    """What transformers calls a tensor.
+def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dtype) -> dict[str, Tensor]:
+    """The numbers of tensors of any quantisation, by the names of transformers."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+    from gguf.quants import dequantize
+    from transformers import AutoModelForCausalLM
 
-    >>> name_of("blk.3.attn_q.weight"), name_of("output.weight")
-    ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight')
-    """
-    found = TENSOR.fullmatch(tensor)
-    if tensor == "output.weight":
-        return "lm_head.weight"
-    if not found or found[2] not in NAMES:
-        raise AdviceError(f"a GGUF file has a tensor {tensor!r}, {ONLY}")
-    layer = f"layers.{found[1]}." if found[1] else ""
-    return f"model.{layer}{NAMES[found[2]]}.{found[3]}"
-
-
-def number(tensor: Any, dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """The numbers of a tensor of any quantisation."""
-    quants: Any = optional("gguf.quants", "the package gguf", "gguf")
-    return torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy()).to(dtype)
-
-
-def in_halves(weights: Weights, config: "PretrainedConfig") -> None:
-    """Put queries and keys of a Llama in order: a file has the two halves that turn together side by side."""
-    for name, weight in weights.items():
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+    family = next(key for key, name in MODEL_ARCH_NAMES.items() if name == config.model_type)
+    names: Any = get_tensor_name_map(family, config.num_hidden_layers)
+    with torch.device("meta"):
+        ours = {
+            names.get_name(name, (".weight", ".bias")): name
+            for name in AutoModelForCausalLM.from_config(config).state_dict()
+        }
+    if config.tie_word_embeddings:
+        del ours["output.weight"]
+    for name in tensors.keys() ^ ours.keys():
+        raise AdviceError(f"a GGUF file {'has' if name in tensors else 'lacks'} a tensor {name!r}, {ONLY}")
+    found = {}
+    for its, name in ours.items():
+        weight = torch.from_numpy(dequantize(tensors[its].data, tensors[its].tensor_type).copy())
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            pairs = weight.reshape(heads, -1, 2, weight.shape[1])
-            weights[name] = pairs.transpose(1, 2).reshape(weight.shape).contiguous()
+            weight = in_halves(weight, heads)
+        found[name] = weight.to(dtype)
+    return found
+
+
+def in_halves(weight: Tensor, heads: int) -> Tensor:
+    """Queries or keys of a Llama in order: a file has the two halves that turn together side by side."""
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape)

@@ -19,13 +19,15 @@ from multidraft.errors import AdviceError
 from multidraft.models import base
 from multidraft.models.base import Scored
 from multidraft.models.compat import windows
+from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
-from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.packed import packed
 
 Logits = Float[Tensor, "rows new columns"]
+Laws = Float[Tensor, "rows levels columns"]
+Mask = Float[Tensor, "rows 1 block slots"]
 NAMED = re.compile(rf"({'|'.join(KINDS)}):(.+)")
 SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
@@ -40,13 +42,27 @@ class Row:
     waiting: list[int] = field(default_factory=list)  # kept tokens behind these
     tokens: list[int] = field(default_factory=list)  # pending
     parents: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)  # of the pending ones, among the cache's or in depth
-    first: int = 0  # pending tokens that were read beside states of the target
+    depths: list[int] = field(default_factory=list)  # of the pending ones, below the root
+    first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
 
     @property
     def used(self) -> int:
         """Tokens before which the state is used up."""
         return self.heard - len(self.states)
+
+    @property
+    def begins(self) -> bool:
+        """Whether nothing is kept, so that no state stands before the first token."""
+        return not self.settled and not self.waiting
+
+    @property
+    def shift(self) -> int:
+        """How far behind its own place a pending token is in the cache; the text's first is read only as the root."""
+        return len(self.waiting) - (self.begins and self.first > 1)
+
+    def done(self, path: list[int]) -> int:
+        """The tokens of a path that were read beside the target's states, and those that had waited for it."""
+        return len(self.waiting) + sum(token < self.first for token in path) if path else 0
 
     def note(self, tokens: list[int], parents: list[int]) -> bool:
         """Note new pending tokens; whether they are the first ones, of which some have been heard."""
@@ -61,15 +77,16 @@ class Row:
         if -1 in parents[is_first:]:
             raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
         self.tokens, self.parents = self.tokens + tokens, self.parents + parents
+        for place, parent in enumerate(parents, len(self.depths)):
+            self.depths.append(0 if place < self.first else self.depths[parent] + 1)
         return is_first
 
     def keep(self, path: list[int]) -> None:
         """Go on from the end of a path, of which those that were read beside the target's states are done with."""
         if path:
-            first = sum(token < self.first for token in path)
-            self.settled += len(self.waiting) + first
-            self.waiting = [self.tokens[token] for token in path[first:]]
-        self.tokens, self.parents, self.places, self.first = [], [], [], 0
+            self.settled += self.done(path)
+            self.waiting = [self.tokens[token] for token in path if token >= self.first]
+        self.tokens, self.parents, self.depths, self.first = [], [], [], 0
 
 
 class Head(ABC):
@@ -79,6 +96,7 @@ class Head(ABC):
     """
 
     context: int | None = None
+    noted: Tensor | None = None  # what the module has said of the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
         self.module, self.capacity, settings = module, capacity, module.settings
@@ -116,13 +134,9 @@ class Head(ABC):
         counts = [len(own) for own in states]
         if any(counts):
             with packed(self.module):
-                new = self.fuse(torch.cat(states).to(self.device, self.dtype)).split(counts)
-            for row, own in zip(self.rows, new, strict=True):
+                new = self.module.fuse(torch.cat(states).to(self.device, self.dtype).flatten(1)[None])[0]
+            for row, own in zip(self.rows, new.split(counts), strict=True):
                 row.states, row.heard = torch.cat([row.states, own]), row.heard + len(own)
-
-    def fuse(self, states: Float[Tensor, "new layers width"]) -> Float[Tensor, "new hidden"]:
-        """What the head makes of the target's states at a token."""
-        return self.module.fuse(states.flatten(1)[None])[0]
 
     @torch.inference_mode()
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Logits:
@@ -134,21 +148,30 @@ class Head(ABC):
             if not any(counts):
                 columns = self.module.settings.drafted
                 return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
-            places = [row.places[len(row.places) - count :] for row, count in zip(self.rows, counts, strict=True)]
-            return self.said(places)
+            ends = [len(row.tokens) for row in self.rows]
+            asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+            each = [[self.place(index, token) for token in own] for index, own in enumerate(asked)]
+            places = pad_sequence([torch.tensor(own, dtype=torch.int64) for own in each], batch_first=True)
+            assert self.noted is not None
+            return self.logits(self.noted[torch.arange(len(places))[:, None], places])
 
     @abstractmethod
     def read(self, are_first: list[bool], scores: bool) -> None:
-        """Give all pending tokens places; they are read as far as that is needed, which `scores` says."""
+        """Read all pending tokens, as far as that is needed, which `scores` says."""
 
     @abstractmethod
-    def said(self, places: list[list[int]]) -> Logits:
-        """The logits at these places of each row."""
+    def place(self, index: int, token: int) -> int:
+        """Where in `noted` is what was said of a row's pending token."""
+
+    def logits(self, noted: Tensor) -> Logits:
+        """The logits of what was noted, which is themselves unless a head works on states."""
+        return noted
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         self.forget(chosen)
+        self.noted = None
         for row, path in zip(self.rows, chosen, strict=True):
             row.keep(path)
 
@@ -159,6 +182,7 @@ class Head(ABC):
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
+        self.noted = None if self.noted is None else self.noted[rows]
         self.rows = [copy(self.rows[row]) for row in rows]
 
     @torch.inference_mode()
@@ -185,56 +209,44 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    noted: tuple[Float[Tensor, "rows _ hidden"], ...] = ()  # its own states, pass by pass
-
     def read(self, are_first: list[bool], scores: bool) -> None:
-        while any(len(row.places) < len(row.tokens) for row in self.rows):
-            noted = torch.cat(self.noted, 1) if self.noted else None
-            own = [self.readable(index, noted) for index in range(len(self.rows))]
+        while any(row.tokens and len(self.slots(i)) < len(row.tokens) + row.shift for i, row in enumerate(self.rows)):
+            own = [self.readable(index) for index in range(len(self.rows))]
             positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
             tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
             states = pad_sequence([beside for _, _, beside in own], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            self.noted = (*self.noted, self.module(tokens, states, positions, masks, self.cache.cache))
+            noted = self.module(tokens, states, positions, masks, self.cache.cache)
+            self.noted = noted if self.noted is None else torch.cat([self.noted, noted], 1)
 
-    def readable(
-        self, index: int, noted: Tensor | None
-    ) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
+    def slots(self, index: int) -> list[int]:
+        """The slots of what was read of a row's tree."""
+        return self.cache.pending[index].slots
+
+    def readable(self, index: int) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
         """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
-        row, pending, start = self.rows[index], self.cache.pending[index], len(self.rows[index].places)
-        if row.first and not start:
-            begins = int(row.settled == 0 and not row.waiting and row.first > 1)
-            read = torch.tensor([*row.waiting, *row.tokens[: row.first]][begins:])
-            row.places = [len(row.waiting) - begins + place for place in range(row.first)]
-            return read, list(range(-1, len(read) - 1)), row.states[begins : begins + len(read)]
-        count = next((i for i, above in enumerate(row.parents[start:]) if above >= start), len(row.tokens) - start)
-        above = [row.places[parent] for parent in row.parents[start : start + count]]
-        row.places = [*row.places, *range(len(pending.parents), len(pending.parents) + count)]
-        beside = row.states[:0] if noted is None else noted[index, [pending.slots[place] for place in above]]
-        return torch.tensor(row.tokens[start : start + count], dtype=torch.int64), above, beside
+        row, slots = self.rows[index], self.slots(index)
+        if row.first and not slots:
+            skipped = len(row.waiting) - row.shift
+            read = [*row.waiting, *row.tokens[: row.first]][skipped:]
+            return torch.tensor(read), list(range(-1, len(read) - 1)), row.states[skipped : skipped + len(read)]
+        start = len(slots) - row.shift if row.tokens else 0
+        end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
+        above = [parent + row.shift for parent in row.parents[start:end]]
+        beside = row.states[:0] if self.noted is None else self.noted[index, [slots[place] for place in above]]
+        return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
 
-    def said(self, places: list[list[int]]) -> Logits:
-        each = zip(places, self.cache.pending, strict=True)
-        slots = padded([[pending.slots[max(place, 0)] for place in own] for own, pending in each])
-        return self.module.logits(torch.cat(self.noted, 1)[torch.arange(len(places))[:, None], slots])
+    def place(self, index: int, token: int) -> int:
+        return self.slots(index)[max(token + self.rows[index].shift, 0)]
+
+    def logits(self, noted: Tensor) -> Logits:
+        return self.module.logits(noted)
 
     def forget(self, chosen: list[list[int]]) -> None:
-        self.cache.keep([self.kept(path, row) for path, row in zip(chosen, self.rows, strict=True)])
-        for path, row in zip(chosen, self.rows, strict=True):
-            if path:
-                row.states = row.states[len(row.waiting) + sum(token < row.first for token in path) :]
-        self.noted = ()
-
-    def kept(self, path: list[int], row: Row) -> list[int]:
-        """The places in the cache whose keys and values stay: what was read beside the target's states."""
-        places = [row.places[token] for token in path if token < row.first]
-        if row.settled == 0 and not row.waiting:  # the text's first token has none
-            places = [place for place in places if place >= 0] if row.first > 1 else []
-        return [*range(len(row.waiting)), *places] if path else []
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.noted = tuple(each[rows] for each in self.noted)
+        rows = list(zip(self.rows, chosen, strict=True))
+        self.cache.keep([list(range(row.done(path) - row.begins)) for row, path in rows])
+        for row, path in rows:
+            row.states = row.states[row.done(path) :]
 
 
 class Marginal(Head):
@@ -243,42 +255,30 @@ class Marginal(Head):
     Below its last level a tree goes on with that one's law.
     """
 
-    laws: Float[Tensor, "rows levels columns"] | None = None
-
     @abstractmethod
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         """The laws of the tokens that follow roots, as logits; of rows without one whatever it may be."""
 
     def read(self, are_first: list[bool], scores: bool) -> None:
-        for row in self.rows:
-            places = [*row.places]
-            for index in range(len(places), len(row.tokens)):
-                places.append(0 if index < row.first else places[row.parents[index]] + 1)
-            row.places = places
         if scores and any(are_first):
             pairs = zip(self.rows, are_first, strict=True)
             laws = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
             news = torch.tensor(are_first, device=self.device)[:, None, None]
-            self.laws = laws if self.laws is None else torch.where(news, laws, self.laws)
+            self.noted = laws if self.noted is None else torch.where(news, laws, self.noted)
 
-    def said(self, places: list[list[int]]) -> Logits:
-        assert self.laws is not None
-        return self.laws[torch.arange(len(places))[:, None], padded(places).clamp(max=self.laws.shape[1] - 1)]
+    def place(self, index: int, token: int) -> int:
+        assert self.noted is not None
+        return min(self.rows[index].depths[token], self.noted.shape[1] - 1)
 
     def forget(self, chosen: list[list[int]]) -> None:
         for row in self.rows:
             row.first = len(row.tokens)  # nothing has to be read again
-        self.laws = None
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.laws = None if self.laws is None else self.laws[rows]
 
 
 class BlockDrafter(Marginal):
     """DFlash: keys and values of the target's states stay, those of the block that it drafts do not."""
 
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         self.remember()
         chain = list(range(-1, self.module.settings.block - 1))
         positions = self.cache.append([[] if root is None else chain for root in roots], False).to(self.device)
@@ -299,9 +299,7 @@ class BlockDrafter(Marginal):
         for row in self.rows:
             row.states = row.states[len(row.states) :]
 
-    def around(
-        self, mask: Float[Tensor, "rows 1 block slots"], window: int | None
-    ) -> Float[Tensor, "rows 1 block slots"]:
+    def around(self, mask: Mask, window: int | None) -> Mask:
         """The mask of a chain, made one of a block whose tokens see those behind them too."""
         size, settings = mask.shape[2], self.module.settings
         if window and settings.causal_window:
@@ -315,24 +313,18 @@ class BlockDrafter(Marginal):
 class MedusaDrafter(Marginal):
     """Medusa: the state before the root is all that the heads see."""
 
-    def fuse(self, states: Float[Tensor, "new layers width"]) -> Float[Tensor, "new hidden"]:
-        return states[:, -1]
-
-    def draft(self, roots: list[int | None]) -> Float[Tensor, "rows levels columns"]:
+    def draft(self, roots: list[int | None]) -> Laws:
         for row in self.rows:  # those before the root's are of no more use
             row.states = row.states[max(row.settled + row.first - 1 - row.used, 0) :]
         return self.module(torch.stack([row.states[0] for row in self.rows])).transpose(0, 1)
 
 
-def padded(numbers: list[list[int]]) -> Int[Tensor, "rows most"]:
-    """Lists as rows, filled up with zeros."""
-    return pad_sequence([torch.tensor(own, dtype=torch.int64) for own in numbers], batch_first=True)
+DRAFTERS: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}
 
 
 def drafter(module: Any) -> Head:
     """A head's module as a drafter that has read nothing."""
-    kinds: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}
-    return kinds[module.settings.kind](module)
+    return DRAFTERS[module.settings.kind](module)
 
 
 def head(name: str, target: Any) -> Head:

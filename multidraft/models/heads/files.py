@@ -5,27 +5,23 @@ the last one normed. EAGLE's `eagle_aux_hidden_state_layer_ids` and speculators'
 DFlash's own `target_layer_ids` are one less.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
-from multidraft.io import files
 from multidraft.models.compat import home
-from multidraft.models.heads.modules import DFLASH, EAGLE3, KINDS, MEDUSA, MODULES, Body, Head, Settings
+from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, MODULES, Body, Head, Settings
 from multidraft.models.loading import settings_in
 
 Weights = dict[str, Tensor]
 NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
-OTHER = "give the target that it was trained for"
 MARKS = {"eagle_config": EAGLE3, "dflash_config": DFLASH, "medusa_num_heads": MEDUSA}  # by which heads are known
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE
 SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -55,16 +51,15 @@ def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
     if not path.is_file():
         raise AdviceError(f"folder {str(folder)!r} has no config.json; {NEEDS}")
     found = settings_in(path)
-    settings = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind_of(found, folder)](found, target)
-    for what, own, its in (
-        ("is for a target of {} tokens", settings.layer.vocab_size, target.vocab_size),
-        ("is for a target of width {}", settings.target_width, target.hidden_size),
+    settings = settings_of(kind_of(found, folder), found, target)
+    size, width, last, count = target.vocab_size, target.hidden_size, max(settings.layers), target.num_hidden_layers
+    for is_other, what, its in (
+        (settings.layer.vocab_size != size, f"is for a target of {settings.layer.vocab_size} tokens", size),
+        (settings.target_width != width, f"is for a target of width {settings.target_width}", width),
+        (last > count, f"reads layer {last} of its target", count),
     ):
-        if own != its:
-            raise AdviceError(f"the head {what.format(own)} and this one has {its}; {OTHER}")
-    last, count = max(settings.layers), target.num_hidden_layers
-    if last > count:
-        raise AdviceError(f"the head reads layer {last} of its target and this one has {count}; {OTHER}")
+        if is_other:
+            raise AdviceError(f"the head {what} and this one has {its}; give the target that it was trained for")
     return settings
 
 
@@ -81,6 +76,20 @@ def kind_of(found: dict[str, Any], folder: Path) -> str:
     return (named + marked)[0]
 
 
+def settings_of(kind: str, found: dict[str, Any], target: PretrainedConfig) -> Settings:
+    """What a configuration says, on top or in the part of its kind."""
+    said = dict(found.get("eagle_config") or {}) | dict(found.get("dflash_config") or {}) | found
+    own = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](said, target.num_hidden_layers)
+    size, width = target.vocab_size, target.hidden_size
+    if kind == MEDUSA:  # which has no decoder layers
+        found = {"hidden_size": found.get("hidden_size") or width, "vocab_size": size}
+    layer = layer_of({"model_type": "qwen3" if kind == DFLASH else "llama"} | found, size)
+    drafted = said.get("truncated_vocab_size") or said.get("draft_vocab_size") or layer.vocab_size
+    return Settings(
+        kind, layer, drafted=drafted, target_width=said.get("target_hidden_size") or layer.hidden_size, **own
+    )
+
+
 def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     """The configuration of the decoder layers, which stands by itself in speculators' files, and on top in others."""
     own = dict(found.get("transformer_layer_config") or found)
@@ -93,14 +102,6 @@ def layer_of(found: dict[str, Any], size: int) -> PretrainedConfig:
     return AutoConfig.for_model(family, **{"vocab_size": size} | own)
 
 
-def shared(said: dict[str, Any], layer: PretrainedConfig) -> dict[str, Any]:
-    """What heads with layers of their own say alike of their tokens and their target."""
-    return {
-        "drafted": said.get("draft_vocab_size") or layer.vocab_size,
-        "target_width": said.get("target_hidden_size") or layer.hidden_size,
-    }
-
-
 def usual_layers(count: int) -> tuple[int, int, int]:
     """The layers of a target that EAGLE-3 reads where nothing is said.
 
@@ -110,53 +111,38 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return 2, count // 2, count - 3
 
 
-def eagle3(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """An EAGLE-3 head, whose flags may stand on top or in `eagle_config`."""
-    said = dict(found.get("eagle_config") or {}) | found
-    layer = layer_of(found, target.vocab_size)
-    layers = said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(target.num_hidden_layers)
+def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """An EAGLE-3 head's own settings, for a target of so many layers."""
+    layers = tuple(said.get("eagle_aux_hidden_state_layer_ids") or usual_layers(count))
     if said.get("num_aux_hidden_states") not in (None, len(layers)):
         count = said["num_aux_hidden_states"]
         raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; get its files again")
-    flags: dict[str, Any] = {name: bool(said.get(name)) for name in FLAGS}
-    scale = float(said.get("logit_scale") or 1.0)
-    return Settings(EAGLE3, layer, tuple(layers), **shared(said, layer), logit_scale=scale, **flags)
+    flags = {name: bool(said.get(name)) for name in FLAGS}
+    return {"layers": layers, "logit_scale": float(said.get("logit_scale") or 1.0)} | flags
 
 
-def dflash(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """A DFlash head; the first files count decoder layers, so that i is state i + 1."""
-    said = dict(found.get("dflash_config") or {}) | found
-    layer = layer_of({"model_type": "qwen3"} | found, target.vocab_size)
+def dflash(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """A DFlash head's; the first files count decoder layers, so that i is state i + 1."""
     layers = said.get("aux_hidden_state_layer_ids") or [each + 1 for each in said.get("target_layer_ids") or ()]
     if not layers or said.get("mask_token_id") is None or not said.get("block_size"):
         raise AdviceError("the head's config.json lacks target_layer_ids, mask_token_id or block_size; get it again")
-    return Settings(
-        DFLASH,
-        layer,
-        tuple(layers),
-        **shared(said, layer),
-        block=said["block_size"],
-        mask_token=said["mask_token_id"],
-        from_anchor=bool(said.get("sample_from_anchor")),
-        causal_window=not said.get("sliding_window_non_causal"),
-        embedding_scale=float(said.get("input_embedding_scale") or 1.0),
-    )
+    return {
+        "layers": tuple(layers),
+        "block": said["block_size"],
+        "mask_token": said["mask_token_id"],
+        "from_anchor": bool(said.get("sample_from_anchor")),
+        "causal_window": not said.get("sliding_window_non_causal"),
+        "embedding_scale": float(said.get("input_embedding_scale") or 1.0),
+    }
 
 
-def medusa(found: dict[str, Any], target: PretrainedConfig) -> Settings:
-    """Medusa heads, which read the last state alone."""
-    heads, width = found.get("medusa_num_heads") or found.get("num_heads"), found.get("hidden_size")
+def medusa(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """Those of Medusa heads, which read the last state alone."""
+    heads = said.get("medusa_num_heads") or said.get("num_heads")
     if not heads:
         raise AdviceError("the heads' config.json has no medusa_num_heads; get it again")
-    return Settings(
-        MEDUSA,
-        AutoConfig.for_model("llama", hidden_size=width or target.hidden_size, vocab_size=target.vocab_size),
-        (target.num_hidden_layers,),
-        drafted=found.get("truncated_vocab_size") or found.get("draft_vocab_size") or target.vocab_size,
-        target_width=width or target.hidden_size,
-        heads=heads,
-        depth=found.get("medusa_num_layers") or found.get("num_hidden_layers") or 1,
-    )
+    depth = said.get("medusa_num_layers") or said.get("num_hidden_layers") or 1
+    return {"layers": (count,), "heads": heads, "depth": depth}
 
 
 def read_weights(folder: Path) -> Weights:
@@ -216,77 +202,3 @@ def of_target(target: PreTrainedModel, weights: Weights) -> Weights:
     offsets = weights.get("d2t")
     rows = output.weight if offsets is None else output.weight[torch.arange(len(offsets)) + offsets]
     return {"embed_tokens.weight": embedding.weight, "lm_head.weight": rows}
-
-
-def save_head(
-    head: Head, folder: Path, target: str, architectures: Sequence[str] = (), tokens: int = 3, whole: bool = True,
-    dtype: torch.dtype | None = None,
-) -> None:  # fmt: skip
-    """Write a head as `speculators` does (Medusa: as it was first published), so that other engines read it.
-
-    `target` is the name that engines find it by, `tokens` what they draft by default. The embedding is left out, as it
-    is the target's; so are its rows of the output where it is not to be `whole`: then only this library reads it.
-    """
-    settings: Settings = head.settings
-    ids, left_out = head.ids, {"embed_tokens.weight"} | (set() if whole else {"lm_head.weight"})
-    weights = {name: value for name, value in head.state_dict().items() if name not in left_out}
-    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
-    if settings.kind == MEDUSA:
-        weights |= {} if ids is None else {"token_map": ids}
-        weights.pop("d2t", None)
-        return write(folder, medusa_configuration(settings, target), weights)
-    if ids is not None:
-        weights["t2d"] = torch.zeros(settings.layer.vocab_size, dtype=torch.bool).index_fill_(0, ids.cpu(), True)
-    write(folder, configuration(settings, target, architectures, tokens), weights)
-
-
-def write(folder: Path, settings: dict[str, Any], weights: Weights) -> None:
-    """`config.json` and `model.safetensors`, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / (files.NEW + "model.safetensors")
-    save_file({name: value.contiguous() for name, value in weights.items()}, new, {"format": "pt"})
-    new.replace(folder / "model.safetensors")
-    files.write(folder / "config.json", (json.dumps(settings, indent=2) + "\n").encode())
-
-
-def medusa_configuration(settings: Settings, name: str) -> dict[str, Any]:
-    """What `config.json` of Medusa heads says."""
-    return {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "base_model_name_or_path": name,
-        "medusa_num_heads": settings.heads,
-        "medusa_num_layers": settings.depth,
-        "hidden_size": settings.target_width,
-        "vocab_size": settings.layer.vocab_size,
-        "truncated_vocab_size": settings.drafted,
-    }
-
-
-def configuration(settings: Settings, name: str, architectures: Sequence[str], tokens: int) -> dict[str, Any]:
-    """What `config.json` says in speculators' format of an EAGLE-3 or DFlash head that drafts so many tokens."""
-    is_eagle, layers = settings.kind == EAGLE3, list(settings.layers)
-    own: dict[str, Any] = {
-        "aux_hidden_state_layer_ids": layers,
-        "block_size": settings.block,
-        "sliding_window_non_causal": not settings.causal_window,
-        "mask_token_id": settings.mask_token,
-        "sample_from_anchor": settings.from_anchor,
-    }
-    if is_eagle:
-        own = {"eagle_aux_hidden_state_layer_ids": layers} | {flag: getattr(settings, flag) for flag in FLAGS}
-    if settings.target_width != settings.layer.hidden_size:
-        own["target_hidden_size"] = settings.target_width
-    return own | {
-        "architectures": ["Eagle3DraftModel" if is_eagle else "DFlashDraftModel"],
-        "speculators_model_type": settings.kind,
-        "speculators_version": "0.9.0",
-        "transformer_layer_config": settings.layer.to_diff_dict(),
-        "draft_vocab_size": settings.drafted,
-        "speculators_config": {
-            "algorithm": settings.kind,
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": name, "architectures": list(architectures)},
-        },
-    }

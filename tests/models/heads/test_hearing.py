@@ -43,13 +43,13 @@ class Ear(NGram):
 
 def differences(target, ear: Ear) -> list[float]:
     """How far what each row of a reader has heard is from the states of a pass over all that it has kept."""
-    states = [target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states for kept in ear.kept]
-    wanted = [torch.stack([own[layer][0] for layer in ear.hears], 1) for own in states]
-    rows = zip(wanted, ear.heard, strict=True)
-    return [
-        float((own[: len(heard)] - heard).abs().max()) if 0 <= len(own) - len(heard) <= 1 else 9.0
-        for own, heard in rows
-    ]
+    found = []
+    for kept, heard in zip(ear.kept, ear.heard, strict=True):
+        states = target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states
+        wanted = torch.stack([states[layer][0] for layer in ear.hears], 1)
+        assert 0 <= len(wanted) - len(heard) <= 1
+        found.append(float((wanted[: len(heard)] - heard).abs().max()))
+    return found
 
 
 @torch.no_grad()

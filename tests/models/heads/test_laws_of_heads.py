@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
+from multidraft.models.heads import MODULES
 from multidraft.models.heads.drafters import Head, drafter
-from multidraft.models.heads.modules import MODULES
 from multidraft.models.huggingface import CausalLM
 from multidraft.verification.scheme import Scheme
 

@@ -1,5 +1,9 @@
-"""What heads say is what `speculators` and `dflash` say with the same weights; `reference/make.py` asked them."""
+"""What heads say is what `speculators` and `dflash` say with the same weights; `reference/make.py` asked them.
 
+And of the right layers: one layer off, and a trained head's acceptance falls, which random weights cannot tell.
+"""
+
+import json
 from functools import cache
 from pathlib import Path
 
@@ -7,9 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from multidraft.models.gguf.to_hugging_face import read as read_gguf
 from multidraft.models.heads.drafters import Head, head
+from multidraft.zoo import smollm2
 
 FOLDER = Path(__file__).parent / "reference"
 EAGLES, BLOCKS, ROOT = ["eagle3", "eagle3_1", "eagle3_reduced"], ["dflash", "dflash_reduced", "dflash_original"], 9
@@ -83,3 +90,34 @@ def test_other_states_are_seen():
     text = said["texts"][0].tolist()
     law = read(drafter, text[:4], [-1, 0, 1, 2])[-1]
     assert float((law - said["root"][0, 2]).abs().max()) > 0.1
+
+
+@pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
+@torch.no_grad()
+def test_a_layer_off_is_seen_in_acceptance() -> None:
+    """Acceptance of one draft at T = 1 of what SmolLM2 wrote at T = 0.7: 0.371, and 0.356 or 0.350 one layer off."""
+    config, weights = read_gguf(smollm2.file("target"), torch.bfloat16)
+    with torch.device("meta"):  # random weights would take seconds
+        target = LlamaForCausalLM(config).eval()
+    target.load_state_dict(weights, strict=False, assign=True)  # but for the output, which is the embedding
+    target.tie_weights()
+    target.model.rotary_emb = LlamaRotaryEmbedding(config)
+    draft = head("eagle3:smollm2", target)
+    rates: dict[int, list[torch.Tensor]] = {0: [], -1: [], 1: []}
+    for tokens in map(torch.tensor, json.loads((FOLDER / "answers.json").read_text())):
+        said = target(input_ids=tokens[None], output_hidden_states=True)
+        laws = said.logits[:, 1:].float().softmax(-1)[..., draft.ids]
+        for off, found in rates.items():
+            states = [said.hidden_states[layer + off][:, :-1] for layer in draft.hears]
+            found.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
+    right, lower, higher = (float(torch.cat(found).mean()) for found in rates.values())
+    assert 0.36 < right < 0.381
+    assert right > max(lower, higher) + 0.005, (right, lower, higher)
+
+
+def acceptance(module, tokens: torch.Tensor, features: torch.Tensor, laws: torch.Tensor) -> torch.Tensor:
+    """The sum of min(p, q) at each place, where the head is given these states."""
+    places = torch.arange(tokens.shape[1])
+    mask = (places[:, None] >= places)[None, None]
+    logits = module.logits(module(tokens, module.fuse(features), places[None], mask, DynamicCache()))
+    return torch.minimum(laws, logits.float().softmax(-1)).sum(-1).flatten()

@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.models.heads.files import save_head, usual_layers
-from multidraft.models.heads.modules import Head
+from multidraft.models.heads import Head
+from multidraft.models.heads.files import usual_layers
 from multidraft_research.training.heads import lesson, states
 from multidraft_research.training.heads.lesson import Lesson, Plan
+from multidraft_research.training.heads.saving import save_head
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary
 from multidraft_research.training.teaching import Said

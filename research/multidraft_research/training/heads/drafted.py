@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import DynamicCache
 
-from multidraft.models.heads.modules import DFlash, Eagle3, Grown, Head, Medusa
+from multidraft.models.heads import DFlash, Eagle3, Head, Medusa
 from multidraft_research.training.heads.states import Seen
 from multidraft_research.training.small_draft import Vocabulary, Wanted
 
@@ -89,7 +90,7 @@ def drafted(head: Head, batch: Batch, look: Look) -> Iterator[Drafted]:
 
 def by_eagle3(head: Eagle3, batch: Batch, look: Look) -> Iterator[Drafted]:
     """At slot i the head reads token i + 1 beside the target's state i; a step deeper, token i + 2 beside its own."""
-    slots, cache = batch.tokens.shape[1] - 1, Grown()
+    slots, cache = batch.tokens.shape[1] - 1, DynamicCache()
     every = torch.arange(slots, device=batch.tokens.device).expand(len(batch.tokens), -1)
     before = every[:, None, :] <= every[:, :, None]
     states = head(batch.tokens[:, 1:], head.fuse(batch.features[:, :-1]), every, before[:, None], cache)
@@ -108,7 +109,7 @@ def by_eagle3(head: Eagle3, batch: Batch, look: Look) -> Iterator[Drafted]:
 
 def by_dflash(head: DFlash, batch: Batch, look: Look) -> Iterator[Drafted]:
     """Blocks that begin at some of the tokens, each of which sees the target's states before it."""
-    size, length, cache = head.settings.block, batch.tokens.shape[1], Grown()
+    size, length, cache = head.settings.block, batch.tokens.shape[1], DynamicCache()
     every = torch.arange(length, device=batch.tokens.device).expand(len(batch.tokens), -1)
     head.remember(head.fuse(batch.features), every, cache)
     first = choose(batch.law(every + 1) >= 0, look)
@@ -133,7 +134,7 @@ def by_medusa(heads: Medusa, batch: Batch, look: Look) -> Iterator[Drafted]:
         slots = every if depth == 1 else chosen
         laws = batch.law(slots + depth + 1)
         states = last.gather(1, slots[..., None].expand(-1, -1, last.shape[-1]))[laws >= 0]
-        yield Drafted(depth, heads.logits(states, depth - 1), laws[laws >= 0])
+        yield Drafted(depth, heads[depth - 1](states), laws[laws >= 0])
 
 
 def said(head: Any, states: Float[Tensor, "rows some hidden"], laws: Int[Tensor, "rows some"], depth: int) -> Drafted:

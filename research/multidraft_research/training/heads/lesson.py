@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.models import compat
+from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings
 from multidraft.models.heads.files import usual_layers
-from multidraft.models.heads.modules import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings
 from multidraft_research.training.descent import Descent, schedule
 from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.states import Seen

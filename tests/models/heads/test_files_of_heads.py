@@ -1,0 +1,147 @@
+"""The files of heads come back as they were written and are known by name; what does not fit is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from heads import CASES, VOCABULARY, WIDTH, module_of
+from multidraft_research.training.heads.saving import save_head, write
+from tiny import tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import multidraft as md
+from multidraft import AdviceError
+from multidraft.cli.models import HEADS, models_in, own, parse
+from multidraft.generation.inputs import as_drafter
+from multidraft.models.heads import KINDS
+from multidraft.models.heads.drafters import EagleDrafter, head
+from multidraft.models.heads.files import load_head
+from multidraft.models.huggingface import CausalLM
+from multidraft.models.ngram import NGram
+
+FOLDER = Path(__file__).parent / "reference"
+REDUCED = "eagle3 reduced, two layers"
+
+
+@torch.inference_mode()
+def test_medusa_by_hand():
+    model, states = module_of("medusa"), torch.randn(2, WIDTH)
+    linear, output = model[1][0].linear, model[1][1]
+    inner = states @ linear.weight.T + linear.bias
+    assert torch.allclose(model(states)[1], (states + inner * inner.sigmoid()) @ output.weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_head_comes_back_from_its_files(name, tmp_path):
+    target, ours = tiny_model("llama"), module_of(name)
+    save_head(ours, tmp_path, "some/target", ["LlamaForCausalLM"])
+    theirs = load_head(tmp_path, target)
+    assert (theirs.ids is None) if ours.ids is None else theirs.ids.equal(ours.ids)
+    assert replace(theirs.settings, layer=CASES[name].layer) == CASES[name]
+    mine = {key: value for key, value in ours.state_dict().items() if "embed_tokens" not in key}
+    assert all(value.equal(theirs.state_dict()[key]) for key, value in mine.items())
+    if name != "medusa":
+        assert theirs.embed_tokens.weight.data_ptr() == target.get_input_embeddings().weight.data_ptr()
+
+
+def test_an_output_that_is_left_out_is_rows_of_the_targets(tmp_path):
+    target, ours = tiny_model("llama"), module_of(REDUCED)
+    save_head(ours, tmp_path, "some/target", whole=False)
+    assert load_head(tmp_path, target).lm_head.weight.equal(target.lm_head.weight[ours.ids])
+
+
+def test_original_eagle_files_are_read_as_speculators_are(tmp_path):
+    ours = module_of("eagle3.1")
+    names = {name.replace("layers.0.", "midlayer."): value for name, value in ours.state_dict().items()}
+    said = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"} | CASES["eagle3"].layer.to_diff_dict()
+    said["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "fc_norm": True, "norm_output": True}
+    write(tmp_path, said | {"norm_before_residual": True}, names)
+    theirs = load_head(tmp_path, tiny_model("llama"))
+    assert replace(theirs.settings, layer=CASES["eagle3.1"].layer) == CASES["eagle3.1"]
+    assert all(value.equal(theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+
+
+def test_layers_of_original_dflash_files_are_one_further_on(tmp_path):
+    weights = {name: each for name, each in module_of("dflash").state_dict().items() if name != "embed_tokens.weight"}
+    said = CASES["dflash"].layer.to_diff_dict() | {"architectures": ["DFlashDraftModel"], "block_size": 4}
+    said |= {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [-1, 0, 1]}}
+    write(tmp_path, said, weights)
+    theirs = load_head(tmp_path, tiny_model("llama"))
+    assert (theirs.settings.layers, theirs.ids, theirs.settings.drafted) == ((0, 1, 2), None, VOCABULARY)
+
+
+def test_broken_heads_are_refused(tmp_path):
+    save_head(module_of("eagle3"), tmp_path, "some/target")
+    said = json.loads((tmp_path / "config.json").read_text())
+    for change, message in (
+        ({"fc_norm": True}, r"lacks fc_norm\.0\.weight"),
+        ({"speculators_model_type": "other", "architectures": ["Other"]}, "is of no head"),
+        ({"num_aux_hidden_states": 2}, "reads 2 layers of its target and names 3"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said | change))
+        with pytest.raises(AdviceError, match=message):
+            load_head(tmp_path, tiny_model("llama"))
+
+
+# Names
+
+
+def target(width: int = 16, size: int = 32, layers: int = 4) -> LlamaForCausalLM:
+    shape = {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": layers}
+    torch.manual_seed(1)
+    config = LlamaConfig(vocab_size=size, hidden_size=width, **shape, bos_token_id=None, eos_token_id=None)
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_head_is_named_on_the_command_line():
+    assert HEADS == KINDS
+    listed = parse("copy+eagle3:some/where,0.5*dflash:a+0.5*ngram")
+    assert listed == [[("copy", None), ("eagle3:some/where", None)], [("dflash:a", 0.5), ("ngram", 0.5)]]
+    assert models_in(listed) == []
+    assert isinstance(own(f"eagle3:{FOLDER / 'eagle3'}", target()), EagleDrafter)
+    with pytest.raises(md.AdviceError, match="write medusa:FOLDER"):
+        parse("medusa")
+
+
+def test_a_head_is_named_in_python():
+    """And loaded once where the same is asked for."""
+    model, name = target(), f"eagle3:{FOLDER / 'eagle3'}"
+    plain, _ = md.generate(model, None, [[1, 2, 3]], max_new_tokens=8, temperature=0)
+    for draft in (name, md.head(name, model), [name, f"dflash:{FOLDER / 'dflash'}"]):
+        scheme = "distinct:recursive_rejection" if isinstance(draft, list) else "anchored:lorenz"
+        tokens, _ = md.generate(model, draft, [[1, 2, 3]], max_new_tokens=8, temperature=0, tree="2x1", scheme=scheme)
+        assert tokens[0].tolist() == plain[0].tolist()
+    assert as_drafter(None, model) is None
+    assert isinstance(head(name, CausalLM(model)), EagleDrafter)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "says"),
+    [
+        ("dflash:{}/eagle3", target, r"kind eagle3, not dflash; write eagle3:"),
+        ("eagle3:{}/eagle3", lambda: target(width=32), "width 16 and this one has 32"),
+        ("eagle3:{}/eagle3", lambda: target(layers=3), "reads layer 4 of its target and this one has 3"),
+        ("eagle3:{}/eagle3", lambda: target(size=40), "of 32 tokens and this one has 40"),
+        ("eagle3:{}/nowhere", target, "there is no folder"),
+        ("eagle3:{}", target, "no config.json"),
+        ("eagle3:{}/eagle3", lambda: NGram(32), "does not tell"),
+        ("eagle:{}/eagle3", target, "names no draft head; write eagle3:FOLDER"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name, model, says):
+    with pytest.raises(md.AdviceError, match=says):
+        md.head(name.format(FOLDER), model())
+
+
+def test_steps_that_tell_states_are_not_compiled():
+    model = target()
+    with pytest.raises(md.AdviceError, match="does not go with a draft head"):
+        md.generate(model, f"eagle3:{FOLDER / 'eagle3'}", [[1, 2]], max_new_tokens=2, compile=True)
+
+
+def test_profiles_tell_heads_apart():
+    model = target()
+    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).identity) for kind in ("eagle3", "dflash")}
+    assert len(found) == 2
