@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.attention import grouped
 from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.packed import packed
+from multidraft.models.passes import grouped, packed
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
@@ -29,33 +28,25 @@ SHORT = 4  # tokens of which all are scored where only the last one is asked for
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
 
 
-def readable(model: Model) -> LanguageModel:
-    """The model as the decoding loop needs it."""
-    return reader(model, 256) if isinstance(model, PreTrainedModel) else model
-
-
 def reader(model: Model, capacity: int, compiled: bool = False, tells: Sequence[int] = ()) -> LanguageModel:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
 
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
     """
     model = model.model if tells and isinstance(model, CausalLM) else model
-    if isinstance(model, PreTrainedModel) and (not compat.needs_paths(model) or nets_of(model)):
-        return CausalLM(model, capacity, compiled, tells)
+    if not isinstance(model, PreTrainedModel):
+        if tells:
+            raise AdviceError(NOT_TOLD.format(f"of {type(model).__name__}"))
+        return model.fresh(capacity)
+    by_masks = not compat.needs_paths(model)
+    if compiled and not by_masks:
+        name = model.config.model_type
+        warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=2)
+    if by_masks or nets_of(model):
+        return CausalLM(model, capacity, compiled and by_masks, tells)
     if tells:
-        kind = f"of {type(model).__name__}" if not isinstance(model, PreTrainedModel) else "that is read as paths"
-        raise AdviceError(NOT_TOLD.format(kind))
-    if isinstance(model, PreTrainedModel):
-        if compiled:
-            go_without(model)
-        return Paths(model)
-    return model.fresh(capacity)
-
-
-def go_without(model: PreTrainedModel) -> None:
-    """Say that steps are not compiled."""
-    name = model.config.model_type
-    warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=3)
+        raise AdviceError(NOT_TOLD.format("that is read as paths"))
+    return Paths(model)
 
 
 class CausalLM:
@@ -80,12 +71,9 @@ class CausalLM:
         self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         self.told: list[Float[Tensor, "_ layers width"]] = []
         nets = nets_of(model)
-        if nets and compiled:
-            go_without(model)
         self.reading = with_tree_nets(model) if nets else model
-        self.texts: list[list[int]] = []  # what rows have kept, and what is pending: a state cannot be taken back
-        self.unkept: list[list[int]] = []
-        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells and not nets else None
+        self.texts: list[list[int]] = []  # what rows have kept, then what is pending: a state cannot be taken back
+        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells else None
         self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
@@ -97,15 +85,15 @@ class CausalLM:
         self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
     ) -> Float[Tensor, "rows new columns"]:
         self.cache.begin(len(tokens))
-        if not self.texts:
-            self.texts, self.unkept = [[] for _ in tokens], [[] for _ in tokens]
+        self.texts = self.texts or [[] for _ in tokens]
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
-        self.unkept = [own + new for own, new in zip(self.unkept, tokens, strict=True)]
+        for text, new in zip(self.texts, tokens, strict=True):
+            text += new
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
@@ -158,29 +146,28 @@ class CausalLM:
 
     @torch.inference_mode()
     def keep(self, chosen: list[list[int]]) -> None:
-        pending = self.cache.pending
+        pending, lengths = self.cache.pending, self.cache.lengths
         self.cache.keep(chosen)
         if self.tells:
             none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.dtype, device=self.device)
             noted = torch.cat(self.noted, 1) if self.noted else none
             rows = zip(noted, pending, chosen, strict=True)
             self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
-        each = zip(self.texts, self.unkept, chosen, strict=True)
-        self.texts = [text + [new[node] for node in path] for text, new, path in each]
-        self.unkept = [[] for _ in chosen]
+        for text, length, path in zip(self.texts, lengths, chosen, strict=True):
+            text[length:] = [text[length + node] for node in path]
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
         self.noted = [each[rows] for each in self.noted]
-        self.texts, self.unkept = [self.texts[row] for row in rows], [self.unkept[row] for row in rows]
+        self.texts = [[*self.texts[row]] for row in rows]
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
         check_same(self.model, other.model)
         check_nothing_pending(other.cache.width)
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
-        self.texts, self.unkept = self.texts + other.texts, self.unkept + other.unkept
+        self.texts = self.texts + [[*text] for text in other.texts]
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "CausalLM":
@@ -191,7 +178,7 @@ class CausalLM:
             part.keep([list(range(length))])
         else:
             part.cache.add(self.cache, [row], [length])
-            part.texts, part.unkept = [self.texts[row][:length]], [[]]
+            part.texts = [self.texts[row][:length]]
         return part
 
 
@@ -211,8 +198,3 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
 def answers_prompts(model: Model) -> bool:
     """Whether reading prompts to their ends saves a pass; one of a model without weights is free: trees come first."""
     return not isinstance(model, PrefixModel)
-
-
-def place_of(model: Model) -> torch.device:
-    """Where a model computes."""
-    return compat.home(model) if isinstance(model, PreTrainedModel) else model.device

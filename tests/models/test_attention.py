@@ -5,7 +5,7 @@ import torch
 from helpers.tiny import tiny_model
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from multidraft.models import attention
+from multidraft.models import passes
 from multidraft.models.huggingface import CausalLM
 
 
@@ -20,7 +20,7 @@ def test_as_transformers(groups: int, new: int, slots: int) -> None:
     layer = torch.nn.Module()
     layer.num_key_value_groups = groups
     ours, theirs = (
-        way(layer, query, key, value, mask, scaling=0.3)[0] for way in (attention.attend, sdpa_attention_forward)
+        way(layer, query, key, value, mask, scaling=0.3)[0] for way in (passes.attend, sdpa_attention_forward)
     )
     assert torch.allclose(ours, theirs, atol=1e-6)
     assert ours.shape == theirs.shape == (3, new, 2 * groups, 8)
@@ -33,7 +33,7 @@ def test_trees_use_it_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> 
         calls.append(given[0].shape[2])
         return torch.nn.functional.scaled_dot_product_attention(*given, **more)
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(passes, "scaled_dot_product_attention", noted)
     reader = CausalLM(model, 64)
     reader.forward([[1, 2, 3]], [[-1, 0, 0]])
     assert calls == [6] * model.config.num_hidden_layers  # three tokens of two heads each
@@ -48,7 +48,7 @@ def test_a_failure_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -
     def fails(*_: torch.Tensor, **__: float) -> torch.Tensor:
         raise MemoryError
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", fails)
+    monkeypatch.setattr(passes, "scaled_dot_product_attention", fails)
     with pytest.raises(MemoryError):
         CausalLM(model, 64).forward([[1, 2, 3]], [[-1, 0, 0]])
     assert model.config._attn_implementation == "sdpa"

@@ -198,11 +198,6 @@ def test_longrope_is_used_up_to_its_original_context_only():
     assert context(transformers.Phi3Config(**settings)) == CONTEXT
 
 
-def test_misuse_gets_advice():  # beside what all readers have in common (`test_counting.py`)
-    with pytest.raises(AdviceError, match="capacity 0 holds no token"):
-        TreeCache(2, 0)
-
-
 @pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [1], [0, 1]])
 def test_keep_refuses_what_is_no_path(path: list[int]):
     run = session("llama", (WINDOW,))

@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scores, by_drafter
 from multidraft.models.ensemble import SURE, Behind, Copying, Mixture, Several, merged, spread
-from multidraft.models.huggingface import readable
+from multidraft.models.huggingface import reader
 from multidraft.models.ngram import MOST, Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
 
@@ -64,7 +64,7 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
     assert torch.equal(logits, torch.stack([torch.stack([spelled(each).log() for each in own]) for own in prefixes]))
     model.keep([[1, 2], [0]])
     model.select([1, 0])
-    assert model.kept == [(4, 2), (3, 1, 2, 2, 3)]
+    assert [row.kept for row in model.rows] == [(4, 2), (3, 1, 2, 2, 3)]
 
 
 @pytest.mark.parametrize("concentration", [0.01, 30.0])
@@ -228,16 +228,17 @@ def law_lines(scores: Scores) -> list[Tensor]:
 
 def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
     """Wrong: what was kept while it was not asked is forgotten."""
-    monkeypatch.setattr(Behind, "kept", property(lambda own: [], lambda own, kept: None), raising=False)
+    keep = Behind.keep
+    monkeypatch.setattr(Behind, "keep", lambda own, path: (keep(own, path), own.__init__())[0])
     with pytest.raises(AssertionError):
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
 
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
-    behind = Behind(kept=[4, 5], tokens=[6, 7], parents=[-1, 0])
-    assert behind.hand_on(-1) == ([], [])
-    assert behind.hand_on(1) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    behind = Behind([4, 5, 6, 7], [-1, 0, 1, 2], kept=2)
+    assert behind.hand_on(0) == ([], [])
+    assert behind.hand_on(4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
@@ -319,9 +320,9 @@ def gguf() -> LanguageModel:
 
 
 READERS = {
-    "model": lambda: readable(tiny_model("llama")),
-    "gated delta nets": lambda: readable(hybrid("qwen3_5")),
-    "paths": lambda: readable(hybrid("mamba2")),
+    "model": lambda: reader(tiny_model("llama"), 30),
+    "gated delta nets": lambda: reader(hybrid("qwen3_5"), 30),
+    "paths": lambda: reader(hybrid("mamba2"), 30),
     "llama.cpp": gguf,
     "table": lambda: TableModel(random_table(5, 3, 1), 5),
     "counts": lambda: NGram(5, 3),
@@ -368,9 +369,9 @@ def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(make):
 
 
 OTHERS = {
-    "model": lambda: readable(tiny_model("gpt2")),
-    "gated delta nets": lambda: readable(hybrid("qwen3_next")),
-    "paths": lambda: readable(hybrid("bamba")),
+    "model": lambda: reader(tiny_model("gpt2"), 30),
+    "gated delta nets": lambda: reader(hybrid("qwen3_next"), 30),
+    "paths": lambda: reader(hybrid("bamba"), 30),
     "llama.cpp": gguf,
 }
 

@@ -15,8 +15,8 @@ from multidraft.decoding import verify
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.base import LanguageModel
-from multidraft.models.early_exit import first_layers
 from multidraft.models.ensemble import Copying, Mixture, Several
+from multidraft.models.loading import first_layers
 from multidraft.models.ngram import Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_laws

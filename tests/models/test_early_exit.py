@@ -7,7 +7,7 @@ import torch
 from tiny import CONFIGURATIONS, tiny_model
 
 from multidraft.errors import AdviceError
-from multidraft.models.early_exit import first_layers
+from multidraft.models.loading import first_layers
 
 LAYERED = [name for name in CONFIGURATIONS if name.split()[0] not in ("gpt2", "gptj", "opt", "falcon")]
 

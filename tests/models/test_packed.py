@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from multidraft.models import packed as module
-from multidraft.models.packed import Layer, packed
+from multidraft.models import passes as module
+from multidraft.models.passes import Layer, packed
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
