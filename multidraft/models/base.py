@@ -79,23 +79,14 @@ class LanguageModel(Protocol):
         ...
 
 
-class Listener(LanguageModel, Protocol):
-    """A drafter that reads hidden states of the target: state k of a token is what layer k + 1 takes in.
+def heard_by(draft: object) -> tuple[int, ...]:
+    """The hidden states of the target that a draft model `hears`: k is what layer k + 1 takes in; most hear none.
 
     State 0 is the token's embedding, and the last one comes after the last norm, as in Hugging Face's `hidden_states`.
-    What a row hears are the states of its kept tokens, each once and in their order; a token may be read when all
-    before it have been heard. A part of a row goes on to hear from its last token's on.
+    Such a drafter has a method `hear(states)` for the states (new, layers, width) of each row's next kept tokens, each
+    once and in their order; it may read a token when it has heard all before it. A part of a row goes on to hear from
+    its last token's on.
     """
-
-    hears: tuple[int, ...]
-
-    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
-        """Take the states of each row's next tokens."""
-        ...
-
-
-def heard_by(draft: object) -> tuple[int, ...]:
-    """The states of the target that a draft model reads; most read none."""
     return getattr(draft, "hears", ())
 
 

@@ -6,7 +6,7 @@ compiled stays with the model, and so do the rooms: memory at addresses that sta
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain, product
 from math import inf
@@ -32,7 +32,8 @@ SPARE = 8  # slots of a room that no step sees
 COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several
 LENDING = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
-Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
+Tokens = Int[Tensor, "rows new"]
+Masks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
 Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
@@ -88,19 +89,18 @@ class FixedLayer(DynamicLayer):
 
 
 def step(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "rows new"],
-    positions: Int[Tensor, "rows new"],
-    kinds: tuple[str, ...],
-    masks: Sequence[Float[Tensor, "rows 1 new seen"]],
-    slots: Int[Tensor, " new"],
-    *memory: Float[Tensor, "rows heads slots _"],
+    model: PreTrainedModel, tokens: Tokens, positions: Tokens, masks: Masks, slots: Int[Tensor, " new"], *memory: Tensor
 ) -> Float[Tensor, "rows new vocabulary"]:
     """A function of tensors alone: the logits; keys and values are written into the memory."""
-    pairs, seen = zip(memory[::2], memory[1::2], strict=True), masks[0].shape[3]
-    cache = Cache(layers=[FixedLayer(keys, values, slots, seen) for keys, values in pairs])
-    mask = dict(zip(kinds, masks, strict=True)) if len(masks) > 1 else masks[0]
-    output = model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+    mask = next(iter(masks.values()))
+    pairs = zip(memory[::2], memory[1::2], strict=True)
+    output = model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=masks if len(masks) > 1 else mask,
+        past_key_values=Cache(layers=[FixedLayer(*pair, slots, mask.shape[3]) for pair in pairs]),
+        use_cache=True,
+    )
     return output.logits
 
 
@@ -125,9 +125,7 @@ class Frame:
         for tensor, sizes in shared:  # other steps of this kind have other sizes, which must not be compiled in
             torch._dynamo.maybe_mark_dynamic(tensor, sizes)
 
-    def fill(
-        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, first: int
-    ) -> None:
+    def fill(self, tokens: Tokens, positions: Tokens, masks: Masks, first: int) -> None:
         """Write a step's inputs; its keys and values go to the slots from `first` on. Nothing sees what is padded."""
         rows, new = tokens.shape
         self.tokens[:rows, :new] = tokens
@@ -139,7 +137,7 @@ class Frame:
 
     def run(self, step: Step, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
-        given = self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory
+        given = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
             self.replay = captured(lambda: step(*given), pool)
         return self.replay() if self.replay else step(*given)
@@ -239,12 +237,7 @@ class Steps:
         return room
 
     def run(
-        self,
-        model: PreTrainedModel,
-        cache: TreeCache,
-        tokens: Int[Tensor, "rows new"],
-        positions: Int[Tensor, "rows new"],
-        masks: Masks,
+        self, model: PreTrainedModel, cache: TreeCache, tokens: Tokens, positions: Tokens, masks: Masks
     ) -> Float[Tensor, "rows new vocabulary"] | None:
         """The logits of a step that the cache has made room for; None where it is to be read without."""
         (rows, new), room = tokens.shape, cache.storage

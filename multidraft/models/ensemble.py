@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Listener, Scored, Scores, are_close, by_drafter, heard_by
+from multidraft.models.base import LanguageModel, Scored, Scores, are_close, by_drafter, heard_by
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 
@@ -46,7 +46,7 @@ class Together:
     def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
         for drafter in self.drafters:
             if own := heard_by(drafter):
-                cast(Listener, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
+                cast(Any, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
 
     def keep(self, chosen: list[list[int]]) -> None:
         for drafter in self.drafters:

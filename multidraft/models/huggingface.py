@@ -55,7 +55,7 @@ class CausalLM:
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
     prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
     inference tensors: do not change them in place. After `keep` it has `told` the hidden states that it `tells`
-    (`Listener`) of each row's tokens that were kept; steps are not compiled then.
+    (`heard_by`) of each row's tokens that were kept; steps are not compiled then.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):

@@ -151,7 +151,8 @@ def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrain
     config.num_hidden_layers = count
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = config.layer_types[:count]
-    shallow, cut = copy.copy(model), copy.copy(decoder)
+    shallow: Any = copy.copy(model)
+    cut: Any = copy.copy(decoder)
     for copied in (shallow, cut):  # the very same parameters and buffers, but children that can be replaced
         copied._modules, copied.config = dict(copied._modules), config
     cut.layers = layers[:count]

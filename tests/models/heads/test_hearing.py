@@ -43,7 +43,7 @@ class Ear(NGram):
 
 def differences(target, ear: Ear) -> list[float]:
     """How far what each row of a reader has heard is from the states of a pass over all that it has kept."""
-    states = [target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states for kept in ear.kept]
+    states = [target(input_ids=torch.tensor([row.kept]), output_hidden_states=True).hidden_states for row in ear.rows]
     wanted = [torch.stack([own[layer][0] for layer in ear.hears], 1) for own in states]
     rows = zip(wanted, ear.heard, strict=True)
     return [
@@ -59,7 +59,7 @@ def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     target = tiny_model(family, "eager")
     ear = Ear(61)
     md.generate(target, ear, PROMPTS, tree="2x2x1", max_new_tokens=12, generator=torch.Generator().manual_seed(1))
-    (reader,) = [own for own in ear.all if own.heard and len(own.kept) and len(own.kept[0]) > 5][:1]
+    (reader,) = [own for own in ear.all if own.heard and own.rows and len(own.rows[0].kept) > 5][:1]
     assert max(differences(target, reader)) < 1e-4
     reader.hears = (1, 2, 0)
     assert max(differences(target, reader)) > 0.01
