@@ -14,6 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_integer
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
+Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 
 
@@ -45,13 +46,11 @@ class LanguageModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where logits are returned."""
-        ...
 
     def fresh(self, capacity: int) -> "LanguageModel":
         """Another reader of this model with nothing read, for sequences of up to `capacity` tokens with their trees."""
-        ...
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Any:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
         """Append new tokens to each row's pending ones, and return their next-token logits.
 
         `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
@@ -60,23 +59,18 @@ class LanguageModel(Protocol):
         are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The
         first call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
         """
-        ...
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         """Append each row's pending tokens `chosen[row]`, a path from its kept tokens on, and drop all others."""
-        ...
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch only, in this order; what moves in memory are rows whose index changes."""
-        ...
 
     def join(self, other: Any) -> None:
         """Put the rows of `other`, a reader of the same model, below this one's; nothing is pending in either."""
-        ...
 
     def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
         """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
-        ...
 
 
 def heard_by(draft: object) -> tuple[int, ...]:

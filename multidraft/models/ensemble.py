@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Scored, Scores, are_close, by_drafter, heard_by
+from multidraft.models.base import LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 
@@ -48,7 +48,7 @@ class Together:
             if own := heard_by(drafter):
                 cast(Any, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         for drafter in self.drafters:
             drafter.keep(chosen)
 
@@ -60,7 +60,7 @@ class Together:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
 
-    def said(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored) -> list[Scores]:
+    def said(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
         """The scores of all, on one device in one type."""
         answers = [drafter.forward(tokens, parents, scored) for drafter in self.drafters]
         scores = [one for pair in zip(self.drafters, answers, strict=True) for one in by_drafter(*pair)]
@@ -71,9 +71,7 @@ class Together:
 class Several(Together):
     """Drafters side by side: an answer of each, and the drafting law `distinct` draws by turns."""
 
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> tuple[Tensor | Scores, ...]:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> tuple[Tensor | Scores, ...]:
         return tuple(drafter.forward(tokens, parents, scored) for drafter in self.drafters)
 
 
@@ -100,7 +98,7 @@ class Mixture(Together):
     def _of(self, drafters: list[LanguageModel]) -> "Mixture":
         return Mixture(drafters, self.weights)
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         members = self.said(tokens, parents, scored)
         if callable(self.weights):
             weights = self.weights(torch.stack([spread(member, self.vocabulary) for member in members], 2)).unbind(-1)
@@ -154,7 +152,7 @@ class Copying(Together):
         self.rows: list[Behind] = []
         self.frugal = False
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         if not self.rows:
             self.rows = [Behind() for _ in tokens]
             self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
@@ -199,7 +197,7 @@ class Copying(Together):
                 row.parents = [parent - count for parent in row.parents[count:]]
             missing = {row: count - CHUNK for row, count in missing.items()}
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         self.copied.keep(chosen)
         was_asked = any(row.read for row in self.rows)
         own = [row.keep(path) for row, path in zip(self.rows, chosen, strict=True)]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
+from multidraft.models.base import LanguageModel, Lists, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
@@ -81,9 +81,7 @@ class CausalLM:
         return CausalLM(self.model, capacity, self.steps is not None, self.tells)
 
     @torch.inference_mode()
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Float[Tensor, "rows new columns"]:
         self.cache.begin(len(tokens))
         self.texts = self.texts or [[] for _ in tokens]
         width = max(map(len, tokens), default=0)
@@ -103,7 +101,7 @@ class CausalLM:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
-    def filled_up(self, tokens: list[list[int]], width: int, at_end: bool) -> Int[Tensor, "rows new"]:
+    def filled_up(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
         """The model's own tokens in rows of this width."""
         known = [self.tokens.own(row) for row in tokens]
         fills = [[0] * (width - len(row)) for row in tokens]
@@ -145,7 +143,7 @@ class CausalLM:
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         pending, lengths = self.cache.pending, self.cache.lengths
         self.cache.keep(chosen)
         if self.tells:

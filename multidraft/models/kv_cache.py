@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from multidraft.models.base import check_nothing_pending, check_parents, check_paths, check_rows
+from multidraft.models.base import Lists, check_nothing_pending, check_parents, check_paths, check_rows
 from multidraft.models.gated_delta import Nets
 
 LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
@@ -62,10 +62,9 @@ class Block:
         """Room for so many rows and slots, with what fits of the contents."""
         larger = []
         for tensor in self.contents.tensors:
-            buffers, held, heads, slots, dim = tensor.shape
-            held, slots = min(held, rows), min(slots, capacity)
-            new = tensor.new_zeros(buffers, rows, heads, capacity, dim)
-            new[:, :held, :, :slots] = tensor[:, :held, :, :slots]
+            buffers, _, heads, _, dim = tensor.shape
+            new, old = tensor.new_zeros(buffers, rows, heads, capacity, dim), tensor[:, :rows, :, :capacity]
+            new[:, : old.shape[1], :, : old.shape[3]] = old
             larger.append(new)
         self._hold(larger)  # last, so that an interruption loses nothing
 
@@ -84,10 +83,9 @@ class Block:
     def move_rows(self, moved: list[tuple[int, int]], end: int) -> None:
         """Copy the first slots of rows to other rows, as if all were read before any is written."""
         places = [place for _, place in moved]
-        overwritten = any(row in places[:index] for index, (row, _) in enumerate(moved))
+        overwritten = any(row in places[:index] for index, (row, _) in enumerate(moved))  # else none is copied twice
         for tensor in self.contents.tensors:
-            rows = [tensor[:, row, :, :end] for row, _ in moved]
-            rows = [row.clone() for row in rows] if overwritten else rows
+            rows = [tensor[:, row, :, :end].clone() if overwritten else tensor[:, row, :, :end] for row, _ in moved]
             for place, row in zip(places, rows, strict=True):
                 tensor[:, place, :, :end] = row
 
@@ -103,12 +101,13 @@ class Storage:
 
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
         """Room for a layer with such keys and values: its number in a block, and the block."""
-        wanted = kind(keys, values)
-        block = next((b for b in self.blocks if b.kind == wanted and b.taken < len(b.contents.layers)), None)
-        if block is None:
-            left = self.layers - sum(block.taken for block in self.blocks)
-            layers = max(min(left, LAYERS), 1)  # 0 left after an interruption
-            block = Block(layers, self.rows, self.capacity, keys, values)
+        wanted, left = kind(keys, values), self.layers
+        for block in self.blocks:
+            left -= block.taken
+            if block.kind == wanted and block.taken < len(block.contents.layers):
+                break
+        else:  # none left after an interruption
+            block = Block(max(min(left, LAYERS), 1), self.rows, self.capacity, keys, values)
             self.blocks.append(block)
         block.taken += 1
         return block.taken - 1, block
@@ -243,7 +242,7 @@ class TreeCache:
             self._settle()
         check_rows(rows, len(self.lengths))
 
-    def append(self, parents: list[list[int]], at_end: bool) -> Int[Tensor, "rows new"]:
+    def append(self, parents: Lists, at_end: bool) -> Int[Tensor, "rows new"]:
         """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
 
         Rows with fewer tokens than others are filled up, in front of their own where those are to be `at_end`.
@@ -270,11 +269,10 @@ class TreeCache:
     def masks(
         self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Float[Tensor, "rows 1 new slots"]]:
-        """By type of layer what the last pass's tokens add to their attention scores.
+        """By type of layer what is added to the last pass's scores: 0 where a token sees, else the lowest number.
 
-        That is 0 where they see, and the lowest number where they do not. Never a boolean mask: eager attention would
-        add it to the scores, silently. In a layer with a window a token sees only so many last positions, its own
-        included.
+        Never a boolean mask: eager attention would add it to the scores, silently. In a layer with a window a token
+        sees only so many last positions, its own included.
         """
         visible, lowest = self.visible().to(device, non_blocking=True), torch.finfo(dtype).min
         self.nets.seen = visible
@@ -294,7 +292,7 @@ class TreeCache:
         distance = self.positions[-1][..., None] - torch.cat([kept, *self.positions], 1)[:, None]
         return mask.masked_fill((distance >= window).to(mask.device)[:, None], torch.finfo(mask.dtype).min)
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
         check_rows(len(chosen), len(self.lengths))
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
@@ -310,7 +308,7 @@ class TreeCache:
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
         self._settle()
 
-    def _move(self, paths: list[list[int]], columns: range) -> None:
+    def _move(self, paths: Lists, columns: range) -> None:
         there = [[length + i for i in columns] for length in self.lengths]
         here = [  # where a path is over, a slot is copied onto itself
             [self.base + path[i] if i < len(path) else length + i for i in columns]

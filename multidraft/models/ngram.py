@@ -125,13 +125,13 @@ class NGram(Reader):
     """An n-gram model of each row's own text so far, and of a corpus of tokens if there is one.
 
     With c(s) the number of times that the run s was followed by anything, c(s, x) by x, and d(s) by how many different
-    tokens, longer and longer runs refine the estimate, up to n - 1 tokens:
+    tokens, longer and longer runs refine the estimate, up to n - 1 tokens (Witten and Bell, 1991):
 
         P(x | s) = (c(s, x) + d(s) P(x | s without its first token)) / (c(s) + d(s))
 
-    (Witten and Bell, 1991). Below the empty run nothing is known: tokens that were never seen have no probability, and
-    what is left is normalised. Each run brings its 64 most frequent followers. At equal length the row's own text
-    refines the corpus. Before anything was seen it guesses the latest token. Raises AdviceError for an order below 1.
+    Below the empty run nothing is known: tokens never seen have no probability, and what is left is normalised. A run
+    brings its 64 most frequent followers. At equal length the row's own text refines the corpus. Before anything was
+    seen it guesses the latest token. Raises AdviceError for an order below 1.
 
     >>> model = NGram(vocabulary=4, order=2)
     >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")

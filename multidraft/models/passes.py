@@ -106,9 +106,11 @@ def fits(module: nn.Module) -> TypeGuard[nn.Linear]:
 def pack(module: nn.Module) -> list[Layer]:
     """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
     found = [part for part in module.modules() if fits(part)] if torch.backends.mkldnn.is_available() else []
-    size, room = sum(layer.weight.nbytes for layer in found), available(torch.device("cpu"))
+    room = available(torch.device("cpu"))
+    if room is not None and sum(layer.weight.nbytes for layer in found) > room / 2:
+        return []
     try:
-        return [Layer(layer) for layer in found] if room is None or size <= room / 2 else []
+        return [Layer(layer) for layer in found]
     except (AssertionError, RuntimeError):
         return []
 

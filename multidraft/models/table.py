@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.models import base
-from multidraft.models.base import Scored, Scores
+from multidraft.models.base import Lists, Scored, Scores
 
 Prefix = tuple[int, ...]
 
@@ -51,7 +51,7 @@ class PrefixModel(ABC):
         """Another reader of this model with nothing read."""
 
     def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+        self, tokens: Lists, parents: Lists, scored: Scored = "all"
     ) -> Float[Tensor, "rows new vocabulary"] | Scores:
         self.rows = self.rows or [Row() for _ in tokens]
         base.check_rows(len(tokens), len(self.rows))
@@ -74,7 +74,7 @@ class PrefixModel(ABC):
                 logits[row, place] = self.next_token(row, prefix).log()
         return logits
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         rows = zip(self.rows, chosen, strict=True)
         self.rows = [Row(row.kept + (row.paths[path[-1]] if path else ()), row.memory) for row, path in rows]
