@@ -169,9 +169,7 @@ def test_the_embedded_pair_fills_up_texts():
 
 
 @pytest.mark.parametrize("command", [["acceptance"], ["generate", "--prompt", "a"]])
-@pytest.mark.parametrize(
-    "kind", ["cut weights", "another vocabulary", "another with the target's tokenizer"]
-)
+@pytest.mark.parametrize("kind", ["cut weights", "another vocabulary", "another with the target's tokenizer"])
 def test_the_command_line_ends_with_one_line(whole, tmp_path, command, kind):
     folder = Path(shutil.copytree(whole.parent / ("other" if "another" in kind else "whole"), tmp_path / "draft"))
     if kind == "cut weights":
