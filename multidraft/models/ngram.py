@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Scores
+from multidraft.models.base import Lists, Scores
 from multidraft.models.table import Prefix, PrefixModel
 
 MOST = 64  # tokens that a run brings into a law, the most frequent ones
@@ -100,8 +100,10 @@ class Reader(PrefixModel):
     def read(self, row: int) -> Any:
         """The history of a row's kept tokens."""
         own = self.rows[row]
-        own.memory = own.memory or self.history(self.longest)
-        own.memory.read(own.kept)
+        if own.memory is None:
+            own.memory = self.history(self.longest)
+        if own.memory.length < len(own.kept):
+            own.memory.read(own.kept)
         return own.memory
 
     @abstractmethod
@@ -119,6 +121,11 @@ class Reader(PrefixModel):
                 ids[row, node, : len(law)] = torch.tensor(list(law))
                 logits[row, node, : len(law)] = torch.tensor([log(each) for each in law.values()], dtype=self.dtype)
         return Scores(logits, ids)
+
+    def keep(self, chosen: Lists) -> None:
+        super().keep(chosen)
+        for row in range(len(self.rows)):  # now, and not at once where a long text has been kept piece by piece
+            self.read(row)
 
 
 class NGram(Reader):
