@@ -270,7 +270,7 @@ def check_pieces(target: str, first: "PreTrainedTokenizerBase", draft: str, seco
 def own(name: str, target: "Model") -> "Model":
     """A drafter that is made of the text, or of the target."""
     from multidraft.generation.inputs import vocabulary_of
-    from multidraft.models.early_exit import first_layers
+    from multidraft.models.loading import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
     if HEAD.fullmatch(name):

@@ -5,7 +5,7 @@ then drafts nothing, and takes no pass. Prompts of similar lengths are read toge
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Listener, heard_by
+from multidraft.models.base import LanguageModel, heard_by
 from multidraft.models.huggingface import Model, reader
 from multidraft.sampling.settings import Sampling
 
@@ -80,7 +80,7 @@ def read_all(
     for rows in groups:
         readers.append(own := reader(model, capacity, compiled, tells))
         if states and heard_by(own):
-            cast(Listener, own).hear([states[row] for row in rows])
+            cast(Any, own).hear([states[row] for row in rows])
         logits, noted = read(own, [texts[row] for row in rows], score)
         said, told = said + logits, told + noted
     for other in readers[1:]:

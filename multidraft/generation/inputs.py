@@ -98,7 +98,7 @@ def check_model(model: Any, name: str) -> None:
         )
     if isinstance(model, PreTrainedModel) and model.training:
         raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
-    device = home(model) if isinstance(model, PreTrainedModel) else model.device
+    device = home(model)
     if device.type == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
     if device.type == "meta":

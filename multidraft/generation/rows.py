@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 
 from multidraft.autotune.controller import Auto, Limits, auto
 from multidraft.autotune.plans import Subject
@@ -122,7 +122,7 @@ def generate_rows(
     wanted = [configs.new_tokens(config, len(prompt)) for prompt in prompts]
     budgets = budgets_of(target, draft, prompts, wanted, options)
     configs.check_values(config, vocabulary_of(target))
-    device = home(target) if isinstance(target, PreTrainedModel) else target.device
+    device = home(target)
     stopping = Stopping(
         budgets,
         ends=set(config.eos_token_id or ()),

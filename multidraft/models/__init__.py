@@ -1,3 +1,1 @@
 """Models as the decoding loop reads them: Hugging Face, GGUF, counts, tables, and several as one."""
-
-from multidraft.models.base import LanguageModel as LanguageModel

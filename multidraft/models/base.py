@@ -14,6 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_integer
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
+Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 
 
@@ -45,13 +46,11 @@ class LanguageModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where logits are returned."""
-        ...
 
     def fresh(self, capacity: int) -> "LanguageModel":
         """Another reader of this model with nothing read, for sequences of up to `capacity` tokens with their trees."""
-        ...
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Any:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
         """Append new tokens to each row's pending ones, and return their next-token logits.
 
         `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
@@ -60,42 +59,28 @@ class LanguageModel(Protocol):
         are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The
         first call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
         """
-        ...
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         """Append each row's pending tokens `chosen[row]`, a path from its kept tokens on, and drop all others."""
-        ...
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch only, in this order; what moves in memory are rows whose index changes."""
-        ...
 
     def join(self, other: Any) -> None:
         """Put the rows of `other`, a reader of the same model, below this one's; nothing is pending in either."""
-        ...
 
     def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
         """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
-        ...
-
-
-class Listener(LanguageModel, Protocol):
-    """A drafter that reads hidden states of the target: state k of a token is what layer k + 1 takes in.
-
-    State 0 is the token's embedding, and the last one comes after the last norm, as in Hugging Face's `hidden_states`.
-    What a row hears are the states of its kept tokens, each once and in their order; a token may be read when all
-    before it have been heard. A part of a row goes on to hear from its last token's on.
-    """
-
-    hears: tuple[int, ...]
-
-    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
-        """Take the states of each row's next tokens."""
-        ...
 
 
 def heard_by(draft: object) -> tuple[int, ...]:
-    """The states of the target that a draft model reads; most read none."""
+    """The hidden states of the target that a draft model `hears`: k is what layer k + 1 takes in; most hear none.
+
+    State 0 is the token's embedding, and the last one comes after the last norm, as in Hugging Face's `hidden_states`.
+    Such a drafter has a method `hear(states)` for the states (new, layers, width) of each row's next kept tokens, each
+    once and in their order; it may read a token when it has heard all before it. A part of a row goes on to hear from
+    its last token's on.
+    """
     return getattr(draft, "hears", ())
 
 
@@ -105,22 +90,21 @@ def tell(target: Any, draft: Any) -> None:
         draft.hear(target.told)
 
 
-def by_drafter(model: LanguageModel, answer: Answer) -> list[Scores]:
-    """What a model has said as logits with their tokens, one for each drafter that it stands for."""
+def answers(model: Any, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
+    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
+    if isinstance(answer, Scores):
+        return [(answer.logits, answer.ids)]
+    if isinstance(answer, tuple):
+        return [each for pair in zip(model.drafters, answer, strict=True) for each in answers(*pair)]
+    return [(answer, getattr(model, "ids", None))]
+
+
+def by_drafter(model: Any, answer: Answer) -> list[Scores]:
+    """The same, with the token of every column."""
     return [
-        Scores(
-            logits, (torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids).expand(logits.shape)
-        )
+        Scores(logits, (torch.arange(logits.shape[-1], device=logits.device) if ids is None else ids).expand_as(logits))
         for logits, ids in answers(model, answer)
     ]
-
-
-def answers(model: LanguageModel, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
-    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
-    if isinstance(answer, tuple) and not isinstance(answer, Scores):
-        pairs = zip(getattr(model, "drafters", ()), answer, strict=True)
-        return [each for drafter, own in pairs for each in answers(drafter, own)]
-    return [(answer.logits, answer.ids) if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))]
 
 
 class Vocabulary:
@@ -132,30 +116,26 @@ class Vocabulary:
     """
 
     def __init__(self, size: int, target_ids: Any = None):
-        self.columns, self.places, self.other, self.target_ids = size, None, 0, target_ids
+        self.size = self.columns = size  # `size`: that the target's tokens go up to, as far as this model knows
+        self.places: dict[int, int] | None = None
         self.ids: Int[Tensor, " columns"] | None = None
-        self.size = size  # that the target's tokens go up to, as far as this model knows
-        if target_ids is not None:
-            check_ids(target_ids, size)
-            self.ids, self.columns, self.other = torch.tensor(target_ids), size - 1, size - 1
-            self.places = {token: place for place, token in enumerate(target_ids)}
-            self.size = max(target_ids) + 1
+        self.target_ids = target_ids
+        if target_ids is None:
+            return
+        is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
+        if not is_list or not len(target_ids) == len(set(target_ids)) == size - 1 > 0:
+            raise AdviceError(
+                f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
+                "the last token of the model stands for all others"
+            )
+        self.size, self.columns, self.ids = max(target_ids) + 1, size - 1, torch.tensor(target_ids)
+        self.places = {token: place for place, token in enumerate(target_ids)}
 
     def own(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""
         if self.places is not None:
-            return [self.places.get(token, self.other) for token in tokens]
-        return [token if token < self.columns else self.other for token in tokens]
-
-
-def check_ids(target_ids: Any, size: int) -> None:
-    """Raise unless a model of this size has a token for each id, all distinct, and one for all others."""
-    is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
-    if not is_list or not len(target_ids) == len(set(target_ids)) == size - 1 > 0:
-        raise AdviceError(
-            f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
-            "the last token of the model stands for all others"
-        )
+            return [self.places.get(token, self.columns) for token in tokens]
+        return [token if token < self.columns else 0 for token in tokens]
 
 
 def are_close(size: int, other: int) -> bool:
@@ -208,14 +188,12 @@ def check_paths(chosen: Sequence[Sequence[int]], parents: Sequence[Sequence[int]
     """Raise unless each row's choice is a path that follows its kept tokens, among pending ones with these parents."""
     check_rows(len(chosen), len(parents))
     for path, above in zip(chosen, parents, strict=True):
-        before = -1
-        for index in path:
+        for before, index in zip((-1, *path), path, strict=False):
             if not 0 <= index < len(above) or above[index] != before:
                 raise AdviceError(
                     f"the pending tokens {list(path)} are no path of the tree with parents {list(above)}; "
                     "keep tokens of which each follows the one before it"
                 )
-            before = index
 
 
 def check_nothing_pending(*pending: int) -> None:

@@ -5,10 +5,8 @@ alone; versions are 4.57 to the newest.
 """
 
 import inspect
-import json
 import warnings
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -22,7 +20,6 @@ from transformers import (
     LogitsProcessorList,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     __version__,
 )
 from transformers.generation import GenerationMixin
@@ -30,7 +27,7 @@ from transformers.generation import GenerationMixin
 from multidraft.errors import AdviceError
 from multidraft.models.base import Vocabulary
 
-GROUPED = "grouped_sdpa"  # `sdpa` as attention.py computes it, while a pass of ours runs
+GROUPED = "grouped_sdpa"  # `sdpa` as passes.py computes it, while a pass of ours runs
 STATES = Version("5.16")  # since when what recurrent models remember has one form
 MASKED = {"full_attention", "sliding_attention"}  # layers in which a mask says what a token sees
 MEMORIES = ("past_key_values", "cache_params")  # what models call that which they remember
@@ -66,9 +63,9 @@ def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
     return VOCABULARIES[model]
 
 
-def home(model: PreTrainedModel) -> torch.device:
+def home(model: Any) -> torch.device:
     """Where tokens go in: the device of the first layer, or the one that accelerate runs it on if it is offloaded."""
-    if model.device.type != "meta":
+    if not isinstance(model, PreTrainedModel) or model.device.type != "meta":
         return model.device
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
     devices = (getattr(hook, "execution_device", None) for hook in hooks)
@@ -77,10 +74,8 @@ def home(model: PreTrainedModel) -> torch.device:
 
 def windows(config: PretrainedConfig) -> dict[str, int | None]:
     """The window of each type of layer (None: a token sees all before it); without types, all layers are alike."""
-    window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
-    if layer_types is None:
-        return {"all": window}
-    return {kind: window if kind == "sliding_attention" else None for kind in layer_types}
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    return {kind: window if kind in ("all", "sliding_attention") else None for kind in kinds or ["all"]}
 
 
 def context(config: PretrainedConfig) -> int | None:
@@ -95,20 +90,22 @@ def context(config: PretrainedConfig) -> int | None:
     return getattr(config, "max_position_embeddings", None)
 
 
+def layer_types(model: PreTrainedModel) -> set[str]:
+    """The types of its layers, where it says them."""
+    return set(getattr(text_config(model), "layer_types", None) or ())
+
+
 def is_stateful(model: PreTrainedModel) -> bool:
     """Whether it remembers more than keys and values."""
-    types = set(getattr(text_config(model), "layer_types", None) or ())
-    others = {kind for kind in types if not kind.endswith("attention") or kind == "linear_attention"}
-    return bool(others) or getattr(model, "_is_stateful", False) or "cache_params" in called(model)
+    others = any(kind == "linear_attention" or not kind.endswith("attention") for kind in layer_types(model))
+    return others or getattr(model, "_is_stateful", False) or "cache_params" in called(model)
 
 
 def needs_paths(model: PreTrainedModel) -> bool:
     """Whether a mask and positions cannot say what its tokens see."""
-    config = text_config(model)
-    types = set(getattr(config, "layer_types", None) or ())
-    positions = "position_ids" in called(model) and not getattr(config, "alibi", False)
+    positions = "position_ids" in called(model) and not getattr(text_config(model), "alibi", False)
     own_mask = model.config.model_type == "gpt_neo"  # which counts slots, not positions
-    return is_stateful(model) or own_mask or not positions or not types <= MASKED
+    return is_stateful(model) or own_mask or not positions or not layer_types(model) <= MASKED
 
 
 def continues(model: PreTrainedModel) -> bool:
@@ -123,29 +120,11 @@ def called(model: PreTrainedModel) -> Collection[str]:
 
 def check_supported(model: PreTrainedModel) -> None:
     """Raise AdviceError, which names the model and the reason, unless its trees can be trusted."""
-    name, config = model.config.model_type, text_config(model)
-    attention = config._attn_implementation
-    for is_so, what in (
-        (name in UNFIT, UNFIT.get(name)),
-        (getattr(config, "is_encoder_decoder", False), "is an encoder-decoder; use a decoder-only model"),
-        (
-            not model.can_generate(),
-            f"is a {type(model).__name__} here, which gives no logits of tokens; load it with AutoModelForCausalLM",
-        ),
-        (
-            is_stateful(model) and Version(__version__) < STATES,
-            f"has a recurrent state, which is read from transformers {STATES} on; update it",
-        ),
-        (not set(MEMORIES) & set(called(model)), "gives nothing to go on from after a pass; use another model"),
-        (
-            attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model),
-            f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"',
-        ),
-        (model.training, "is in training mode, where dropout changes its distribution; call model.eval() first"),
-    ):
-        if is_so:
-            raise AdviceError(f"{name} {what}")
-    if any(scales_by_pass(module) for module in model.modules()):
+    name = model.config.model_type
+    for what in faults_of(model):
+        raise AdviceError(f"{name} {what}")
+    dynamic = (part for part in model.modules() if isinstance(part, torch.ao.nn.quantized.dynamic.Linear))
+    if any(part._packed_params.dtype == torch.qint8 for part in dynamic):  # which rounds all its inputs together
         warnings.warn(
             f"{name} is quantised with scales of whole passes: a token's probabilities then depend a little on what is "
             "read beside it, and no decoding has exactly one law; quantise weights only where that matters",
@@ -153,31 +132,29 @@ def check_supported(model: PreTrainedModel) -> None:
         )
 
 
-def scales_by_pass(module: torch.nn.Module) -> bool:
-    """Whether a layer rounds all its inputs together (dynamic int8 of PyTorch)."""
-    return isinstance(module, torch.ao.nn.quantized.dynamic.Linear) and module._packed_params.dtype == torch.qint8
+def faults_of(model: PreTrainedModel) -> Iterator[str]:
+    """Why its trees cannot be trusted."""
+    config, attention = text_config(model), text_config(model)._attn_implementation
+    if model.config.model_type in UNFIT:
+        yield UNFIT[model.config.model_type]
+    if getattr(config, "is_encoder_decoder", False):
+        yield "is an encoder-decoder; use a decoder-only model"
+    if not model.can_generate():
+        yield f"is a {type(model).__name__} here, which gives no logits of tokens; load it with AutoModelForCausalLM"
+    if is_stateful(model) and Version(__version__) < STATES:
+        yield f"has a recurrent state, which is read from transformers {STATES} on; update it"
+    if not set(MEMORIES) & set(called(model)):
+        yield "gives nothing to go on from after a pass; use another model"
+    if attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model):
+        yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
+    if model.training:
+        yield "is in training mode, where dropout changes its distribution; call model.eval() first"
 
 
 def body(model: PreTrainedModel) -> tuple[str, nn.Module]:
     """The model without its head, and its name in the model; before 5, gemma3_text has noted another name."""
     name = model.base_model_prefix if hasattr(model, model.base_model_prefix) else "model"
     return name, getattr(model, name, model)
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer under the class name that every version knows; 5 writes one that 4.57 does not."""
-    tokenizer.save_pretrained(folder)
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    path.write_text(json.dumps(config, indent=2) + "\n")
-
-
-class Builder(GenerationMixin):
-    """Stands in for a model where transformers turns a configuration into processors; any target will do."""
-
-    def __init__(self, vocabulary: int):
-        self.config: Any = SimpleNamespace(is_encoder_decoder=False, vocab_size=vocabulary)
-        self.config.get_text_config = lambda **_: self.config
 
 
 def logits_processors(
@@ -188,7 +165,9 @@ def logits_processors(
     device: torch.device,
 ) -> LogitsProcessorList:
     """What `generate` would run for one prompt, in its order; `config` has all end-of-text tokens as a list."""
-    ends, builder = config.eos_token_id, cast(Any, Builder(vocabulary))
+    ends, builder = config.eos_token_id, cast(Any, GenerationMixin())
+    builder.config = SimpleNamespace(is_encoder_decoder=False, vocab_size=vocabulary)  # of a model; any target will do
+    builder.config.get_text_config = lambda **_: builder.config
     config._eos_token_tensor = torch.tensor(ends, device=device) if ends else None
     try:
         return builder._get_logits_processor(

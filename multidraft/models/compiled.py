@@ -6,9 +6,10 @@ compiled stays with the model, and so do the rooms: memory at addresses that sta
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, product
+from math import inf
 from threading import RLock
 from types import FunctionType
 from typing import Any
@@ -31,7 +32,8 @@ SPARE = 8  # slots of a room that no step sees
 COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several
 LENDING = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
-Masks = dict[str, Float[Tensor, "_ 1 _ _"]]  # by type of layer
+Tokens = Int[Tensor, "rows new"]
+Masks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
 Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys and values
 
 
@@ -87,19 +89,18 @@ class FixedLayer(DynamicLayer):
 
 
 def step(
-    model: PreTrainedModel,
-    tokens: Int[Tensor, "rows new"],
-    positions: Int[Tensor, "rows new"],
-    kinds: tuple[str, ...],
-    masks: Sequence[Float[Tensor, "rows 1 new seen"]],
-    slots: Int[Tensor, " new"],
-    *memory: Float[Tensor, "rows heads slots _"],
+    model: PreTrainedModel, tokens: Tokens, positions: Tokens, masks: Masks, slots: Int[Tensor, " new"], *memory: Tensor
 ) -> Float[Tensor, "rows new vocabulary"]:
     """A function of tensors alone: the logits; keys and values are written into the memory."""
-    pairs, seen = zip(memory[::2], memory[1::2], strict=True), masks[0].shape[3]
-    cache = Cache(layers=[FixedLayer(keys, values, slots, seen) for keys, values in pairs])
-    mask = dict(zip(kinds, masks, strict=True)) if len(masks) > 1 else masks[0]
-    output = model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+    mask = next(iter(masks.values()))
+    pairs = zip(memory[::2], memory[1::2], strict=True)
+    output = model(
+        input_ids=tokens,
+        position_ids=positions,
+        attention_mask=masks if len(masks) > 1 else mask,
+        past_key_values=Cache(layers=[FixedLayer(*pair, slots, mask.shape[3]) for pair in pairs]),
+        use_cache=True,
+    )
     return output.logits
 
 
@@ -119,18 +120,12 @@ class Frame:
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
         self.replay: Callable[[], Tensor] | None = None
-        self.mark()
-
-    def mark(self) -> None:
-        """Say which sizes others of its kind do not share, lest they are compiled in."""
-        marks = [(self.slots, [0]), (self.tokens, [0, 1]), (self.positions, [0, 1])]
-        marks += [(mask, [0, 2, 3]) for mask in self.masks.values()] + [(buffer, [0, 2]) for buffer in self.memory]
-        for tensor, sizes in marks:
+        shared = [(self.slots, [0]), (self.tokens, [0, 1]), (self.positions, [0, 1])]
+        shared += [(mask, [0, 2, 3]) for mask in self.masks.values()] + [(buffer, [0, 2]) for buffer in self.memory]
+        for tensor, sizes in shared:  # other steps of this kind have other sizes, which must not be compiled in
             torch._dynamo.maybe_mark_dynamic(tensor, sizes)
 
-    def fill(
-        self, tokens: Int[Tensor, "rows new"], positions: Int[Tensor, "rows new"], masks: Masks, first: int
-    ) -> None:
+    def fill(self, tokens: Tokens, positions: Tokens, masks: Masks, first: int) -> None:
         """Write a step's inputs; its keys and values go to the slots from `first` on. Nothing sees what is padded."""
         rows, new = tokens.shape
         self.tokens[:rows, :new] = tokens
@@ -142,7 +137,7 @@ class Frame:
 
     def run(self, step: Step, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
-        given = self.tokens, self.positions, tuple(self.masks), list(self.masks.values()), self.slots, *self.memory
+        given = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
             self.replay = captured(lambda: step(*given), pool)
         return self.replay() if self.replay else step(*given)
@@ -151,36 +146,24 @@ class Frame:
 class Room(Storage):
     """Memory for one batch at a time, with what was recorded in it; that is forgotten where the memory has to grow."""
 
+    few = inf  # it never becomes smaller
+
     def __init__(self, layers: int, rows: int, capacity: int):
         super().__init__(layers, bucket(rows), bucket(capacity, SLOTS) + SPARE)
         self.frames: dict[Size, Frame] = {}
         self.holder: ReferenceType[TreeCache] | None = None
+        # Recorded steps share memory, because they run one after another.
+        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     @property
     def is_free(self) -> bool:
         """Whether no cache has it."""
         return self.holder is None or self.holder() is None
 
-    @cached_property
-    def pool(self) -> Any:
-        """The memory that recorded steps share, because they run one after another."""
-        return torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
-
-    def emptied(self) -> "Room":
-        """The room with nothing in it."""
-        for block in self.blocks:
-            block.taken = 0
-            for tensor in block.contents.tensors:
-                tensor.zero_()
-        return self
-
     def reserve(self, rows: int, capacity: int) -> None:
         if rows > self.rows or capacity + SPARE > self.capacity:
             self.frames.clear()
             super().reserve(bucket(rows), bucket(capacity, SLOTS) + SPARE)
-
-    def shrink(self, rows: int) -> None:
-        """It stays as it is."""
 
     def frame(self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: Step) -> Frame:
         """The step of such a size, ready to be filled."""
@@ -219,11 +202,11 @@ class Steps:
         warnings.warn(f"a model does not compile, so it runs without: {lines[0]}", stacklevel=2)
 
     def settle(self, cache: TreeCache, capacity: int) -> None:
-        """Move a cache into a room for so many slots, unless it is in one, or nothing has been read.
+        """Move a cache into a room for so many slots, unless it is in one, or some layer has not read.
 
         Raises AdviceError, or torch.OutOfMemoryError, where memory lacks.
         """
-        if not (self.works and cache.is_filled) or isinstance(cache.storage, Room):
+        if not self.works or isinstance(cache.storage, Room) or not all(layer.block for layer in cache.layers):
             return
         with LENDING:
             room = self.room(cache, max(capacity, cache.base + cache.width))
@@ -234,7 +217,12 @@ class Steps:
         """One that nobody has, with nothing in it; a new one takes the place of those that are too small."""
         rows, free = len(cache.lengths), [room for room in self.rooms if room.is_free]
         if found := [room for room in free if rows <= room.rows and capacity + SPARE <= room.capacity]:
-            return min(found, key=lambda room: room.rows * room.capacity).emptied()
+            room = min(found, key=lambda room: room.rows * room.capacity)
+            for block in room.blocks:
+                block.taken = 0
+                for tensor in block.contents.tensors:
+                    tensor.zero_()
+            return room
         self.rooms = [room for room in self.rooms if not room.is_free]
         del free
         room = Room(len(cache.layers), rows, capacity)
@@ -249,12 +237,7 @@ class Steps:
         return room
 
     def run(
-        self,
-        model: PreTrainedModel,
-        cache: TreeCache,
-        tokens: Int[Tensor, "rows new"],
-        positions: Int[Tensor, "rows new"],
-        masks: Masks,
+        self, model: PreTrainedModel, cache: TreeCache, tokens: Tokens, positions: Tokens, masks: Masks
     ) -> Float[Tensor, "rows new vocabulary"] | None:
         """The logits of a step that the cache has made room for; None where it is to be read without."""
         (rows, new), room = tokens.shape, cache.storage
@@ -269,7 +252,8 @@ class Steps:
         except Exception as error:  # whatever a compiler may raise; what has been written is written again
             self.give_up(error)
             return None
-        cache.advance(new)
+        for layer in cache.layers:
+            layer.end += new
         return logits[:rows, :new]
 
     def prepare(

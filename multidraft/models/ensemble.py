@@ -1,8 +1,7 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, cast
 
@@ -12,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Listener, Scored, Scores, are_close, by_drafter, heard_by
-from multidraft.models.huggingface import readable
+from multidraft.models.base import LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
+from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
@@ -26,21 +25,17 @@ class Together:
     """Drafters that read the same tree. Raises AdviceError where there are none, or they differ in vocabulary."""
 
     def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
-        self.drafters = [readable(drafter) for drafter in drafters]
+        self.drafters = [reader(one, 256) if isinstance(one, PreTrainedModel) else one for one in drafters]
         sizes = [drafter.vocabulary for drafter in self.drafters if getattr(drafter, "ids", None) is None]
         if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
-        self.vocabulary = max(drafter.vocabulary for drafter in self.drafters)
+        self.vocabulary, self.device = max(one.vocabulary for one in self.drafters), self.drafters[-1].device
         self.context: int | None = min((d.context for d in self.drafters if d.context is not None), default=None)
         self.hears = tuple(sorted({layer for drafter in self.drafters for layer in heard_by(drafter)}))
 
     def _of(self, drafters: list[LanguageModel]) -> Any:
         """These drafters, going on from other readers of theirs."""
         return type(self)(drafters)
-
-    @property
-    def device(self) -> torch.device:
-        return self.drafters[-1].device
 
     def fresh(self, capacity: int) -> Any:
         return self._of([drafter.fresh(capacity) for drafter in self.drafters])
@@ -51,9 +46,9 @@ class Together:
     def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
         for drafter in self.drafters:
             if own := heard_by(drafter):
-                cast(Listener, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
+                cast(Any, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         for drafter in self.drafters:
             drafter.keep(chosen)
 
@@ -65,7 +60,7 @@ class Together:
         for drafter, joining in zip(self.drafters, other.drafters, strict=True):
             drafter.join(joining)
 
-    def said(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored) -> list[Scores]:
+    def said(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
         """The scores of all, on one device in one type."""
         answers = [drafter.forward(tokens, parents, scored) for drafter in self.drafters]
         scores = [one for pair in zip(self.drafters, answers, strict=True) for one in by_drafter(*pair)]
@@ -76,9 +71,7 @@ class Together:
 class Several(Together):
     """Drafters side by side: an answer of each, and the drafting law `distinct` draws by turns."""
 
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> tuple[Tensor | Scores, ...]:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> tuple[Tensor | Scores, ...]:
         return tuple(drafter.forward(tokens, parents, scored) for drafter in self.drafters)
 
 
@@ -105,7 +98,7 @@ class Mixture(Together):
     def _of(self, drafters: list[LanguageModel]) -> "Mixture":
         return Mixture(drafters, self.weights)
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         members = self.said(tokens, parents, scored)
         if callable(self.weights):
             weights = self.weights(torch.stack([spread(member, self.vocabulary) for member in members], 2)).unbind(-1)
@@ -118,30 +111,24 @@ class Mixture(Together):
 class Behind:
     """What a member of `Copying` lags behind in one row: it reads only when it is asked for what follows."""
 
-    kept: list[int] = field(default_factory=list)  # tokens that it has not read
-    tokens: list[int] = field(default_factory=list)  # pending ones, with those that they follow
-    parents: list[int] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)  # of pending tokens that it has read, among its own
+    tokens: list[int] = field(default_factory=list)  # those kept that it has not read as kept, then the pending ones
+    parents: list[int] = field(default_factory=list)  # among these
+    kept: int = 0  # how many of them are
+    read: int = 0  # how many of them it has read, which are pending there
 
-    def hand_on(self, last: int) -> tuple[list[int], list[int]]:
-        """What it reads now, up to a pending token (nothing if that is -1): tokens, and the places that they follow."""
-        missed = [] if self.places or last < 0 else self.kept
-        tokens, parents, place = [*missed], [*range(-1, len(missed) - 1)], len(self.kept) + len(self.places)
-        for index in range(last + 1):
-            if index not in self.places:
-                above = self.parents[index]
-                parents.append(self.places[above] if above >= 0 else len(self.kept) - 1)
-                tokens.append(self.tokens[index])
-                self.places[index], place = place, place + 1
-        return tokens, parents
+    def hand_on(self, end: int) -> tuple[list[int], list[int]]:
+        """The tokens up to this one that it has not read, with those that they follow."""
+        new = slice(self.read, end)
+        self.read = max(self.read, end)
+        return self.tokens[new], self.parents[new]
 
     def keep(self, path: list[int]) -> list[int]:
-        """The places of its own that a path keeps; what it has not read of the path waits."""
-        read = [self.places[index] for index in path if index in self.places]
-        unread = [self.tokens[index] for index in path if index not in self.places]
-        own = [*range(len(self.kept)), *read] if read else []
-        self.kept = unread if read else self.kept + unread
-        self.tokens, self.parents, self.places = [], [], {}
+        """Those of its own that a path of pending ones keeps; what it has not read of the path waits."""
+        whole = [*range(self.kept), *(self.kept + node for node in path)]
+        own = [place for place in whole if place < self.read] if path else []
+        self.tokens = [self.tokens[place] for place in whole[len(own) :]]
+        self.kept, self.read = len(self.tokens), 0
+        self.parents = [*range(-1, self.kept - 1)]
         return own
 
 
@@ -160,37 +147,36 @@ class Copying(Together):
         super().__init__(drafters)
         if len(self.drafters) != 2 or not isinstance(self.drafters[0], Lookup):
             raise AdviceError("Copying mixes two drafters; pass [Lookup(vocabulary), draft]")
-        self.copied, self.other = self.drafters[0], self.drafters[1]
+        self.copied: Lookup = self.drafters[0]
+        self.other = self.drafters[1]
         self.rows: list[Behind] = []
         self.frugal = False
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Scores:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         if not self.rows:
             self.rows = [Behind() for _ in tokens]
             self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
-        copied = self.copied.forward(tokens, parents, scored)
-        assert isinstance(copied, Scores)  # of a look-up
+        copied: Any = self.copied.forward(tokens, parents, scored)
         asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one
         for row, (behind, new, sure) in enumerate(zip(self.rows, tokens, copied.logits.exp().sum(-1), strict=True)):
-            behind.tokens, behind.parents = behind.tokens + new, behind.parents + parents[row]
-            count = min(len(new), len(sure))
-            nodes = range(len(behind.tokens) - count, len(behind.tokens))
+            behind.tokens = behind.tokens + new
+            behind.parents = behind.parents + [behind.kept + parent for parent in parents[row]]
+            pending = len(behind.tokens) - behind.kept
+            nodes = range(pending - min(len(new), len(sure)), pending)
             asked += [(row, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
         return self.mixed(copied, asked) if asked and not self.frugal else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
         """The laws at scored tokens, of which some are asked of the other drafter."""
-        last = {row: node for row, _, node in asked}
-        self.catch_up({row: len(self.rows[row].kept) - CHUNK for row in last})
-        read = [own.hand_on(last.get(row, -1)) for row, own in enumerate(self.rows)]
+        rows, places, _ = zip(*asked, strict=True)
+        self.catch_up({row: self.rows[row].kept - CHUNK for row in rows})
+        ends = [self.rows[row].kept + node + 1 for row, _, node in asked]
+        last = dict(zip(rows, ends, strict=True))
+        read = [own.hand_on(last.get(row, 0)) for row, own in enumerate(self.rows)]
         at_end = len(last) == len(asked)
         answer = self.other.forward([own[0] for own in read], [own[1] for own in read], "last" if at_end else "all")
         [(logits, ids)] = by_drafter(self.other, answer)
-        rows, places, _ = zip(*asked, strict=True)
-        lines = [-1] * len(asked)
-        if not at_end:  # as far before the last token that it has read as they stand
-            ends = {row: self.rows[row].places[node] + 1 - len(read[row][0]) for row, node in last.items()}
-            lines = [self.rows[row].places[node] - ends[row] for row, _, node in asked]
+        lines = [-1 if at_end else len(read[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
         own = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
         said = scaled(own, 1 - copied.logits[rows, places].exp().sum(-1))
@@ -200,25 +186,27 @@ class Copying(Together):
         return merged([copied, law])
 
     def catch_up(self, missing: dict[int, int]) -> None:
-        """Let the other read so many kept tokens of some rows, piece by piece; nothing that it has read is pending."""
-        while any(count > 0 for count in missing.values()) and not any(row.places for row in self.rows):
-            pieces = [row.kept[: max(min(missing.get(i, 0), CHUNK), 0)] for i, row in enumerate(self.rows)]
-            self.other.forward(pieces, [[*range(-1, len(piece) - 1)] for piece in pieces], "none")
-            self.other.keep([[*range(len(piece))] for piece in pieces])
-            for row, piece in zip(self.rows, pieces, strict=True):
-                row.kept = row.kept[len(piece) :]
+        """Let the other keep so many of the tokens that it has not read, piece by piece, unless some are pending."""
+        while any(count > 0 for count in missing.values()) and not any(row.read for row in self.rows):
+            counts = [max(min(missing.get(row, 0), CHUNK), 0) for row in range(len(self.rows))]
+            read = [row.hand_on(count) for row, count in zip(self.rows, counts, strict=True)]
+            self.other.forward([tokens for tokens, _ in read], [parents for _, parents in read], "none")
+            self.other.keep([[*range(count)] for count in counts])
+            for row, count in zip(self.rows, counts, strict=True):
+                row.tokens, row.kept, row.read = row.tokens[count:], row.kept - count, 0
+                row.parents = [parent - count for parent in row.parents[count:]]
             missing = {row: count - CHUNK for row, count in missing.items()}
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         self.copied.keep(chosen)
-        was_asked = any(row.places for row in self.rows)
+        was_asked = any(row.read for row in self.rows)
         own = [row.keep(path) for row, path in zip(self.rows, chosen, strict=True)]
         if was_asked:
             self.other.keep(own)
 
     def select(self, rows: list[int]) -> None:
         super().select(rows)
-        self.rows = [copy.deepcopy(self.rows[row]) for row in rows] if self.rows else []
+        self.rows = [replace(self.rows[row]) for row in rows] if self.rows else []
 
     def join(self, other: Any) -> None:
         super().join(other)
@@ -226,8 +214,7 @@ class Copying(Together):
 
     def part(self, row: int, length: int, capacity: int) -> Any:
         copied = self.copied.part(row, length, capacity)
-        assert isinstance(self.copied, Lookup)
-        self.catch_up({row: length - len(self.copied.kept[row]) + len(self.rows[row].kept)})
+        self.catch_up({row: length - len(self.copied.rows[row].kept) + self.rows[row].kept})
         part = self._of([copied, self.other.part(row, length, capacity)])
         part.rows = [Behind()]
         return part

@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.attention import grouped
-from multidraft.models.base import LanguageModel, Scored, check_nothing_pending, check_part, check_same
+from multidraft.models.base import LanguageModel, Lists, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
-from multidraft.models.packed import packed
+from multidraft.models.passes import grouped, packed
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
@@ -29,33 +28,25 @@ SHORT = 4  # tokens of which all are scored where only the last one is asked for
 BEGIN = 1024  # slots of the buffers that prompts are read into before they move
 
 
-def readable(model: Model) -> LanguageModel:
-    """The model as the decoding loop needs it."""
-    return reader(model, 256) if isinstance(model, PreTrainedModel) else model
-
-
 def reader(model: Model, capacity: int, compiled: bool = False, tells: Sequence[int] = ()) -> LanguageModel:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
 
     A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
     """
     model = model.model if tells and isinstance(model, CausalLM) else model
-    if isinstance(model, PreTrainedModel) and (not compat.needs_paths(model) or nets_of(model)):
-        return CausalLM(model, capacity, compiled, tells)
+    if not isinstance(model, PreTrainedModel):
+        if tells:
+            raise AdviceError(NOT_TOLD.format(f"of {type(model).__name__}"))
+        return model.fresh(capacity)
+    by_masks = not compat.needs_paths(model)
+    if compiled and not by_masks:
+        name = model.config.model_type
+        warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=2)
+    if by_masks or nets_of(model):
+        return CausalLM(model, capacity, compiled and by_masks, tells)
     if tells:
-        kind = f"of {type(model).__name__}" if not isinstance(model, PreTrainedModel) else "that is read as paths"
-        raise AdviceError(NOT_TOLD.format(kind))
-    if isinstance(model, PreTrainedModel):
-        if compiled:
-            go_without(model)
-        return Paths(model)
-    return model.fresh(capacity)
-
-
-def go_without(model: PreTrainedModel) -> None:
-    """Say that steps are not compiled."""
-    name = model.config.model_type
-    warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=3)
+        raise AdviceError(NOT_TOLD.format("that is read as paths"))
+    return Paths(model)
 
 
 class CausalLM:
@@ -64,7 +55,7 @@ class CausalLM:
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
     prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
     inference tensors: do not change them in place. After `keep` it has `told` the hidden states that it `tells`
-    (`Listener`) of each row's tokens that were kept; steps are not compiled then.
+    (`heard_by`) of each row's tokens that were kept; steps are not compiled then.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):
@@ -80,12 +71,9 @@ class CausalLM:
         self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         self.told: list[Float[Tensor, "_ layers width"]] = []
         nets = nets_of(model)
-        if nets and compiled:
-            go_without(model)
         self.reading = with_tree_nets(model) if nets else model
-        self.texts: list[list[int]] = []  # what rows have kept, and what is pending: a state cannot be taken back
-        self.unkept: list[list[int]] = []
-        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells and not nets else None
+        self.texts: list[list[int]] = []  # what rows have kept, then what is pending: a state cannot be taken back
+        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells else None
         self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
@@ -93,19 +81,17 @@ class CausalLM:
         return CausalLM(self.model, capacity, self.steps is not None, self.tells)
 
     @torch.inference_mode()
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]:
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Float[Tensor, "rows new columns"]:
         self.cache.begin(len(tokens))
-        if not self.texts:
-            self.texts, self.unkept = [[] for _ in tokens], [[] for _ in tokens]
+        self.texts = self.texts or [[] for _ in tokens]
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
             self.settle()
         positions = self.cache.append(parents, scored == "last")
-        self.unkept = [own + new for own, new in zip(self.unkept, tokens, strict=True)]
+        for text, new in zip(self.texts, tokens, strict=True):
+            text += new
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
@@ -115,7 +101,7 @@ class CausalLM:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
-    def filled_up(self, tokens: list[list[int]], width: int, at_end: bool) -> Int[Tensor, "rows new"]:
+    def filled_up(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
         """The model's own tokens in rows of this width."""
         known = [self.tokens.own(row) for row in tokens]
         fills = [[0] * (width - len(row)) for row in tokens]
@@ -157,30 +143,29 @@ class CausalLM:
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
-        pending = self.cache.pending
+    def keep(self, chosen: Lists) -> None:
+        pending, lengths = self.cache.pending, self.cache.lengths
         self.cache.keep(chosen)
         if self.tells:
             none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.dtype, device=self.device)
             noted = torch.cat(self.noted, 1) if self.noted else none
             rows = zip(noted, pending, chosen, strict=True)
             self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
-        each = zip(self.texts, self.unkept, chosen, strict=True)
-        self.texts = [text + [new[node] for node in path] for text, new, path in each]
-        self.unkept = [[] for _ in chosen]
+        for text, length, path in zip(self.texts, lengths, chosen, strict=True):
+            text[length:] = [text[length + node] for node in path]
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         self.cache.select(rows)
         self.noted = [each[rows] for each in self.noted]
-        self.texts, self.unkept = [self.texts[row] for row in rows], [self.unkept[row] for row in rows]
+        self.texts = [[*self.texts[row]] for row in rows]
 
     @torch.inference_mode()
     def join(self, other: Any) -> None:
         check_same(self.model, other.model)
         check_nothing_pending(other.cache.width)
         self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
-        self.texts, self.unkept = self.texts + other.texts, self.unkept + other.unkept
+        self.texts = self.texts + [[*text] for text in other.texts]
 
     @torch.inference_mode()
     def part(self, row: int, length: int, capacity: int) -> "CausalLM":
@@ -191,7 +176,7 @@ class CausalLM:
             part.keep([list(range(length))])
         else:
             part.cache.add(self.cache, [row], [length])
-            part.texts, part.unkept = [self.texts[row][:length]], [[]]
+            part.texts = [self.texts[row][:length]]
         return part
 
 
@@ -211,8 +196,3 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
 def answers_prompts(model: Model) -> bool:
     """Whether reading prompts to their ends saves a pass; one of a model without weights is free: trees come first."""
     return not isinstance(model, PrefixModel)
-
-
-def place_of(model: Model) -> torch.device:
-    """Where a model computes."""
-    return compat.home(model) if isinstance(model, PreTrainedModel) else model.device

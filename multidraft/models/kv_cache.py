@@ -21,12 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from multidraft.errors import AdviceError
-from multidraft.models.base import check_nothing_pending, check_parents, check_paths, check_rows
+from multidraft.models.base import Lists, check_nothing_pending, check_parents, check_paths, check_rows
 from multidraft.models.gated_delta import Nets
 
 LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
-FEW = 4  # times as many rows as there are in the batch: then the buffers are made smaller
 
 
 class Contents(NamedTuple):
@@ -45,11 +43,10 @@ class Block:
 
     def __init__(self, layers: int, rows: int, capacity: int, keys: Tensor, values: Tensor):
         self.taken, self.kind = 0, kind(keys, values)
-        alike = kind(keys) == kind(values)
+        alike = self.kind[0] == self.kind[1]
         groups = [(2 * layers, keys)] if alike else [(layers, keys), (layers, values)]
-        sizes = [(count, rows, like.shape[1], capacity, like.shape[3]) for count, like in groups]
         # Zeros, because a masked slot still counts, and leftover NaNs would spread.
-        self._hold([like.new_zeros(size) for (_, like), size in zip(groups, sizes, strict=True)])
+        self._hold([like.new_zeros(count, rows, like.shape[1], capacity, like.shape[3]) for count, like in groups])
 
     def _hold(self, tensors: list[Tensor]) -> None:
         parts = [part for tensor in tensors for part in tensor]
@@ -57,23 +54,17 @@ class Block:
         self.contents = Contents(tensors, list(zip(parts[:half], parts[half:], strict=True)))
 
     @property
-    def rows(self) -> int:
-        """Rows that there is room for."""
-        return self.contents.tensors[0].shape[1]
-
-    @property
-    def capacity(self) -> int:
-        """Slots of each row."""
-        return self.contents.tensors[0].shape[3]
+    def size(self) -> tuple[int, int]:
+        """Rows and slots that there is room for."""
+        return self.contents.tensors[0].shape[1], self.contents.tensors[0].shape[3]
 
     def resize(self, rows: int, capacity: int) -> None:
         """Room for so many rows and slots, with what fits of the contents."""
         larger = []
         for tensor in self.contents.tensors:
-            buffers, held, heads, slots, dim = tensor.shape
-            held, slots = min(held, rows), min(slots, capacity)
-            new = tensor.new_zeros(buffers, rows, heads, capacity, dim)
-            new[:, :held, :, :slots] = tensor[:, :held, :, :slots]
+            buffers, _, heads, _, dim = tensor.shape
+            new, old = tensor.new_zeros(buffers, rows, heads, capacity, dim), tensor[:, :rows, :, :capacity]
+            new[:, : old.shape[1], :, : old.shape[3]] = old
             larger.append(new)
         self._hold(larger)  # last, so that an interruption loses nothing
 
@@ -92,10 +83,9 @@ class Block:
     def move_rows(self, moved: list[tuple[int, int]], end: int) -> None:
         """Copy the first slots of rows to other rows, as if all were read before any is written."""
         places = [place for _, place in moved]
-        overwritten = any(row in places[:index] for index, (row, _) in enumerate(moved))
+        overwritten = any(row in places[:index] for index, (row, _) in enumerate(moved))  # else none is copied twice
         for tensor in self.contents.tensors:
-            rows = [tensor[:, row, :, :end] for row, _ in moved]
-            rows = [row.clone() for row in rows] if overwritten else rows
+            rows = [tensor[:, row, :, :end].clone() if overwritten else tensor[:, row, :, :end] for row, _ in moved]
             for place, row in zip(places, rows, strict=True):
                 tensor[:, place, :, :end] = row
 
@@ -103,18 +93,21 @@ class Block:
 class Storage:
     """The blocks of all layers of a model, each made when the first of its layers is written."""
 
+    few: float = 4  # times as many rows as there are in the batch: then the blocks are made smaller
+
     def __init__(self, layers: int, rows: int, capacity: int):
         self.layers, self.rows, self.capacity = layers, rows, capacity
         self.blocks: list[Block] = []
 
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
         """Room for a layer with such keys and values: its number in a block, and the block."""
-        wanted = kind(keys, values)
-        block = next((b for b in self.blocks if b.kind == wanted and b.taken < len(b.contents.layers)), None)
-        if block is None:
-            left = self.layers - sum(block.taken for block in self.blocks)
-            layers = max(min(left, LAYERS), 1)  # 0 left after an interruption
-            block = Block(layers, self.rows, self.capacity, keys, values)
+        wanted, left = kind(keys, values), self.layers
+        for block in self.blocks:
+            left -= block.taken
+            if block.kind == wanted and block.taken < len(block.contents.layers):
+                break
+        else:  # none left after an interruption
+            block = Block(max(min(left, LAYERS), 1), self.rows, self.capacity, keys, values)
             self.blocks.append(block)
         block.taken += 1
         return block.taken - 1, block
@@ -126,7 +119,7 @@ class Storage:
         if capacity > self.capacity:
             self.capacity = max(capacity, self.capacity + self.capacity // 4)
         for block in self.blocks:
-            if block.rows < self.rows or block.capacity < self.capacity:
+            if block.size != (self.rows, self.capacity):
                 block.resize(self.rows, self.capacity)
 
     def select(self, rows: list[int], end: int) -> None:
@@ -135,14 +128,9 @@ class Storage:
         moved = [(row, place) for place, row in enumerate(rows) if row != place]
         for block in self.blocks if moved else ():
             block.move_rows(moved, end)
-        if rows and FEW * len(rows) <= self.rows:
-            self.shrink(len(rows))
-
-    def shrink(self, rows: int) -> None:
-        """Give the memory of all but the first rows back."""
-        self.rows = rows
-        for block in self.blocks:
-            block.resize(rows, block.capacity)
+        if rows and self.few * len(rows) <= self.rows:
+            self.rows = len(rows)
+            self.reserve(0, 0)
 
 
 class BufferLayer(DynamicLayer):
@@ -158,19 +146,17 @@ class BufferLayer(DynamicLayer):
         """Keys and values of all rows that there is room for."""
         return self.block.contents.layers[self.place] if self.block else ()
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-        # The block comes last, because it says whether there are buffers: an interruption loses nothing.
-        self.place, self.block = self.storage.place(key_states, value_states)
-
     def write(self, row: int, start: int, states: Sequence[Tensor]) -> None:
         """Fill slots of the rows from this one on."""
         count, _, new, _ = states[0].shape
         rows, end = row + count, start + new
-        if self.block is None or rows > self.block.rows or end > self.block.capacity:
+        held = self.block.size if self.block else (0, 0)
+        if rows > held[0] or end > held[1]:
             self.storage.reserve(rows, end)
         if self.block is None:
-            self.lazy_initialization(*states)
+            self.dtype, self.device, self.is_initialized = states[0].dtype, states[0].device, True
+            # The block comes last, because it says whether there are buffers: an interruption loses nothing.
+            self.place, self.block = self.storage.place(*states)
         for buffer, own in zip(self.buffers, states, strict=True):
             buffer[row:rows, :, start:end] = own
 
@@ -190,14 +176,12 @@ class Pending:
     """One row's pending tokens, in the order in which they were read."""
 
     parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)  # behind the base
     seen: list[int] = field(default_factory=list)  # the slots on the path to each, its own included, as bits
 
     def append(self, parents: list[int], first: int) -> None:
         """Read tokens into the slots from the first on."""
         for slot, parent in enumerate(parents, first):
-            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
             self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
             self.slots.append(slot)
         self.parents += parents
@@ -218,8 +202,6 @@ class TreeCache:
     """
 
     def __init__(self, layers: int, capacity: int, nets: Sequence[int] = ()):
-        if capacity < 1:
-            raise AdviceError(f"capacity {capacity} holds no token; pass the longest sequence plus the size of a tree")
         storage = Storage(layers - len(nets), 1, capacity)
         self.nets = Nets(nets)
         self._hold(storage, [BufferLayer(storage) for _ in range(storage.layers)])
@@ -253,16 +235,6 @@ class TreeCache:
         for net in self.nets.layers.values():
             net.settle()
 
-    @property
-    def is_filled(self) -> bool:
-        """Whether every layer has buffers of its own, as after a first forward pass."""
-        return all(layer.block for layer in self.layers)
-
-    def advance(self, new: int) -> None:
-        """Note that a forward pass has written so many tokens by itself."""
-        for layer in self.layers:
-            layer.end += new
-
     def begin(self, rows: int) -> None:
         """Settle the number of rows, if there are none."""
         if not self.lengths:
@@ -270,20 +242,19 @@ class TreeCache:
             self._settle()
         check_rows(rows, len(self.lengths))
 
-    def append(self, parents: list[list[int]], at_end: bool) -> Int[Tensor, "rows new"]:
+    def append(self, parents: Lists, at_end: bool) -> Int[Tensor, "rows new"]:
         """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
 
         Rows with fewer tokens than others are filled up, in front of their own where those are to be `at_end`.
         """
-        for own, new in zip(self.pending, parents, strict=True):
-            check_parents(new, len(own.parents))
         width = max(map(len, parents))
         positions = np.zeros((len(parents), width), np.int64)
         for row, (length, own, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
+            check_parents(new, len(own.parents))
             first = width - len(new) if at_end else 0
             own.append(new, self.width + first)
-            positions[row, first : first + len(new)] = own.depths[len(own.depths) - len(new) :]
-            positions[row, first : first + len(new)] += length
+            paths = own.seen[len(own.seen) - len(new) :]
+            positions[row, first : first + len(new)] = [length + path.bit_count() - 1 for path in paths]
         self.width += width
         self.positions.append(torch.from_numpy(positions))
         return self.positions[-1]
@@ -298,11 +269,10 @@ class TreeCache:
     def masks(
         self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Float[Tensor, "rows 1 new slots"]]:
-        """By type of layer what the last pass's tokens add to their attention scores.
+        """By type of layer what is added to the last pass's scores: 0 where a token sees, else the lowest number.
 
-        That is 0 where they see, and the lowest number where they do not. Never a boolean mask: eager attention would
-        add it to the scores, silently. In a layer with a window a token sees only so many last positions, its own
-        included.
+        Never a boolean mask: eager attention would add it to the scores, silently. In a layer with a window a token
+        sees only so many last positions, its own included.
         """
         visible, lowest = self.visible().to(device, non_blocking=True), torch.finfo(dtype).min
         self.nets.seen = visible
@@ -322,7 +292,7 @@ class TreeCache:
         distance = self.positions[-1][..., None] - torch.cat([kept, *self.positions], 1)[:, None]
         return mask.masked_fill((distance >= window).to(mask.device)[:, None], torch.finfo(mask.dtype).min)
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def keep(self, chosen: Lists) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
         check_rows(len(chosen), len(self.lengths))
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
@@ -338,7 +308,7 @@ class TreeCache:
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
         self._settle()
 
-    def _move(self, paths: list[list[int]], columns: range) -> None:
+    def _move(self, paths: Lists, columns: range) -> None:
         there = [[length + i for i in columns] for length in self.lengths]
         here = [  # where a path is over, a slot is copied onto itself
             [self.base + path[i] if i < len(path) else length + i for i in columns]

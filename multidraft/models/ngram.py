@@ -3,19 +3,16 @@
 They score few tokens, so that a vocabulary of any size costs nothing.
 """
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from math import log
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import Scores
+from multidraft.models.base import Lists, Scores
 from multidraft.models.table import Prefix, PrefixModel
 
 MOST = 64  # tokens that a run brings into a law, the most frequent ones
@@ -27,14 +24,15 @@ class History:
     """What followed each run of up to `longest` tokens, kept up as the text grows."""
 
     def __init__(self, longest: int):
-        self.longest = longest
+        self.longest, self.length = longest, 0
         self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
 
-    def read(self, tokens: Prefix, start: int) -> None:
-        """Go on with a text of which the first `start` tokens have been read."""
-        for place in range(start, len(tokens)):
-            self.note(tokens[max(place - self.longest, 0) : place], tokens[place])
+    def read(self, text: Prefix) -> None:
+        """Go on to the end of a text of which the beginning has been read."""
+        for place in range(self.length, len(text)):
+            self.note(text[max(place - self.longest, 0) : place], text[place])
+            self.length = place + 1
 
     def note(self, before: Prefix, token: int) -> None:
         """Read a token behind the last ones before it."""
@@ -91,28 +89,29 @@ def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
 
 
 class Reader(PrefixModel):
-    """A drafter that remembers what followed every run of up to `longest` tokens in each row's kept tokens."""
+    """A drafter that looks at what followed every run of up to `longest` tokens in each row's kept tokens."""
+
+    history: ClassVar[type[History]] = History
 
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
         self.longest = longest
-        self.histories: list[Any] = []
+
+    def read(self, row: int) -> Any:
+        """The history of a row's kept tokens."""
+        own = self.rows[row]
+        if own.memory is None:
+            own.memory = self.history(self.longest)
+        if own.memory.length < len(own.kept):
+            own.memory.read(own.kept)
+        return own.memory
 
     @abstractmethod
-    def law(self, row: int, prefix: Prefix) -> Law:
+    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]  # `scores` makes logits of it
         """What is known of the token after a prefix."""
 
-    def history(self) -> History:
-        """That of a text which has not begun."""
-        return History(self.longest)
-
-    def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
-        law, probability = self.law(row, prefix), torch.zeros(self.vocabulary, dtype=torch.float64)
-        probability[list(law)] = torch.tensor(list(law.values()), dtype=torch.float64)
-        return probability / probability.sum()
-
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
-        laws = [[self.law(row, prefix) for prefix in own] for row, own in enumerate(prefixes)]
+        laws = [[self.next_token(row, prefix) for prefix in own] for row, own in enumerate(prefixes)]
         columns = max((len(law) for own in laws for law in own), default=1)
         ids = torch.zeros(len(laws), width, columns, dtype=torch.int64)
         logits = torch.full(ids.shape, -torch.inf, dtype=self.dtype)
@@ -123,44 +122,23 @@ class Reader(PrefixModel):
                 logits[row, node, : len(law)] = torch.tensor([log(each) for each in law.values()], dtype=self.dtype)
         return Scores(logits, ids)
 
-    def keep(self, chosen: list[list[int]]) -> None:
-        before = [len(kept) for kept in self.kept]
+    def keep(self, chosen: Lists) -> None:
         super().keep(chosen)
-        for history, kept, start in zip(self.histories, self.kept, before, strict=True):
-            history.read(kept, start)
-
-    def begin(self, kept: list[Prefix]) -> None:
-        super().begin(kept)
-        self.histories += [self.history() for _ in kept[len(self.histories) :]]
-
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        if self.histories:  # a row that is asked for twice goes on as two
-            own = self.histories
-            self.histories = [copy.deepcopy(own[row]) if row in rows[:i] else own[row] for i, row in enumerate(rows)]
-
-    def join(self, other: Any) -> None:
-        self.histories = self.histories + other.histories
-        super().join(other)
-
-    def part(self, row: int, length: int, capacity: int) -> PrefixModel:
-        part = super().part(row, length, capacity)
-        assert isinstance(part, Reader)
-        part.histories[0].read(part.kept[0], 0)
-        return part
+        for row in range(len(self.rows)):  # now, and not at once where a long text has been kept piece by piece
+            self.read(row)
 
 
 class NGram(Reader):
     """An n-gram model of each row's own text so far, and of a corpus of tokens if there is one.
 
     With c(s) the number of times that the run s was followed by anything, c(s, x) by x, and d(s) by how many different
-    tokens, longer and longer runs refine the estimate, up to n - 1 tokens:
+    tokens, longer and longer runs refine the estimate, up to n - 1 tokens (Witten and Bell, 1991):
 
         P(x | s) = (c(s, x) + d(s) P(x | s without its first token)) / (c(s) + d(s))
 
-    (Witten and Bell, 1991). Below the empty run nothing is known: tokens that were never seen have no probability, and
-    what is left is normalised. Each run brings its 64 most frequent followers. At equal length the row's own text
-    refines the corpus. Before anything was seen it guesses the latest token. Raises AdviceError for an order below 1.
+    Below the empty run nothing is known: tokens never seen have no probability, and what is left is normalised. A run
+    brings its 64 most frequent followers. At equal length the row's own text refines the corpus. Before anything was
+    seen it guesses the latest token. Raises AdviceError for an order below 1.
 
     >>> model = NGram(vocabulary=4, order=2)
     >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")
@@ -174,18 +152,18 @@ class NGram(Reader):
         if order < 1:
             raise AdviceError(f"an n-gram model of order {order} predicts nothing; use at least 1")
         super().__init__(vocabulary, order - 1)
-        self.corpus = self.history()
-        self.corpus.read(tuple(corpus), 0)
+        self.corpus = History(self.longest)
+        self.corpus.read(tuple(corpus))
 
     def fresh(self, capacity: int) -> "NGram":
         model = NGram(self.vocabulary, self.longest + 1)
         model.corpus = self.corpus
         return model
 
-    def law(self, row: int, prefix: Prefix) -> Law:
-        law, left = Law(), 1.0
+    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
+        law, left, histories = Law(), 1.0, (self.read(row), self.corpus)
         for run in runs(prefix, self.longest):
-            for history in (self.histories[row], self.corpus):
+            for history in histories:
                 if run in history.followers:
                     total, kinds, frequent = history.counts(run)
                     share = left / (total + kinds)
@@ -204,17 +182,17 @@ class Lookup(Reader):
     for `longest` below 1.
     """
 
+    history = Matches
+
     def __init__(self, vocabulary: int, longest: int = 3):
         if longest < 1:
             raise AdviceError(f"look-up of runs of {longest} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
-    def history(self) -> Matches:
-        return Matches(self.longest)
-
     def fresh(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
-    def law(self, row: int, prefix: Prefix) -> Law:
-        token, length = self.histories[row].latest(prefix)
-        return {token: self.histories[row].certainty(prefix, length)}
+    def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
+        history = self.read(row)
+        token, length = history.latest(prefix)
+        return {token: history.certainty(prefix, length)}

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from multidraft.models import base, compat
 from multidraft.models.base import Scored
-from multidraft.models.packed import packed
+from multidraft.models.passes import packed
 
 State = tuple[Any, int]  # what a model remembered after a pass (None: it had read nothing), and a row of that pass
 ROOT = -1  # the node that all kept tokens end in

@@ -1,7 +1,9 @@
 """Models without weights, which see a node's whole prefix, and a toy among them whose conditionals are known."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
@@ -11,9 +13,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.models import base
-from multidraft.models.base import Scored, Scores
+from multidraft.models.base import Lists, Scored, Scores
 
 Prefix = tuple[int, ...]
+
+
+@dataclass
+class Row:
+    """One sequence: its kept tokens, and its pending tree."""
+
+    kept: Prefix = ()
+    memory: Any = None  # what a model has made of them
+    parents: list[int] = field(default_factory=list)
+    paths: list[Prefix] = field(default_factory=list)  # by pending token: those up to it, its own included
 
 
 class PrefixModel(ABC):
@@ -28,9 +40,7 @@ class PrefixModel(ABC):
 
     def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
-        self.kept: list[Prefix] = []  # one a row; no rows before the first forward
-        self.paths: list[list[Prefix]] = []  # by row and pending token: the pending tokens up to it, its own included
-        self.parents: list[list[int]] = []
+        self.rows: list[Row] = []  # none before the first forward
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
@@ -40,27 +50,21 @@ class PrefixModel(ABC):
     def fresh(self, capacity: int) -> "PrefixModel":
         """Another reader of this model with nothing read."""
 
-    def begin(self, kept: list[Prefix]) -> None:
-        """Rows that have kept these tokens, and nothing else."""
-        self.kept, self.paths, self.parents = kept, [[] for _ in kept], [[] for _ in kept]
-
     def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
+        self, tokens: Lists, parents: Lists, scored: Scored = "all"
     ) -> Float[Tensor, "rows new vocabulary"] | Scores:
-        if not self.kept:
-            self.begin([()] * len(tokens))
-        base.check_rows(len(tokens), len(self.kept))
-        for own, above in zip(self.parents, parents, strict=True):
-            base.check_parents(above, len(own))
-        for paths, own, new, above in zip(self.paths, self.parents, tokens, parents, strict=True):
-            own += above
+        self.rows = self.rows or [Row() for _ in tokens]
+        base.check_rows(len(tokens), len(self.rows))
+        prefixes = list[list[Prefix]]()
+        for row, new, above in zip(self.rows, tokens, parents, strict=True):
+            base.check_parents(above, len(row.parents))
+            row.parents += above
             for token, parent in zip(new, above, strict=True):
                 known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
-                paths.append((*(paths[parent] if parent >= 0 else ()), known))
-        counts = [base.count_scored(scored, len(new)) for new in tokens]
-        rows = zip(self.kept, self.paths, counts, strict=True)
-        prefixes = [[kept + path for path in paths[len(paths) - count :]] for kept, paths, count in rows]
-        return self.scores(prefixes, max(counts, default=0))
+                row.paths.append((*(row.paths[parent] if parent >= 0 else ()), known))
+            first = len(row.paths) - base.count_scored(scored, len(new))
+            prefixes.append([row.kept + path for path in row.paths[first:]])
+        return self.scores(prefixes, max(map(len, prefixes), default=0))
 
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
         """The logits after each row's prefixes, of which no row has more than `width`."""
@@ -70,23 +74,23 @@ class PrefixModel(ABC):
                 logits[row, place] = self.next_token(row, prefix).log()
         return logits
 
-    def keep(self, chosen: list[list[int]]) -> None:
-        base.check_paths(chosen, self.parents)
-        rows = zip(self.kept, self.paths, chosen, strict=True)
-        self.begin([kept + paths[path[-1]] if path else kept for kept, paths, path in rows])
+    def keep(self, chosen: Lists) -> None:
+        base.check_paths(chosen, [row.parents for row in self.rows])
+        rows = zip(self.rows, chosen, strict=True)
+        self.rows = [Row(row.kept + (row.paths[path[-1]] if path else ()), row.memory) for row, path in rows]
 
     def select(self, rows: list[int]) -> None:
-        if self.kept:
-            self.kept = [self.kept[row] for row in rows]
-            self.paths, self.parents = [[*self.paths[row]] for row in rows], [[*self.parents[row]] for row in rows]
+        if self.rows:  # a row that is asked for twice goes on as two
+            own = self.rows
+            self.rows = [copy.deepcopy(own[row]) if row in rows[:i] else own[row] for i, row in enumerate(rows)]
 
     def join(self, other: Any) -> None:
-        base.check_nothing_pending(*map(len, (*self.parents, *other.parents)))
-        self.begin(self.kept + other.kept)
+        base.check_nothing_pending(*(len(row.parents) for row in (*self.rows, *other.rows)))
+        self.rows = self.rows + other.rows
 
     def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
         part = self.fresh(capacity)
-        part.begin([self.kept[row][:length]])
+        part.rows = [Row(self.rows[row].kept[:length])]
         return part
 
 
@@ -109,18 +113,16 @@ class TableModel(PrefixModel):
         return TableModel(self.conditional, self.vocabulary)
 
 
-def random_table(
-    vocabulary: int, depth: int, seed: int, concentration: float = 1.0
-) -> Callable[[tuple[int, ...]], Tensor]:
+def random_table(vocabulary: int, depth: int, seed: int, concentration: float = 1.0) -> Callable[[Prefix], Tensor]:
     """A conditional that depends on the last `depth` tokens, each row drawn once from a symmetric Dirichlet law.
 
     A small `concentration` gives peaked rows.  The draw depends on seed and tokens only, not on the order of the calls.
     """
 
     @cache
-    def row(suffix: tuple[int, ...]) -> Tensor:
+    def row(suffix: Prefix) -> Tensor:
         # tokens count from 1 because numpy does not tell a seed from the same seed followed by zeros
         generator = np.random.default_rng([seed, *(token + 1 for token in suffix)])
         return torch.from_numpy(generator.dirichlet(np.full(vocabulary, concentration)))
 
-    return lambda prefix: row(prefix[len(prefix) - depth :] if len(prefix) > depth else prefix)
+    return lambda prefix: row(prefix[max(len(prefix) - depth, 0) :])

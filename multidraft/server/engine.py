@@ -15,7 +15,8 @@ from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
 from multidraft.decoding.warming import warm_up
 from multidraft.models.base import closed_up
-from multidraft.models.huggingface import Model, place_of
+from multidraft.models.compat import home
+from multidraft.models.huggingface import Model
 from multidraft.server import Limits
 from multidraft.server.doors import ClosedError, FullError
 from multidraft.server.rows import Ended, Failed, Job, Kept, PrefixCache, Read, Reading, Stepped, Told, hear_all
@@ -45,7 +46,7 @@ class Engine:
         self.changed = Condition()
         self.closing = self.stopped = False
         self.thread = Thread(target=self.run, name="engine", daemon=True)
-        warm_up(config, place_of(target))  # compiles what is compiled
+        warm_up(config, home(target))  # compiles what is compiled
         self.start = self.thread.start  # from then on jobs are taken
 
     @property

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import cache
 from pathlib import Path
 
 import jaxtyping
@@ -49,35 +48,19 @@ def save(folder: Path, settings: dict, pieces: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
 
 
-@cache
-def garbage() -> bytes:
-    return bytes(torch.randint(256, (3000,), generator=torch.Generator().manual_seed(0)).tolist())
-
-
-def spoil(path: Path, kind: str, other: Path) -> None:
-    """Do to one file what the kind says; the other model has a whole one."""
-    if kind == "missing":
-        path.unlink()
-        return
-    content = path.read_bytes()
-    path.write_bytes(
-        {
-            "empty": b"",
-            "cut": content[: len(content) // 2],
-            "cut at the end": content[:-3],
-            "garbage": garbage(),
-            "a list": b"[]",
-            "no object": b"null",
-            "empty object": b"{}",
-            "a web page": b"<html>not found</html>",
-            "a pointer of git": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
-            "another model's": (other / path.name).read_bytes(),
-        }[kind]
-    )
-
-
-KINDS = "missing|empty|cut|cut at the end|garbage|a list|no object|empty object|a web page|a pointer of git".split("|")
-KINDS += ["another model's"]
+GARBAGE = bytes(torch.randint(256, (3000,), generator=torch.Generator().manual_seed(0)).tolist())
+SPOILT = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "cut at the end": lambda content: content[:-3],
+    "garbage": lambda content: GARBAGE,
+    "a list": lambda content: b"[]",
+    "no object": lambda content: b"null",
+    "empty object": lambda content: b"{}",
+    "a web page": lambda content: b"<html>not found</html>",
+    "a pointer of git": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+}
+KINDS = [*SPOILT, "missing", "another model's"]
 FAULTS = [(file, kind) for file in FILES for kind in KINDS if (file, kind) not in HARMLESS]
 FAULTS = [(*fault, ("target", "draft")[number % 2]) for number, fault in enumerate(FAULTS)]
 
@@ -101,9 +84,14 @@ def refused(target: Path, draft: Path) -> str:
 @pytest.mark.parametrize(("file", "kind", "role"), FAULTS)
 def test_files(whole, tmp_path, file, kind, role):
     folder = broken(whole, tmp_path)
-    spoil(folder / file, kind, whole.parent / "other")
-    pair = (folder, whole) if role == "target" else (whole, folder)
-    line = refused(*pair)
+    path = folder / file
+    if kind in SPOILT:
+        path.write_bytes(SPOILT[kind](path.read_bytes()))
+    elif kind == "missing":
+        path.unlink()
+    else:
+        shutil.copy(whole.parent / "other" / file, path)
+    line = refused(folder, whole) if role == "target" else refused(whole, folder)
     assert "broken" in line or "differ" in line
 
 
@@ -174,36 +162,22 @@ def test_a_whole_folder_loads(whole):
     assert pair.target.config.vocab_size == len(pair.tokenizer) == 61
 
 
-@pytest.mark.parametrize(("target", "draft"), [("embedded", "embedded"), (None, None)])
-def test_embedded_is_a_name(target, draft):
-    pair = load(target, draft)
+def test_the_embedded_pair_fills_up_texts():
+    pair = load(None, None)
     assert pair.target.config.vocab_size == 4096
-    assert pair.tokenizer.pad_token_id is not None
     assert pair.tokenizer(["a b c", "a"], padding=True, return_tensors="pt").input_ids.shape[0] == 2
 
 
-def ends_with_one_line(*call: object) -> None:
-    """A call of the command line is refused."""
+@pytest.mark.parametrize("command", [["acceptance"], ["generate", "--prompt", "a"]])
+@pytest.mark.parametrize("kind", ["cut weights", "another vocabulary", "another with the target's tokenizer"])
+def test_the_command_line_ends_with_one_line(whole, tmp_path, command, kind):
+    folder = Path(shutil.copytree(whole.parent / ("other" if "another" in kind else "whole"), tmp_path / "draft"))
+    if kind == "cut weights":
+        (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-3])
+    for name in ("tokenizer.json", "tokenizer_config.json") if "with" in kind else ():
+        shutil.copy(whole / name, folder / name)
+    call = [command[0], "--target", whole, "--draft", folder, *command[1:]]
     result = CliRunner().invoke(app, list(map(str, call)))
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("multidraft: ")
-
-
-def test_the_command_line_ends_with_one_line(whole, tmp_path):
-    folder = broken(whole, tmp_path)
-    spoil(folder / "model.safetensors", "cut", whole)
-    ends_with_one_line("generate", "--target", folder, "--draft", whole, "--prompt", "a")
-
-
-@pytest.mark.parametrize("command", [["acceptance"], ["generate", "--prompt", "a"]])
-@pytest.mark.parametrize("same_tokenizer", [False, True])
-def test_vocabularies_of_two_kinds(whole, tmp_path, command, same_tokenizer):
-    """A draft model of another vocabulary, with its own tokenizer or with the target's."""
-    other = whole.parent / "other"
-    if same_tokenizer:
-        other = tmp_path / "disguised"
-        shutil.copytree(whole.parent / "other", other)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(whole / name, other / name)
-    ends_with_one_line(command[0], "--target", whole, "--draft", other, *command[1:])

@@ -8,11 +8,12 @@ import pytest
 import torch
 import transformers
 from reading import PROMPTS, TOLERANCE, Forest, Session, begun, drawn, error, forest, life
-from tiny import CASES, CONTEXT, EAGER_ONLY, VOCABULARY, WINDOW, WINDOWED, tiny_model
+from tiny import CASES, CONTEXT, EAGER_ONLY, WINDOWED, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
+from multidraft.models.base import check_paths
 from multidraft.models.compat import check_supported, context
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block, TreeCache
@@ -58,13 +59,6 @@ def test_nodes_beyond_the_context_do_no_harm(name: str):
     got = run.read(chain)
     assert got.isfinite().all()
     assert error(got[:2], run.expected(Forest([chain.tokens[0][:2]], [[-1, 0]]))) < TOLERANCE
-
-
-def test_a_token_that_only_a_larger_vocabulary_has_is_read_as_the_first_one():
-    run, twin = session("llama"), session("llama")
-    given, read = ([[token, 3], [1, token], [token]] for token in (VOCABULARY + 2, 0))
-    parents = [[-1, 0], [-1, 0], [-1]]
-    assert torch.equal(run.model.forward(given, parents), twin.model.forward(read, parents))
 
 
 # What the comparison catches
@@ -139,35 +133,29 @@ def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeyp
 # What is moved
 
 
-def pointers(model: CausalLM) -> list[int]:
-    return [buffer.data_ptr() for layer in model.cache.layers for buffer in layer.buffers]
-
-
-def test_keep_neither_reallocates_nor_moves_more_than_the_path(monkeypatch):
-    run, moved, move = session("llama"), [], Block.move
-    run.read(Forest([[0] * 6] * 3, [[-1, 0, 1, 2, -1, 4]] * 3))
-    before = pointers(run.model)
+def test_what_is_kept_is_not_reallocated_and_no_more_is_moved_than_must_be(monkeypatch):
+    """Paths that are not in place; rows that fill the places of others; nothing where rows come."""
+    run, moved, rows_moved = session("llama", (9, 4, 7, 6)), [], []
+    move, move_rows = Block.move, Block.move_rows
+    pointers = lambda: [each.data_ptr() for layer in run.model.cache.layers for each in layer.buffers]  # noqa: E731
     monkeypatch.setattr(Block, "move", lambda self, *slots: moved.append(slots) or move(self, *slots))
-    run.model.keep([[4, 5], [0, 1, 2], []])
-    assert pointers(run.model) == before
-    assert [(source.shape, destination.shape) for source, destination in moved] == [((3, 3), (3, 3))]  # for all layers
-    run.select([0])
-    run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
-    run.model.keep([[0, 1, 2]])  # a path that is in place is not moved
-    assert len(moved) == 1
-
-
-def test_rows_that_leave_and_come_move_no_others(monkeypatch):
-    run, moved = session("llama", (4, 5, 6, 7)), []
-    before, right = pointers(run.model), Block.move_rows
-    monkeypatch.setattr(Block, "move_rows", lambda self, *rows: moved.append(rows) or right(self, *rows))
+    monkeypatch.setattr(Block, "move_rows", lambda self, *rows: rows_moved.append(rows) or move_rows(self, *rows))
+    trees, before = Forest([[0] * 6] * 4, [[-1, 0, 1, 2, -1, 4]] * 4), pointers()
+    run.read(trees)
+    run.keep(trees, [[4, 5], [0, 1, 2], [], []])
+    assert [(source.shape, destination.shape) for source, destination in moved] == [((4, 3), (4, 3))]  # for all layers
     run.select([0, 3, 2])
     late = session("llama", (3,))
     run.model.join(late.model)
     run.sequences += late.sequences
-    assert moved == [([(3, 1)], 7)]
-    assert pointers(run.model) == before
+    assert rows_moved == [([(3, 1)], 11)]
+    assert pointers() == before
     assert run.step() < TOLERANCE
+    moved.clear()
+    run.select([0])
+    run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
+    run.model.keep([[0, 1, 2]])  # a path that is in place is not moved
+    assert not moved
 
 
 def test_the_users_model_is_left_as_it_was():
@@ -198,16 +186,7 @@ def test_longrope_is_used_up_to_its_original_context_only():
     assert context(transformers.Phi3Config(**settings)) == CONTEXT
 
 
-def test_misuse_gets_advice():  # beside what all readers have in common (`test_counting.py`)
-    with pytest.raises(AdviceError, match="capacity 0 holds no token"):
-        TreeCache(2, 0)
-
-
 @pytest.mark.parametrize("path", [[0, 3], [0, 0], [-1, 0], [1], [0, 1]])
 def test_keep_refuses_what_is_no_path(path: list[int]):
-    run = session("llama", (WINDOW,))
-    run.read(Forest([[0, 0, 0]], [[-1, 0, 0]]))
-    run.model.keep([[0, 2]])
-    run.read(Forest([[0, 0, 0]], [[-1, 0, -1]]))
     with pytest.raises(AdviceError, match="no path of the tree with parents"):
-        run.model.keep([[*path, 2]])
+        check_paths([[*path, 2]], [[-1, 0, -1]])

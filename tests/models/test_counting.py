@@ -13,8 +13,8 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Scores, by_drafter
-from multidraft.models.ensemble import SURE, Behind, Copying, Mixture, Several, merged, spread
-from multidraft.models.huggingface import readable
+from multidraft.models.ensemble import SURE, Behind, Copying, Mixture, Several, spread
+from multidraft.models.huggingface import reader
 from multidraft.models.ngram import MOST, Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
 
@@ -64,12 +64,11 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
     assert torch.equal(logits, torch.stack([torch.stack([spelled(each).log() for each in own]) for own in prefixes]))
     model.keep([[1, 2], [0]])
     model.select([1, 0])
-    assert model.kept == [(4, 2), (3, 1, 2, 2, 3)]
+    assert [row.kept for row in model.rows] == [(4, 2), (3, 1, 2, 2, 3)]
 
 
-@pytest.mark.parametrize("concentration", [0.01, 30.0])
-def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens(concentration):
-    made, again = (random_table(5, depth=2, seed=3, concentration=concentration) for _ in range(2))
+def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens():
+    made, again = (random_table(5, depth=2, seed=3, concentration=0.01) for _ in range(2))
     prefixes = [(), (0,), (0, 0), (1, 0), (0, 1)]
     rows = torch.stack([made(prefix) for prefix in prefixes])
     assert torch.equal(rows, torch.stack([again(prefix) for prefix in reversed(prefixes)]).flip(0))
@@ -77,7 +76,6 @@ def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens(concen
     assert len(set(map(tuple, rows.tolist()))) == 5
     assert made((4, 4, 1, 0)) is made((1, 0))
     assert not torch.equal(made(()), random_table(5, 2, seed=4)(()))
-    assert torch.equal(random_table(5, 0, seed=0)((1, 2)), random_table(5, 0, seed=0)(()))
 
 
 def counted(text: list[int], run: list[int], vocabulary: int) -> Tensor:
@@ -208,8 +206,8 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     for turn in range(24):
         new, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
         model.frugal = turn % 6 in (1, 4, 5)
-        lines = [*law_lines(model.forward([new[:1]], [parents[:1]], "last"))]
-        lines += law_lines(model.forward([new[1:]], [parents[1:]], "all"))
+        root, others = model.forward([new[:1]], [parents[:1]], "last"), model.forward([new[1:]], [parents[1:]], "all")
+        lines = torch.cat([spread(scores, 4)[0].exp() for scores in (root, others)])
         for line, path in zip(lines, [(), (1,), (2,), (1, 3)], strict=True):
             tokens = tuple(new[node] for node in path)
             expected = law(copied if model.frugal else Copying([copied, other]), text, tokens)
@@ -221,23 +219,19 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     assert asked == {False, True}
 
 
-def law_lines(scores: Scores) -> list[Tensor]:
-    """The laws of a row's scored tokens."""
-    return list(spread(scores, 4)[0].exp())
-
-
 def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
     """Wrong: what was kept while it was not asked is forgotten."""
-    monkeypatch.setattr(Behind, "kept", property(lambda own: [], lambda own, kept: None), raising=False)
+    keep = Behind.keep
+    monkeypatch.setattr(Behind, "keep", lambda own, path: (keep(own, path), own.__init__())[0])
     with pytest.raises(AssertionError):
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
 
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
-    behind = Behind(kept=[4, 5], tokens=[6, 7], parents=[-1, 0])
-    assert behind.hand_on(-1) == ([], [])
-    assert behind.hand_on(1) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    behind = Behind([4, 5, 6, 7], [-1, 0, 1, 2], kept=2)
+    assert behind.hand_on(0) == ([], [])
+    assert behind.hand_on(4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
@@ -247,14 +241,6 @@ def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
     assert len(set(drawn)) == len(drawn) == 257
     assert set(drawn) - set(range(344, 600)) == {guess(TEXT[:-1], TEXT, 3)[0]}
     assert scores.logits.exp().sum() == pytest.approx(1, abs=EXACT)
-
-
-def test_columns_of_one_token_are_added_up():
-    logits = torch.tensor([[[0.1, 0.2, 0.3], [0.4, 0.1, 0.0]]]).double().log()
-    ids = torch.tensor([[[7, 2, 7], [0, 5, 0]]])
-    made = merged([Scores(logits, ids), Scores(logits[..., :1], ids[..., :1])])
-    assert torch.allclose(made.logits.exp(), torch.tensor([[[0.2, 0.5, 0, 0], [0.8, 0.1, 0, 0]]]).double())
-    assert made.ids.tolist() == [[[2, 7, 0, 0], [0, 5, 0, 0]]]
 
 
 def test_the_comparison_catches_a_sum_that_forgets_a_token_said_twice(monkeypatch):
@@ -270,24 +256,6 @@ def test_several_answer_one_by_one_and_some_in_few_columns():
     assert len(several) == 3
     for scores, member in zip(several, members, strict=True):
         assert torch.equal(spread(scores, 4)[0, 0].exp(), law(member, TEXT))
-
-
-class Reduced(TableModel):
-    """It knows two tokens of four."""
-
-    ids = torch.tensor([3, 1])
-
-    def fresh(self, capacity: int) -> "Reduced":
-        return Reduced(self.conditional, 2)
-
-
-def test_columns_may_be_named():
-    small = Reduced(table(2, 2).conditional, 2)
-    whole = law(small, [0, 1, 1], vocabulary=4)
-    assert torch.equal(whole[[3, 1]], law(table(2, 2), [0, 1, 1]))
-    mixed = law(Copying([Lookup(2), small]), [0, 1, 1], vocabulary=4)
-    sure = said(Lookup(2), [0, 1, 1])[0].logits.exp().item()
-    assert torch.allclose(mixed, (1 - sure) * whole + sure * law(Lookup(4), [0, 1, 1]), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +278,7 @@ def test_advice(make, advice):
 # Rows that come, leave and are copied
 
 
-def gguf() -> LanguageModel:
+def gguf(_: int) -> LanguageModel:
     from ggufs import tiny_file  # skips where there is no llama.cpp
 
     from multidraft.models.gguf.model import GGUF
@@ -318,18 +286,25 @@ def gguf() -> LanguageModel:
     return GGUF(tiny_file("llama"), cache_type="f32")
 
 
+HUGGING_FACE = {"model": ("llama", "gpt2"), "gated delta nets": ("qwen3_5", "qwen3_next"), "paths": ("mamba2", "bamba")}
 READERS = {
-    "model": lambda: readable(tiny_model("llama")),
-    "gated delta nets": lambda: readable(hybrid("qwen3_5")),
-    "paths": lambda: readable(hybrid("mamba2")),
     "llama.cpp": gguf,
-    "table": lambda: TableModel(random_table(5, 3, 1), 5),
-    "counts": lambda: NGram(5, 3),
-    "look-up": lambda: Lookup(5),
-    "several": lambda: Several([tiny_model("llama"), NGram(61, 3)]),
-    "mixture": lambda: Mixture([tiny_model("llama"), NGram(61, 3)]),
-    "copying": lambda: Copying([Lookup(61), tiny_model("llama")]),
+    "table": lambda _: table(5, 1),
+    "counts": lambda _: NGram(5, 3),
+    "look-up": lambda _: Lookup(5),
+    "several": lambda _: Several([tiny_model("llama"), NGram(61, 3)]),
+    "mixture": lambda _: Mixture([tiny_model("llama"), NGram(61, 3)]),
+    "copying": lambda _: Copying([Lookup(61), tiny_model("llama")]),
 }
+
+
+def made(kind: str, which: int = 0) -> LanguageModel:
+    """A reader of some kind, and another one."""
+    if kind not in HUGGING_FACE:
+        return READERS[kind](which)
+    return reader((tiny_model if kind == "model" else hybrid)(HUGGING_FACE[kind][which]), 30)
+
+
 TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
 
 
@@ -341,9 +316,9 @@ def heard(model: LanguageModel, tokens: list[list[int]], row: int) -> Tensor:
     return torch.stack(laws).exp()
 
 
-@pytest.mark.parametrize("make", READERS.values(), ids=READERS)
-def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(make):
-    model = make()
+@pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
+def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(kind):
+    model = made(kind)
     whole, short, late = (model.fresh(30) for _ in range(3))
     read_text(whole, TEXTS)
     read_text(late, [TEXTS[0][:3]])
@@ -367,17 +342,9 @@ def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(make):
     assert torch.allclose(heard(part, [new[0]], 0), heard(short, [new[0]], 0), atol=1e-5)
 
 
-OTHERS = {
-    "model": lambda: readable(tiny_model("gpt2")),
-    "gated delta nets": lambda: readable(hybrid("qwen3_next")),
-    "paths": lambda: readable(hybrid("bamba")),
-    "llama.cpp": gguf,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_misuse_gets_advice(name):
-    model = READERS[name]().fresh(20)
+@pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
+def test_misuse_gets_advice(kind):
+    model = made(kind).fresh(20)
     read_text(model, TEXTS)
     model.forward([[1, 2], [3]], [[-1, 0], [-1]])
     for chosen, advice in (([[1], []], "no path of the tree"), ([[0]], "1 rows for a reader of 2")):
@@ -391,8 +358,8 @@ def test_misuse_gets_advice(name):
     read_text(other, TEXTS)
     with pytest.raises(AdviceError, match="tokens are pending"):
         other.join(model)
-    if name in OTHERS:
+    if kind in (*HUGGING_FACE, "llama.cpp"):
         with pytest.raises(AdviceError, match="rows of two different models"):
-            model.join(OTHERS[name]())
+            model.join(made(kind, 1))
         with pytest.raises(AdviceError, match="cannot take 11 tokens of row 0"):
             model.part(0, 11, 20)

@@ -1,6 +1,5 @@
 """Models that are quantised, offloaded, or spread over several devices by accelerate."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import multidraft as md
 from multidraft.models.huggingface import CausalLM
 
-PROMPTS = [[1, 2, 3], [4, 5, 6, 7], [8]]
 PARTS = ["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -25,7 +23,8 @@ def worst_error(model: PreTrainedModel, plain: PreTrainedModel) -> float:
 
 
 def greedy(target: PreTrainedModel, draft: PreTrainedModel | None) -> list[list[int]]:
-    return [row.tolist() for row in md.generate(target, draft, PROMPTS, temperature=0, max_new_tokens=8)[0]]
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8]]
+    return [row.tolist() for row in md.generate(target, draft, prompts, temperature=0, max_new_tokens=8)[0]]
 
 
 @pytest.fixture
@@ -40,20 +39,12 @@ def spread(saved: Path, *devices: str | int) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(saved, device_map=places, offload_folder=saved / "offload").eval()
 
 
-def partly_on_disk(saved: Path) -> PreTrainedModel:
-    return spread(saved, "disk", "cpu")
-
-
-def offloaded(saved: Path) -> PreTrainedModel:
-    from accelerate import cpu_offload
-
-    return cpu_offload(AutoModelForCausalLM.from_pretrained(saved).eval(), execution_device="cpu")
-
-
-@pytest.mark.parametrize("load", [partly_on_disk, offloaded])
-def test_accelerate_places_the_target(saved: Path, load: Callable[[Path], PreTrainedModel]):
-    pytest.importorskip("accelerate")
-    model = load(saved)
+@pytest.mark.parametrize("place", ["partly on disk", "offloaded"])
+def test_accelerate_places_the_target(saved: Path, place: str):
+    accelerate = pytest.importorskip("accelerate")
+    plain = AutoModelForCausalLM.from_pretrained(saved).eval()
+    on_disk = place == "partly on disk"
+    model = spread(saved, "disk", "cpu") if on_disk else accelerate.cpu_offload(plain, execution_device="cpu")
     assert worst_error(model, tiny_model("llama")) < TOLERANCE
     assert greedy(model, tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
 
@@ -72,14 +63,22 @@ def test_a_target_on_two_devices(saved: Path, devices: tuple):
     assert greedy(spread(saved, *devices), tiny_model("qwen2")) == greedy(tiny_model("llama"), None)
 
 
-def quantised(dtype: torch.dtype) -> PreTrainedModel:
-    copied = deepcopy(tiny_model("llama"))
-    return torch.ao.quantization.quantize_dynamic(copied, {torch.nn.Linear}, dtype=dtype)
+def quantised(kind: str, saved: Path) -> PreTrainedModel:
+    """The tiny Llama with smaller weights."""
+    if kind == "int8 weights":
+        torchao = pytest.importorskip("torchao.quantization")
+        from transformers import TorchAoConfig
+
+        config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+        return AutoModelForCausalLM.from_pretrained(saved, quantization_config=config).eval()
+    layers, dtype = {torch.nn.Linear}, getattr(torch, kind)
+    return torch.ao.quantization.quantize_dynamic(deepcopy(tiny_model("llama")), layers, dtype=dtype)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
-def test_a_target_with_quantised_weights():
-    model = quantised(torch.float16)
+@pytest.mark.parametrize("kind", ["float16", "int8 weights"])
+def test_a_target_with_quantised_weights(saved: Path, kind: str):
+    model = quantised(kind, saved)
     assert worst_error(model, model) < TOLERANCE
     assert worst_error(model, tiny_model("llama")) > TOLERANCE  # it is not the same model
     assert greedy(model, tiny_model("qwen2")) == greedy(model, None)
@@ -87,20 +86,9 @@ def test_a_target_with_quantised_weights():
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:llama is quantised")  # heard once, and then again
-def test_a_target_that_rounds_whole_passes_gets_a_warning():
-    model = quantised(torch.qint8)
+def test_a_target_that_rounds_whole_passes_gets_a_warning(saved: Path):
+    model = quantised("qint8", saved)
     with pytest.warns(UserWarning, match="llama is quantised with scales of whole passes.*quantise weights only"):
         rows = greedy(model, tiny_model("qwen2"))
     assert [len(row) for row in rows] == [8] * 3
     assert worst_error(model, model) > 100 * TOLERANCE
-
-
-def test_a_target_loaded_with_int8_weights(saved: Path):
-    torchao = pytest.importorskip("torchao.quantization")
-    from transformers import TorchAoConfig
-
-    config = TorchAoConfig(torchao.Int8WeightOnlyConfig())
-    model = AutoModelForCausalLM.from_pretrained(saved, quantization_config=config).eval()
-    assert worst_error(model, model) < TOLERANCE
-    assert worst_error(model, tiny_model("llama")) > TOLERANCE
-    assert greedy(model, tiny_model("qwen2")) == greedy(model, None)

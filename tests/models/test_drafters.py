@@ -2,12 +2,13 @@
 
 import doctest
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from steps import config_of, law_error
-from tiny import tiny_model
+from tiny import CONFIGURATIONS, tiny_model
 from torch import Tensor
 
 import multidraft as md
@@ -15,8 +16,8 @@ from multidraft.decoding import verify
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.base import LanguageModel
-from multidraft.models.early_exit import first_layers
 from multidraft.models.ensemble import Copying, Mixture, Several
+from multidraft.models.loading import first_layers
 from multidraft.models.ngram import Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_laws
@@ -24,6 +25,7 @@ from multidraft.sampling.settings import Sampling
 
 EXACT = 1e-12
 BIASED = 1e-3  # a biased twin must be off by more
+UNCUT = ("gpt2", "gptj", "opt", "falcon")  # families whose layers have other names
 PROMPT = [0, 1, 0, 0, 1, 1, 0]  # long enough for counts
 UNEVEN = "[[0],[1],[0,0],[1,0],[1,1]]"  # equal tokens at the root give one node of slots that draw once and twice
 
@@ -217,14 +219,49 @@ def test_look_up_drafts_what_repeats_itself():
     assert (info.target_passes, info.block_efficiency) == (6, 4)
 
 
+def test_one_of_several_needs_its_own_law_and_several_another():
+    with pytest.raises(md.AdviceError, match="pass a list of them"):
+        md.generate(table(5, 1), NGram(5), [[1]], scheme="distinct:naive")
+
+
+# The target's own first layers
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGURATIONS if name.split()[0] not in UNCUT])
+def test_first_layers_equal_a_model_built_of_them(name):
+    model = tiny_model(name, "eager")
+    config, before, ids = deepcopy(model.config), deepcopy(model.state_dict()), torch.arange(9)[None]
+    shallow, whole = first_layers(model, 1), model(ids).logits
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    built = type(model)(config).eval()
+    built.load_state_dict({key: value for key, value in before.items() if "layers.1." not in key})
+    assert torch.equal(shallow(ids).logits, built(ids).logits)
+    assert not torch.allclose(shallow(ids).logits, whole)
+    assert torch.equal(model(ids).logits, whole)
+    assert model.config.num_hidden_layers == 2
+    pointers = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in shallow.parameters()} < pointers
+
+
+def spread(name: str):
+    """A model as accelerate leaves it: its forward pass is bound to this very module."""
+    model = deepcopy(tiny_model(name))
+    model.base_model.forward = model.base_model.forward
+    return model
+
+
 @pytest.mark.parametrize(
-    ("make", "advice"),
+    ("model", "count", "advice"),
     [
-        (lambda: md.generate(table(5, 1), NGram(5), [[1]], scheme="distinct:naive"), "pass a list of them"),
-        (lambda: md.generate(table(5, 1), [NGram(5), Lookup(5)], [[1]]), "use distinct:recursive_rejection"),
-        (lambda: md.generate(table(5, 1), NGram(6), [[1]]), "the target has 5 tokens and the draft 6"),
+        (tiny_model("gpt2"), 1, "the layers of gpt2 cannot be cut"),
+        (tiny_model("llama"), 2, "2 of 2 layers make no drafter; use 1 to 1"),
+        (tiny_model("llama"), 0, "0 of 2 layers"),
+        (spread("llama"), 1, "load it on one"),
+        (NGram(5), 1, "the layers of a NGram cannot be cut"),
     ],
 )
-def test_advice(make, advice):
+def test_first_layers_advise(model, count, advice):
     with pytest.raises(md.AdviceError, match=advice):
-        make()
+        first_layers(model, count)

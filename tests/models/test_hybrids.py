@@ -17,10 +17,10 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.early_exit import first_layers
 from multidraft.models.gated_delta import DeltaLayer, Nets
 from multidraft.models.huggingface import CausalLM, reader
 from multidraft.models.kv_cache import TreeCache
+from multidraft.models.loading import first_layers
 from multidraft.models.ngram import NGram
 from multidraft.models.recurrent import Paths, Reading
 from multidraft.sampling.settings import Sampling

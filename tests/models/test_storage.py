@@ -110,7 +110,6 @@ def test_layers_of_the_same_shape_share_memory(shapes: list[Shape], shared: list
     fake.write([[50], [51], [52]])  # grown, and still shared
     assert memory(fake) == shared
     assert [layer.buffers == () for layer in fake.cache.layers] == [shape is None for shape in shapes]
-    assert fake.cache.is_filled == (None not in shapes)
     if shapes is ALIKE:  # no more memory is taken than layers are left
         assert [len(block.contents.layers) for block in fake.cache.storage.blocks] == [8, 3]
 
@@ -130,7 +129,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("shapes", KINDS)
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape]):
     fake = written(shapes)
-    pending = kv_cache.Pending(chain(2), [0, 1], [2, 3], [4, 12])  # as if the last two tokens were the tree
+    pending = kv_cache.Pending(chain(2), [2, 3], [4, 12])  # as if the last two tokens were the tree
     fake.cache.pending, fake.pending = [pending] * 3, [own[2:] for own in fake.pending]
     with Operations() as operations:
         fake.keep([2] * 3)
@@ -180,7 +179,7 @@ def test_memory_goes_when_three_quarters_of_the_rows_have_left():
     fake.keep([4, 4, 4, 4])
     before = [tensor.untyped_storage() for block in fake.cache.storage.blocks for tensor in block.contents.tensors]
     fake.select([0, 3])
-    assert [block.rows for block in fake.cache.storage.blocks] == [4, 4]
+    assert [block.size[0] for block in fake.cache.storage.blocks] == [4, 4]
     fake.select([1])
     assert fake.holds()
     views = [view for layer in fake.cache.layers for view in (layer.keys, layer.values, *layer.buffers)]

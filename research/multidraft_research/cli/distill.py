@@ -47,7 +47,7 @@ def distill(
 
 def teach(draft: str | None, source: "Capture", lesson: "Lesson", out: Path, as_json: bool) -> None:
     """Teach, or go on, and write the draft and the report."""
-    from multidraft.models.compat import save_tokenizer
+    from multidraft_research.training.corpus import save_tokenizer
     from multidraft_research.training.distilling import distil
 
     check_same(out / "lesson.json", asdict(lesson) | {"capture": source.fingerprint, "draft": draft or EMBEDDED})

@@ -1,6 +1,7 @@
 """Text in, tokens out: the corpus that the embedded pair learns from, its held-out part and its tokenizer."""
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -57,3 +58,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Int[Tensor, " token
     end = [tokenizer.eos_token_id]
     ids = np.concatenate([np.array(end + book.ids, dtype=np.int32) for book in books])
     return torch.from_numpy(ids)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the tokenizer under the class name that every version knows; 5 writes one that 4.57 does not."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    path.write_text(json.dumps(config, indent=2) + "\n")

@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from multidraft.errors import AdviceError
-from multidraft.models import compat
 from multidraft_research.training import corpus
 from multidraft_research.training.descent import Descent, schedule
 
@@ -141,7 +140,7 @@ def accumulate(model: nn.Module, teacher: nn.Module | None, batch: Int[Tensor, "
 def save_pretrained(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, role: str, out: Path) -> None:
     """Write model and tokenizer in Hugging Face format."""
     model.to(dtype=STORED[role]).save_pretrained(out / role)  # type: ignore[call-arg]  # hidden self
-    compat.save_tokenizer(tokenizer, out / role)
+    corpus.save_tokenizer(tokenizer, out / role)
 
 
 def check_same(folder: Path, text: str, recipe: Recipe) -> None:
@@ -166,7 +165,7 @@ def prepare(path: Path, recipe: Recipe, folder: Path) -> tuple[PreTrainedTokeniz
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     else:
         tokenizer = corpus.train_tokenizer(text, recipe.vocabulary, recipe.context)
-        compat.save_tokenizer(tokenizer, folder / "tokenizer")
+        corpus.save_tokenizer(tokenizer, folder / "tokenizer")
     return tokenizer, in_tokens(text, tokenizer, recipe)
 
 

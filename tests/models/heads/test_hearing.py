@@ -44,7 +44,7 @@ class Ear(NGram):
 def differences(target, ear: Ear) -> list[float]:
     """How far what each row of a reader has heard is from the states of a pass over all that it has kept."""
     found = []
-    for kept, heard in zip(ear.kept, ear.heard, strict=True):
+    for kept, heard in zip((row.kept for row in ear.rows), ear.heard, strict=True):
         states = target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states
         wanted = torch.stack([states[layer][0] for layer in ear.hears], 1)
         assert 0 <= len(wanted) - len(heard) <= 1
@@ -59,7 +59,7 @@ def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     target = tiny_model(family, "eager")
     ear = Ear(61)
     md.generate(target, ear, PROMPTS, tree="2x2x1", max_new_tokens=12, generator=torch.Generator().manual_seed(1))
-    (reader,) = [own for own in ear.all if own.heard and len(own.kept) and len(own.kept[0]) > 5][:1]
+    (reader,) = [own for own in ear.all if own.heard and own.rows and len(own.rows[0].kept) > 5][:1]
     assert max(differences(target, reader)) < 1e-4
     reader.hears = (1, 2, 0)
     assert max(differences(target, reader)) > 0.01

@@ -1,0 +1,131 @@
+"""What makes passes over few tokens fast: heads read shared keys and values once, and weights on CPUs are packed once.
+
+transformers copies keys and values for every head that shares them before PyTorch's attention, in every layer and pass.
+Here the heads of a group stand side by side as though they were tokens, which gives every one of them what it had.
+
+PyTorch packs a linear layer's weights in the order in which oneDNN multiplies, anew in every call, which takes longer
+than to multiply them with a few tokens. Here a packed copy stays; the model is left as it was, and what changes its
+weights is noticed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import AttentionInterface, PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from multidraft.machine import available
+from multidraft.models.compat import GROUPED
+
+SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
+LEAST = 2**14  # numbers in a weight that is worth packing
+MOST = 128  # tokens of a pass that gains: oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any
+KINDS = (torch.bfloat16, torch.float32)
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Tensor, "rows heads new width"],
+    key: Float[Tensor, "rows shared slots width"],
+    value: Float[Tensor, "rows shared slots wide"],
+    attention_mask: Float[Tensor, "rows _ new _"] | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Float[Tensor, "rows new heads wide"], None]:
+    """What transformers' `sdpa` gives."""
+    (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
+    special = any(more.get(name) is not None for name in SPECIAL)
+    if special or mask is None or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
+    times, known = heads // shared, mask.__dict__.setdefault("repeated", {})  # made once for all layers of a pass
+    if times not in known:
+        known[times] = mask.repeat(1, 1, times, 1)
+    side_by_side = query.reshape(rows, shared, -1, width)
+    found = scaled_dot_product_attention(side_by_side, key, value, known[times], scale=scaling)
+    return found.view(rows, shared, times, new, -1).permute(0, 3, 1, 2, 4).reshape(rows, new, heads, -1), None
+
+
+AttentionInterface.register(GROUPED, attend)
+AttentionMaskInterface.register(GROUPED, sdpa_mask)  # for a pass of somebody else's, in another thread meanwhile
+
+
+@contextmanager
+def grouped(config: PretrainedConfig) -> Iterator[None]:
+    """Let a model with these settings use it for a while, in place of `sdpa` and of nothing else."""
+    heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    gains = config._attn_implementation == "sdpa" and shared and heads != shared
+    if gains:
+        config._attn_implementation = GROUPED
+    try:
+        yield
+    finally:
+        if gains:
+            config._attn_implementation = "sdpa"
+
+
+class Layer:
+    """A linear layer and a packed copy of its weight; raises RuntimeError where this processor cannot have one."""
+
+    def __init__(self, module: nn.Linear):
+        self.module, self.weight = module, module.weight
+        self.version, self.place = self.weight._version, self.weight.data_ptr()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
+        some = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
+        torch.testing.assert_close(self.forward(some), module.forward(some))
+
+    def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
+        """What the layer gives."""
+        if inputs.shape[:-1].numel() > MOST:
+            return linear(inputs, self.weight, self.module.bias)
+        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
+
+    def is_fresh(self) -> bool:
+        """Whether the weight is still the one that was packed."""
+        weight = self.module._parameters["weight"]
+        return weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
+
+
+PACKED: WeakKeyDictionary[nn.Module, list[Layer]] = WeakKeyDictionary()
+
+
+def fits(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is a plain linear layer on a CPU, large enough, that nothing else has taken over."""
+    if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
+        return False
+    weight = module.weight
+    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= LEAST
+
+
+def pack(module: nn.Module) -> list[Layer]:
+    """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
+    found = [part for part in module.modules() if fits(part)] if torch.backends.mkldnn.is_available() else []
+    room = available(torch.device("cpu"))
+    if room is not None and sum(layer.weight.nbytes for layer in found) > room / 2:
+        return []
+    try:
+        return [Layer(layer) for layer in found]
+    except (AssertionError, RuntimeError):
+        return []
+
+
+@contextmanager
+def packed(module: nn.Module) -> Iterator[None]:
+    """Let the linear layers of a module use their packed weights for a while, made anew where one has changed."""
+    layers = [] if torch.is_autocast_enabled("cpu") else PACKED.get(module)
+    if layers is None or not all(layer.is_fresh() for layer in layers):
+        layers = PACKED[module] = pack(module)
+    for layer in layers:
+        layer.module.__dict__.setdefault("forward", layer.forward)  # what else has taken a layer over since stays
+    try:
+        yield
+    finally:
+        for layer in layers:
+            if layer.module.__dict__.get("forward") == layer.forward:
+                del layer.module.__dict__["forward"]
