@@ -25,6 +25,7 @@ LOCAL = "local"
 STORE = 100_000_000  # bytes of shared memory, where what is sent is small
 SECONDS = 5.0  # for a cluster to answer
 kept: list[Work] = []  # of a worker process, the one that it does
+opened = lru_cache(maxsize=1)(pickle.loads)  # once for all jobs of a process, so that it loads its models once
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
     "RAY_worker_niceness": "0",  # jobs have the priority that processes would have
@@ -141,12 +142,6 @@ def one(pickled: bytes, job: int, threads: int) -> Record:
 
     torch.set_num_threads(threads)
     return opened(pickled)(job)
-
-
-@lru_cache(maxsize=1)
-def opened(pickled: bytes) -> Work:
-    """The work, once for all jobs of a process, so that it loads its models once."""
-    return pickle.loads(pickled)
 
 
 def join(address: str, heard: bool = False, **local: object) -> ModuleType:

@@ -19,7 +19,6 @@ from multidraft.errors import AdviceError
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
-COLUMNS = ["scheme", "exact", "cost of the rule", "source"]
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
@@ -116,26 +115,24 @@ def schemes(
     if as_json:
         return terminal.print_json(entries)
     laws = sorted({entry["law"] for entry in entries})
+    columns = ["scheme", "exact", "cost of the rule", "source"]
     if as_markdown:
         rows = [
             [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{n}`" for n in names), *rest]
             for (rule, *rest), names in alike(entries, "; small vocabularies only").items()
         ]
-        return print("\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows]))
+        return print("\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]))
     rows = [
         [name, *rest]
         for (rule, *rest), names in alike(entries, " *").items()
         for name in ([f"LAW:{rule}"] if len(names) == len(laws) else names)
     ]
-    terminal.print_table(COLUMNS, rows)
+    terminal.print_table(columns, rows)
     terminal.note(f"LAW is any of {', '.join(laws)}. * for small vocabularies only")
 
 
 def alike(entries: list[dict[str, Any]], small: str) -> dict[tuple[str, ...], list[str]]:
-    """The names of schemes that differ in their law alone, by rule, exactness, cost and source.
-
-    With a scheme's source goes the name that it has in other papers with the deferred walk.
-    """
+    """The names of schemes that differ in their law alone, by rule, exactness, cost, source and other names."""
     lines: dict[tuple[str, ...], list[str]] = {}
     for e in entries:
         cost, source = e["cost"] + small * e["small"], "; ".join(filter(None, [e["source"], e["known_as"]]))

@@ -2,13 +2,14 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, small_draft
+from multidraft.io.journal import Journal, Record
 
 if TYPE_CHECKING:
     from multidraft.cli.decode import Decoded
@@ -21,7 +22,6 @@ RIVALS = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
 LOOKED_UP = 10  # tokens that prompt look-up drafts at most, as its authors have it
 RESAMPLES = 2000
 MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint
-SHOWN_TREES = 3
 SAMPLING = "temperature top_k top_p min_p repetition_penalty".split()  # settings that transformers has by these names
 
 
@@ -32,14 +32,9 @@ class Runs:
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more batch."""
-        self.tokens.append(tokens)
-        self.seconds.append(seconds)
-
-    def rate(self, batches: Sequence[int] | None = None) -> float:
+    def rate(self, batches: Iterable[int] | None = None) -> float:
         """Tokens per second, over all batches or some."""
-        some = range(len(self.tokens)) if batches is None else batches
+        some = list(range(len(self.tokens)) if batches is None else batches)
         return sum(self.tokens[i] for i in some) / max(sum(self.seconds[i] for i in some), 1e-9)
 
     def over(self, plain: "Runs") -> float | None:
@@ -57,13 +52,13 @@ class Runs:
 
 
 class Report:
-    """Results batch by batch, summed up: tables for people, one JSON object for scripts."""
+    """Results batch by batch, summed up: tables for people, one JSON object for scripts; a journal has them, too."""
 
-    def __init__(self, settings: dict[str, object]):
+    def __init__(self, settings: dict[str, object], journal: Journal | None):
         from multidraft.decoding.metrics import Info
 
-        self.settings, self.interrupted = settings, False
-        self.records: list[dict[str, object]] = []
+        self.settings, self.journal, self.interrupted = settings, journal, False
+        self.records: list[Record] = []
         self.info, self.plain = Info(), Info()
         self.runs = {way: Runs() for way in ("drafted", "plain", *RIVALS)}
 
@@ -71,16 +66,22 @@ class Report:
         self, prompts: "list[Prompt]", drafted: "Decoded", plain: "Decoded | None", rivals: dict[str, tuple[int, float]]
     ) -> None:
         """One batch: its prompts, the texts with drafts and without, and the rivals' tokens and seconds."""
-        for row, prompt in enumerate(prompts):
-            record: dict[str, object] = {"id": prompt.id, "task": prompt.task, "text": drafted[0][row]}
-            self.records.append(record | ({"plain_text": plain[0][row]} if plain else {}))
         self.info += drafted[1]
         ways = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | rivals
         if plain:
             self.plain += plain[1]
             ways["plain"] = plain[1].tokens, plain[1].total_seconds
-        for name, ran in ways.items():
-            self.runs[name].add(*ran)
+        for name, (tokens, seconds) in ways.items():
+            self.runs[name].tokens.append(tokens)
+            self.runs[name].seconds.append(seconds)
+        for row, prompt in enumerate(prompts):
+            self.keep(prompt, drafted[0][row], {"plain_text": plain[0][row]} if plain else {})
+
+    def keep(self, prompt: "Prompt", text: str, more: Record) -> None:
+        """The result of a prompt."""
+        self.records.append({"id": prompt.id, "task": prompt.task, "text": text} | more)
+        if self.journal is not None:
+            self.journal.append(self.records[-1])
 
     @property
     def complete(self) -> int:
@@ -92,7 +93,7 @@ class Report:
         self.interrupted = True
         for prompt, text in zip(prompts, texts, strict=True):
             if text:
-                self.records.append({"id": prompt.id, "task": prompt.task, "text": text, "interrupted": True})
+                self.keep(prompt, text, {"interrupted": True})
 
     def print(self, as_json: bool) -> None:
         """For people or for scripts."""
@@ -100,10 +101,10 @@ class Report:
             return terminal.print_json(self.as_dict())
         if not self.complete:
             return
-        width = 2 + bool(self.plain.tokens)
+        columns, rows = ["", "multi-draft"], [row[:2] for row in self.rows()]
         if self.plain.tokens:
             terminal.print_table(["", "tokens per second", "times plain decoding"], self.ways(), numbers=True)
-        columns, rows = ["", "multi-draft", "plain"][:width], [row[:width] for row in self.rows()]
+            columns, rows = [*columns, "plain"], self.rows()
         terminal.print_table(columns, rows, numbers=True)
         if said := hint(self.info, self.plain, str(self.settings["tree"])):
             terminal.note(said)
@@ -124,10 +125,10 @@ class Report:
             prefix = "" if name == "drafted" else f"{name}_"
             if name != "plain":
                 found |= {f"{prefix}speedup": runs.over(plain), f"{prefix}speedup_interval": runs.interval(plain)}
-            if name in RIVALS:
-                found[f"{name}_tokens_per_second_interval"] = runs.interval()
             if prefix:
                 found[f"{name}_tokens_per_second"] = runs.rate() if runs.tokens else None
+            if name in RIVALS:
+                found[f"{name}_tokens_per_second_interval"] = runs.interval()
         found["hint"] = hint(self.info, self.plain, str(self.settings["tree"]))
         return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain.tokens else None}
 
@@ -170,7 +171,7 @@ class Report:
         shapes = Counter[str]()
         for name, count in self.info.shapes.items():
             shapes[short(name)] += count
-        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(SHOWN_TREES))
+        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(3))
 
 
 def short(tree: str) -> str:
@@ -268,10 +269,9 @@ def rival(
 
 def as_transformers(target: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings by transformers' names, where what is left out is off; with a pad token, which it wants."""
-    ends = target.generation_config.eos_token_id
-    end = ends[0] if isinstance(ends, list) else ends
-    known = [token for token in (target.generation_config.pad_token_id, end, 0) if token is not None]
-    made = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": known[0]}
+    pad, ends = target.generation_config.pad_token_id, target.generation_config.eos_token_id
+    end = ends[0] if isinstance(ends, list) else ends or 0
+    made = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": end if pad is None else pad}
     if settings["temperature"] == 0:
         return made | {"do_sample": False}
     given = {name: settings[name] for name in SAMPLING if settings[name] is not None}

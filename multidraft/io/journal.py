@@ -14,7 +14,6 @@ from zlib import crc32
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.lock import Held
 
 Record = dict[str, Any]
 MOST = 2**31  # bytes of such a file
@@ -87,16 +86,16 @@ class Writer:
 class Journal:
     """`records` holds what the file at `path` does, which begins with the `settings` that the results depend on.
 
-    A last line that a kill has torn is cut off, and so is what was marked as interrupted. Every line has a checksum:
-    from the first on that is not what was written in its place, results are made again, and the file as it was is
-    kept beside it. One process at a time has a journal. Raises AdviceError where another one has it and is not to be
-    waited for, for a file of a run with other settings, and for one that is no journal.
+    What a kill has torn or was marked as interrupted is cut off. From the first line on that is not what was written
+    there, by its checksum, results are made again, and the file as it was is kept beside it. One process at a time has
+    a journal. Raises AdviceError where another one has it and is not to be waited for, for a file of a run with other
+    settings, and for one that is no journal.
     """
 
     def __init__(self, path: Path, settings: Record, wait: bool = False):
         self.path = path
         self.settings = settings = json.loads(json.dumps(settings))
-        self._held = Held(path, wait) if files.is_regular(path) else None
+        self._lock = files.held(path, wait) if files.is_regular(path) else None
         lines, size = read(path, settings)
         if lines and lines[0] != settings:
             raise AdviceError(f"{str(path)!r} {difference(lines[0], settings)}; write to another place, or remove it")

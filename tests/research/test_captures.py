@@ -42,8 +42,8 @@ MAIN = [sys.executable, "-c", "from multidraft.cli.main import main; main()"]
 HOLDS = """
 import sys
 from pathlib import Path
-from multidraft.io.lock import Held
-held = [Held(Path(place)) for place in sys.argv[1:]]
+from multidraft.io.files import held as hold
+held = [hold(Path(place)) for place in sys.argv[1:]]
 print("held", flush=True)
 sys.stdin.read()
 """
