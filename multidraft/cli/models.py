@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import FOLDER
+from multidraft.zoo import FOLDER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

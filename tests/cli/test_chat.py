@@ -25,18 +25,17 @@ def pair(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def heard(monkeypatch) -> list[str]:
-    """The prompts that were decoded, as text; the third one is interrupted after two steps."""
+def heard(monkeypatch) -> list[list[int]]:
+    """The prompts that were decoded; the third one is interrupted after two steps."""
     plainly, prompts = md.generate, []
 
     def listening(target, draft, rows, *, stream, **settings):
         prompts.append(rows[0])
-        steps = []
+        left = iter(range(2 if len(prompts) == 3 else 99))
 
         def stopped(row, emitted):
             stream(row, emitted)
-            steps.append(row)
-            if len(prompts) == 3 and len(steps) == 2:
+            if next(left) == 1 and len(prompts) == 3:
                 raise KeyboardInterrupt
 
         return plainly(target, draft, rows, stream=stopped, **settings)
@@ -47,9 +46,8 @@ def heard(monkeypatch) -> list[str]:
 
 def chat(pair: Path, *arguments: object, said: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
-    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6]
-    names += ["--tree", "4x2x2x1", "--chat"]
-    return run("generate", *names, *arguments, input=said)
+    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--tree", "4x2x2x1"]
+    return run("generate", *names, "--chat", *arguments, input=said)
 
 
 def answers(shown: str) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ends_with_advice, printed, results, run, written
+from commands import ends_with_advice, results, run, written
 
 import multidraft as md
 from multidraft.cli import main as cli
@@ -22,16 +22,7 @@ from multidraft.io import files
 pytestmark = pytest.mark.usefixtures("unchecked")
 FULL = Path("/dev/full")
 SETTINGS = ["--max-new-tokens", "6", "--tree", "2x1", "--temperature", "0"]
-COMMAND = [sys.executable, "-m", "multidraft"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 needs_linux = pytest.mark.skipif(not FULL.exists(), reason="devices, signals and shells differ")
-
-
-@pytest.fixture
-def generate(pair, prompts):
-    """Calls `multidraft generate` with the tiny pair."""
-    models = ["--target", pair / "target", "--draft", pair / "draft"]
-    return lambda *words: run("generate", *models, "--prompts", prompts, *SETTINGS, *words)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +33,16 @@ def prompts(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(pair, prompts) -> list[dict]:
-    """What a run that nobody stops has to say of each."""
+def generate(pair, prompts):
+    """Calls `multidraft generate` with the tiny pair."""
     models = ["--target", pair / "target", "--draft", pair / "draft"]
-    return printed("generate", *models, "--prompts", prompts, *SETTINGS)["records"]
+    return lambda *words: run("generate", *models, "--prompts", prompts, *SETTINGS, *words)
+
+
+@pytest.fixture(scope="module")
+def whole(generate) -> list[dict]:
+    """What a run that nobody stops has to say of each."""
+    return json.loads(generate("--json").stdout)["records"]
 
 
 def stop_at(monkeypatch, call: int, tokens: int) -> None:
@@ -147,9 +144,9 @@ def test_a_stdout_that_takes_nothing_ends_with_one_line(number, word, monkeypatc
     [("| head -c 1 >&3", "closed", "C.UTF-8"), ("> /dev/full", "No space left", "C"), (">&-", "", "C")],
 )
 def test_a_closed_pipe_a_full_disk_and_no_stdout_in_a_shell(ending, word, locale):
-    script = f'"$@" schemes {"--json" if word else ""} 3>&2 2>&4 {ending}'
-    environment = ENVIRONMENT | {"LC_ALL": locale, "PYTHONIOENCODING": "ascii"}
-    called = ["sh", "-c", f"exec 4>&2; {script}", "sh", *COMMAND]
+    script = f'exec 4>&2; "$@" schemes {"--json" if word else ""} 3>&2 2>&4 {ending}'
+    environment = os.environ | {"LC_ALL": locale, "PYTHONIOENCODING": "ascii"}
+    called = ["sh", "-c", script, "sh", sys.executable, "-m", "multidraft"]
     error = subprocess.run(called, stderr=-1, stdout=-1, env=environment, timeout=120).stderr.decode()
     assert "Traceback" not in error
     assert "Exception ignored" not in error
@@ -169,24 +166,6 @@ def test_sigterm_in_the_middle_of_a_prompt(prompts, monkeypatch, capsys):
     assert ended.value.code == 130
     assert error.splitlines()[-1] == "multidraft: stopped after 0 of 3 prompts"
     assert json.loads(output)["interrupted"]
-
-
-@needs_linux
-@pytest.mark.slow
-def test_sigterm_ends_as_control_c_does(tmp_path):
-    file = tmp_path / "results.jsonl"
-    many = tmp_path / "many.jsonl"
-    many.write_text("\n".join(json.dumps({"prompt": "It was"}) for _ in range(10_000)))
-    options = ["generate", "--prompts", many, "--jsonl", file, "--max-new-tokens", "4", "--json"]
-    with subprocess.Popen([*COMMAND, *map(str, options)], stderr=-1, stdout=-1, env=ENVIRONMENT) as process:
-        while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") > 2):
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        output, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert error.splitlines()[-1].startswith(b"multidraft: stopped after")
-    done = [line for line in results(file) if "interrupted" not in line]
-    assert json.loads(output)["settings"]["prompts"] == len(done) >= 1
 
 
 SWALLOWING = """

@@ -41,15 +41,12 @@ def busy(tmp_path) -> Iterator[subprocess.Popen]:
         yield process
 
 
-def test_a_journal_is_read_as_it_was_written(tmp_path):
-    assert Journal(made(tmp_path / "j"), SETTINGS).records == RECORDS
-    assert [path.name for path in tmp_path.iterdir()] == ["j"]
-
-
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_changed_byte_is_found_wherever_it_is(tmp_path, number, caplog):
     """Every byte of a line, one after another: what comes before the line is kept, and the file as it was, too."""
     whole = made(tmp_path / "j").read_bytes()
+    assert Journal(tmp_path / "j", SETTINGS).records == RECORDS
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
     lines = whole.splitlines(keepends=True)
     start = len(b"".join(lines[:number]))
     for place in range(start, start + len(lines[number]) - 1, 7):
