@@ -24,6 +24,7 @@ PATIENCE = 3  # times that workers may die without one job done between
 LOCAL = "local"
 STORE = 100_000_000  # bytes of shared memory, where what is sent is small
 SECONDS = 5.0  # for a cluster to answer
+alone: Crew = map  # one job after another, in this process
 kept: list[Work] = []  # of a worker process, the one that it does
 opened = lru_cache(maxsize=1)(pickle.loads)  # once for all jobs of a process, so that it loads its models once
 SETTINGS = {
@@ -53,11 +54,6 @@ def crew_of(workers: int | None, ray: str | None) -> Crew:
     optional("ray", "Ray", "ray")
     check_address(ray)
     return Cluster(ray, (workers or 1) if ray == LOCAL else workers)
-
-
-def alone(work: Work, jobs: Sequence[int]) -> Iterator[Record]:
-    """One job after another, in this process."""
-    return map(work, jobs)
 
 
 @dataclass(frozen=True)

@@ -207,15 +207,6 @@ def make_plan(job: Job, _: int) -> Record:
     return {"plan": profile.as_json()}
 
 
-def planned(job: Job, folder: Path, crew: Crew) -> Job:
-    """With the plan that the folder has, or gets now, where trees are to be chosen."""
-    if job.limits is None:
-        return job
-    journal = job.journal(folder / "plan.jsonl", job.prompts, shard=None)
-    run(partial(make_plan, job), 1, journal, crew, "measuring the pair")
-    return replace(job, plan=journal.records[0]["plan"])
-
-
 def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
     """Decode all shards that the folder does not have yet."""
     from tqdm import tqdm
@@ -229,12 +220,16 @@ def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
     left = [shard for shard, rows in enumerate(shards) if len(journal(shard).records) < len(rows)]
     done = len(shards) - len(left)
     try:
-        decoded = crew(partial(decode_shard, planned(job, folder, crew)), left) if left else []
+        if left and job.limits is not None:  # with the plan that the folder has, or gets now
+            plan = job.journal(folder / "plan.jsonl", job.prompts, shard=None)
+            run(partial(make_plan, job), 1, plan, crew, "measuring the pair")
+            job = replace(job, plan=plan.records[0]["plan"])
+        decoded = crew(partial(decode_shard, job), left) if left else []
         bar = tqdm(decoded, total=len(shards), initial=done, desc="decoding", unit="shard")
         for shard, record in zip(left, bar, strict=True):
-            own = journal(shard)
-            for text in record["records"][len(own.records) :]:
-                own.append(text)
+            texts = journal(shard)
+            for text in record["records"][len(texts.records) :]:
+                texts.append(text)
             done += 1
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped after {done} of {len(shards)} shards") from None

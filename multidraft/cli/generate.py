@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from multidraft import machine
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import crew_of
@@ -75,14 +76,11 @@ class Output:
     compare: Annotated[bool, o.asked("Also decode plainly, and as transformers drafts.", o.OUTPUT, "--compare")] = False
     as_json: o.Json = False
 
-    def check_session(self, limit: int | None) -> None:
-        """Raise on what a conversation cannot do."""
-        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": limit}
-        for name in (name for name, given in told.items() if given):
+    def check(self, asked: Asked, *inputs: Path | str | None) -> None:
+        """Raise on what a conversation cannot do, and where a file could not be written, or would replace an input."""
+        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": asked.limit}
+        for name in (name for name, given in told.items() if given and asked.talks):
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
-
-    def check(self, inputs: list[Path | str | None]) -> None:
-        """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
         files.check(self.trace, "--trace", inputs)
         files.check(self.jsonl, "--jsonl", inputs)
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
@@ -101,8 +99,6 @@ class Output:
 @o.grouped
 def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Drafting, run: Run, output: Output) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
-    if asked.talks:
-        output.check_session(asked.limit)
     chosen = [] if asked.talks else read_prompts(asked.prompt, asked.prompts, asked.limit)
     loader = Loader(named.engine, named.trust)
     loader.check()
@@ -114,13 +110,15 @@ def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Draft
         folder = output.folder(asked.talks)
         with hold(folder, output.wait):
             return spread(job, folder, crew_of(run.workers, run.ray), output.as_json)
-    output.check([asked.prompts, named.target, named.draft, drafting.plan])
+    output.check(asked, asked.prompts, named.target, named.draft, drafting.plan)
     with hold(output.jsonl, output.wait), hold(output.trace, output.wait):
         here(job, asked.talks, output, None in (named.target, named.draft))
 
 
 def here(job: Job, talks: bool, output: Output, unnamed: bool) -> None:
     """Decode in this process, and report; where no models were named, say which were taken."""
+    from multidraft.decoding.trace import TraceFile
+
     journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
     done, count = len(journal.records) if journal else 0, len(job.prompts)
     if done:
@@ -133,22 +131,14 @@ def here(job: Job, talks: bool, output: Output, unnamed: bool) -> None:
     if unnamed and not output.as_json:
         terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
     if output.trace is not None:
-        job = traced(job, output.trace)
+        facts = {"run": job.manner, "versions": machine.versions(), "hardware": machine.hardware()}
+        job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
     if talks:
         return converse(pair, lambda prompt: answer(pair, job, prompt))
     decode_all(pair, job, chosen[done:], report, output)
     report.print(output.as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {done + report.complete} of {count} prompts")
-
-
-def traced(job: Job, path: Path) -> Job:
-    """The job, recorded in a file that begins with what there is to say of the whole run."""
-    from multidraft.decoding.trace import TraceFile
-    from multidraft.machine import hardware, versions
-
-    facts = {"run": job.manner, "versions": versions(), "hardware": hardware()}
-    return replace(job, trace=TraceFile(path, job.models.tokenizer, facts))
 
 
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:

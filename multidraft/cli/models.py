@@ -74,10 +74,10 @@ USUAL_WAY = Loader()
 def usual(target: str | None, draft: str | None, tells: bool = True) -> tuple[str, str]:
     """Both names, where some may be left out: smollm2 if its package is installed, else embedded; and the pair's draft.
 
-    `tells`: whether the target will tell its hidden states.
+    That of smollm2 is copying with a head, or with a small model where the target does not tell its hidden states.
 
-    >>> usual("embedded", None), usual("embedded", "ngram")
-    (('embedded', 'embedded'), ('embedded', 'ngram'))
+    >>> usual("embedded", None), usual("smollm2", None, tells=False)
+    (('embedded', 'embedded'), ('smollm2', 'copy+smollm2'))
     """
     drafts = models_in(parse(draft))
     if target is None and any(name not in PAIRS for name in drafts):
@@ -90,19 +90,10 @@ def usual(target: str | None, draft: str | None, tells: bool = True) -> tuple[st
             f"--target comes without --draft; pass one that has its tokenizer, {', '.join(OWN)}, or none, or leave out "
             "--target"
         )
-    for name in drafts:
-        if name in PAIRS and name != target:
-            raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
-    return target, shipped(target, tells) if draft is None else draft
-
-
-def shipped(target: str, tells: bool) -> str:
-    """The drafter that comes with a target: copying and a head, or a small model where the target tells no states.
-
-    >>> shipped("smollm2", tells=True), shipped("smollm2", tells=False)
-    ('copy+eagle3:smollm2', 'copy+smollm2')
-    """
-    return target if target != SMOLLM2 else f"{COPY}+{HEADS[0]}:{SMOLLM2}" if tells else f"{COPY}+{SMOLLM2}"
+    for name in set(drafts) & set(PAIRS) - {target}:
+        raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
+    shipped = {SMOLLM2: f"{COPY}+{HEADS[0]}:{SMOLLM2}" if tells else f"{COPY}+{SMOLLM2}"}.get(target, target)
+    return target, shipped if draft is None else draft
 
 
 @cache

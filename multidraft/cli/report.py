@@ -170,19 +170,10 @@ class Report:
         """The trees that were taken, the most frequent first, with their shares."""
         shapes = Counter[str]()
         for name, count in self.info.shapes.items():
-            shapes[short(name)] += count
+            levels = name.split("/")  # of a tree that is given by the drafts of every slot, how large it is
+            drafts = sum(map(int, ",".join(levels).split(","))) if len(levels) > 1 else 0
+            shapes[f"{drafts} drafts in {len(levels)} levels" if drafts else name or "none"] += count
         return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(3))
-
-
-def short(tree: str) -> str:
-    """A tree's name; of one that is given by the drafts of every slot, how large it is.
-
-    >>> short("2x1"), short("3/2,1,0/1,0,0"), short("")
-    ('2x1', '7 drafts in 3 levels', 'none')
-    """
-    levels = tree.split("/")
-    drafts = sum(int(count) for level in levels for count in level.split(",")) if len(levels) > 1 else 0
-    return f"{drafts} drafts in {len(levels)} levels" if drafts else tree or "none"
 
 
 def share(info: "Info", part: str) -> str:

@@ -59,18 +59,25 @@ def tune(
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
     import multidraft as md
     from multidraft.autotune.plans import Subject
+    from multidraft.generation.inputs import configured
+    from multidraft.sampling.settings import check
 
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])
     if plot is not None:
         files.check_picture(plot, [prompts, target, draft, out])
-    check_choice(temperatures, scheme, walk, len(parse(draft)))
+    for one in temperatures:
+        check("temperature", one)
+    if configured(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
+        raise AdviceError(
+            f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
+        )
     chosen = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair)
-    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [one.tokens for one in chosen])
+    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [each.tokens for each in chosen])
     with hold(out, wait):
         profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
         if out is not None:
@@ -81,19 +88,6 @@ def tune(
     if as_json:
         return terminal.print_json({"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]})
     show(profile, lines)
-
-
-def check_choice(temperatures: list[float], scheme: str, walk: str, drafters: int) -> None:
-    """Raise on settings that cannot work, and on schemes without a choice of trees."""
-    from multidraft.generation.inputs import configured
-    from multidraft.sampling.settings import check
-
-    for temperature in temperatures:
-        check("temperature", temperature)
-    if configured(scheme, "auto", walk, None, max(drafters, 1))[1] is None:
-        raise AdviceError(
-            f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
-        )
 
 
 def measure(

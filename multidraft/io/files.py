@@ -127,7 +127,9 @@ def held(place: Path, wait: bool = False) -> FileLock:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / name, thread_local=False, is_singleton=True)
         acquire(lock, place, note, wait)
-        note.write_text(myself(), errors="backslashreplace")
+        command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
+        me = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
+        note.write_text(me, errors="backslashreplace")
         return lock
     except OSError as error:
         raise cannot_write(folder, error) from None
@@ -144,12 +146,6 @@ def acquire(lock: FileLock, place: Path, note: Path, wait: bool) -> None:
             raise AdviceError(f"{str(place)!r} is written by {by}; {advice}") from None
         NOTES.warning("%s is written by %s; waiting for its end", place, by)
         lock.acquire(poll_interval=SECONDS)
-
-
-def myself() -> str:
-    """Who holds a place, in words."""
-    command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
-    return f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
 
 
 @contextmanager

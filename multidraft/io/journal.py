@@ -98,7 +98,10 @@ class Journal:
         self._lock = files.held(path, wait) if files.is_regular(path) else None
         lines, size = read(path, settings)
         if lines and lines[0] != settings:
-            raise AdviceError(f"{str(path)!r} {difference(lines[0], settings)}; write to another place, or remove it")
+            old = lines[0]
+            others = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
+            said = ", ".join(f"{name} {old.get(name)!r} instead of {settings.get(name)!r}" for name in others)
+            raise AdviceError(f"{str(path)!r} is of a run with {said}; write to another place, or remove it")
         self.records = lines[1:]
         self._writer = Writer(path, size)
         if not lines:
@@ -164,9 +167,3 @@ def keep_damaged(path: Path, number: int) -> None:
         "%s line %d was changed after it was written, or two runs wrote there: going on from the line before; "
         "the file as it was is %s", path, number, copy
     )  # fmt: skip
-
-
-def difference(old: Record, new: Record) -> str:
-    """Which settings of a run were others, in words."""
-    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    return "is of a run with " + ", ".join(f"{name} {old.get(name)!r} instead of {new.get(name)!r}" for name in names)

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 import multidraft as md
 from multidraft.cli.main import COMMANDS, loaded
 from multidraft.cli.models import Models
-from multidraft.cli.report import ASSISTED, LOOKUP, Runs, hint, rivals, widened
+from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, hint, rivals, widened
 from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
@@ -240,6 +240,12 @@ def test_a_hint_where_drafting_does_not_pay():
     said = hint(slow, plain, "44") or ""
     assert "no drafts are best here: --draft none (tree 44 runs at 0.25 times plain decoding, 0% of first" in said
     assert hint(slow, Info(), "44") is hint(fast, plain, "44") is None
+
+
+def test_trees_are_told_by_their_shares_and_long_names_by_their_size():
+    report = Report({}, None)
+    report.info = Info(shapes={"3/2,1,0/1,0,0": 3, "": 1})
+    assert report.trees == "7 drafts in 3 levels 75%, none 25%"
 
 
 def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
