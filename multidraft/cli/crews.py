@@ -103,12 +103,17 @@ class Cluster:
             for job in islice(left, count):
                 waiting[job] = task.remote(sent, job, torch.get_num_threads())
 
+        died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
         send(self.workers or len(jobs))
         try:
             for job in jobs:
-                record = result(ray, waiting.pop(job), job)
+                record = ray.get(waiting.pop(job))
                 send(1)
                 yield record
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None  # a job's own errors are raised as they are
+        except died:
+            raise given_up(job) from None
         finally:
             for unfinished in waiting.values():
                 ray.cancel(unfinished, force=True)
@@ -172,13 +177,3 @@ def check_address(address: str) -> None:
         raise AdviceError(
             f"no Ray cluster answers at {address!r} ({error}); give HOST:PORT of `ray start --head`, or --ray local"
         ) from None
-
-
-def result(ray: ModuleType, waiting: object, job: int) -> Record:
-    """The record of a job; its own errors are raised as they are."""
-    try:
-        return ray.get(waiting)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError):
-        raise given_up(job) from None

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,27 +24,23 @@ MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint
 SAMPLING = "temperature top_k top_p min_p repetition_penalty".split()  # settings that transformers has by these names
 
 
-@dataclass
-class Runs:
-    """How many tokens each batch made, in how many seconds; empty where a way to decode was not taken."""
-
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+class Runs(list[tuple[int, float]]):
+    """The tokens and seconds of every batch; empty where a way to decode was not taken."""
 
     def rate(self, batches: Iterable[int] | None = None) -> float:
         """Tokens per second, over all batches or some."""
-        some = list(range(len(self.tokens)) if batches is None else batches)
-        return sum(self.tokens[i] for i in some) / max(sum(self.seconds[i] for i in some), 1e-9)
+        some = self if batches is None else [self[i] for i in batches]
+        return sum(tokens for tokens, _ in some) / max(sum(seconds for _, seconds in some), 1e-9)
 
     def over(self, plain: "Runs") -> float | None:
         """Tokens per second over those of plain decoding, where both are known."""
-        return self.rate() / max(plain.rate(), 1e-9) if self.tokens and plain.tokens else None
+        return self.rate() / max(plain.rate(), 1e-9) if self and plain else None
 
     def interval(self, plain: "Runs | None" = None) -> tuple[float, float] | None:
         """95 % of the bootstrap over batches of the rate, or of its ratio to the plain one; None for one batch."""
-        chance, batches = random.Random(0), range(len(self.tokens))
-        if len(batches) < 2 or (plain is not None and not plain.tokens):
+        if len(self) < 2 or plain == []:
             return None
+        chance, batches = random.Random(0), range(len(self))
         samples = (chance.choices(batches, k=len(batches)) for _ in range(RESAMPLES))
         rates = sorted(self.rate(some) / (max(plain.rate(some), 1e-9) if plain else 1) for some in samples)
         return rates[round(0.025 * RESAMPLES)], rates[round(0.975 * RESAMPLES) - 1]
@@ -71,9 +66,8 @@ class Report:
         if plain:
             self.plain += plain[1]
             ways["plain"] = plain[1].tokens, plain[1].total_seconds
-        for name, (tokens, seconds) in ways.items():
-            self.runs[name].tokens.append(tokens)
-            self.runs[name].seconds.append(seconds)
+        for name, ran in ways.items():
+            self.runs[name].append(ran)
         for row, prompt in enumerate(prompts):
             self.keep(prompt, drafted[0][row], {"plain_text": plain[0][row]} if plain else {})
 
@@ -126,11 +120,11 @@ class Report:
             if name != "plain":
                 found |= {f"{prefix}speedup": runs.over(plain), f"{prefix}speedup_interval": runs.interval(plain)}
             if prefix:
-                found[f"{name}_tokens_per_second"] = runs.rate() if runs.tokens else None
+                found[f"{name}_tokens_per_second"] = runs.rate() if runs else None
             if name in RIVALS:
                 found[f"{name}_tokens_per_second_interval"] = runs.interval()
         found["hint"] = hint(self.info, self.plain, str(self.settings["tree"]))
-        return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain.tokens else None}
+        return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain else None}
 
     def ways(self) -> list[list[str]]:
         """Every way to decode: its tokens a second, and those over plain decoding's, with the interval."""
@@ -139,7 +133,7 @@ class Report:
             runs = self.runs[name]
             between = runs.interval(plain) if name != "plain" else None
             said = f" ({between[0]:.2f} to {between[1]:.2f})" if between else ""
-            if runs.tokens:
+            if runs:
                 rows.append([shown, f"{runs.rate():.1f}", f"{runs.over(plain):.2f}{said}"])
         return rows
 

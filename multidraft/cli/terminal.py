@@ -25,7 +25,7 @@ OPEN: list[str] = []  # what ends the line of text that stdout shows, if one is 
 def show(piece: str, kind: str | None = None) -> None:
     """Write a piece of text as it is, coloured where stdout is a terminal."""
     if sys.stdout.isatty():
-        piece = visible(piece)  # a model may emit any byte, also those that command a terminal
+        piece = piece.translate(CONTROL)  # a model may emit any byte, also those that command a terminal
     OPEN[:] = [] if piece.endswith("\n") else ["\n"]
     colour = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
     typer.secho(piece, nl=False, fg=COLOURS.get(kind or ""), dim=kind is None or None, color=colour)

@@ -129,7 +129,7 @@ def read(path: Path, settings: Record) -> tuple[list[Record], int]:
     head = first(path, texts)
     if not isinstance(head, dict) or not (texts or line(sealed(settings, 1)).startswith(torn)):
         raise AdviceError(f"{str(path)!r} is not JSON lines of a run; {ADVICE}")
-    lines = [head, *sound(texts)][: len(texts)]
+    lines = [head, *sound(texts)] if texts else []
     if len(lines) < len(texts):
         keep_damaged(path, len(lines) + 1)
     kept = list(takewhile(lambda record: not record.get("interrupted"), lines))

@@ -34,16 +34,15 @@ def ours(pair: Path) -> list[object]:
 
 def test_json_has_the_promised_names_and_nothing_else_is_on_stdout(pair, prompts):
     report = printed(*ours(pair), "--prompts", prompts, "--limit", 2, "--max-new-tokens", 12, "--compare")
-    assert report["tokens"] == 24
+    assert (report["tokens"], report["interrupted"]) == (24, False)
     assert 1 <= report["block_efficiency"] <= 5
-    assert 0 < report["acceptance_rate"] <= 1 + 1e-6
-    assert 0 < report["optimal_acceptance_rate"] <= 1 + 1e-6
+    for name in ("acceptance_rate", "optimal_acceptance_rate"):
+        assert 0 < report[name] <= 1 + 1e-6
     assert {"draft", "target", "rule", "cache", "rest"} < set(report["seconds"])
     assert report["settings"] | {"scheme": "anchored:lorenz", "walk": "deferred", "prompts": 2} == report["settings"]
     assert report["versions"]["torch"] == torch.__version__
     assert "cpu" in report["hardware"]
     assert [record["id"] for record in report["records"]] == ["p0", "p1"]
-    assert not report["interrupted"]
     assert report["plain_tokens_per_second"] > 0
     names = [f"{side}_{what}" for side in ("assisted", "lookup") for what in ("tokens_per_second", "speedup")]
     for name in [*names, "speedup"]:
@@ -98,20 +97,17 @@ def test_penalties_truncation_stop_strings_batches_and_seeds(pair, prompts):
 def test_text_for_people_is_the_decoding_of_the_tokens(pair, prompts):
     tokenizer = AutoTokenizer.from_pretrained(pair / "target")
     call = [*ours(pair), "--prompts", prompts, "--max-new-tokens", 12, "--seed", 4, "--tree", "2x1"]
-    result = run(*call, "--compare")
-    assert result.exit_code == 0, result.output
+    shown = run(*call, "--compare").stdout
     models = [LlamaForCausalLM.from_pretrained(pair / role).eval() for role in ("target", "draft")]
     for index, line in enumerate(prompts.read_text().splitlines()):
         prompt = json.loads(line)["prompt"]
         settings = dict(tree="2x1", max_new_tokens=12, generator=[torch.Generator().manual_seed(4 * 1_000_003 + index)])
         tokens, _ = md.generate(*models, [tokenizer(prompt)["input_ids"]], **settings)
-        shown = f"── p{index} ──\n{prompt}{tokenizer.decode(tokens[0], skip_special_tokens=True)}\n"
-        assert shown in result.stdout
+        assert f"── p{index} ──\n{prompt}{tokenizer.decode(tokens[0], skip_special_tokens=True)}\n" in shown
+    words = ["drafted and accepted", "corrected", "bonus", "block efficiency", "optimal acceptance rate", "cache"]
+    words += ["multi-draft", "plain decoding", "assisted generation", "prompt look-up"]
+    assert [word for word in words if word not in shown] == []
     assert run(*call, "--batch", 3).stdout.count("── p") == 3
-    for word in ("drafted and accepted", "corrected", "bonus", "block efficiency", "optimal acceptance rate", "cache"):
-        assert word in result.stdout
-    for way in ("multi-draft", "plain decoding", "assisted generation", "prompt look-up"):
-        assert way in result.stdout
 
 
 def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
@@ -215,7 +211,7 @@ def test_the_old_name_of_new_tokens_is_understood():
 
 def runs(*rates: float) -> Runs:
     """Batches of a second each."""
-    return Runs([int(rate) for rate in rates], [1.0] * len(rates))
+    return Runs((int(rate), 1.0) for rate in rates)
 
 
 def test_the_interval_is_that_of_prompts():
