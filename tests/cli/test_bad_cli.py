@@ -26,24 +26,6 @@ from multidraft.decoding.trace import checksum
 Call = list[str]
 HALF = "\udcff"  # what Python makes of a byte that is not UTF-8
 LONG = "x" * 5000
-BASE: dict[str, Call] = {  # a call of each command that has nothing wrong with it
-    "acceptance": [],
-    "audit": ["iid:lorenz"],
-    "capture": ["--out", "@run"],
-    "distill": ["--capture", "@changed.capture", "--out", "@run"],
-    "generate": ["--prompt", "the"],
-    "replay": ["@trace.jsonl"],
-    "schemes": [],
-    "serve": ["--port", "0"],
-    "train": ["--corpus", "@text.txt", "--out", "@run"],
-    "train-head": ["--kind", "medusa", "--target", "@none", "--out", "@run", "--text", "@text.txt"],  # text comes last
-    "tune": [],
-    "study acceptance": ["--out", "@run"],
-    "study curves": ["--out", "@new.svg"],
-    "study solve-time": ["--out", "@run"],
-    "study toys": ["--out", "@new.svg"],
-    "study walks": [],
-}
 WHOLE = ["x", "1.5", "nan", "inf", "", "-1", "9" * 30, "9" * 5000]
 REAL = ["x", "nan", "inf", "-inf", "", "-1", "1e300", "1e999"]
 INPUT = ["@none", "@", "@garbage", "@bytes", "@empty", "@name-" + LONG, ""]
@@ -82,46 +64,52 @@ PROMPTS |= {"text": b"once upon a time\n", "nameless": b'{"id": 1}\n', "not-text
 PROMPTS |= {"torn": b'{"prompt": "a', "surrogate": b'{"prompt": "\\ud800"}\n', "deep": b"[" * 100_000}
 PROMPTS |= {"surrogate-id": b'{"id": "\\udfff", "prompt": "a"}\n'}
 PROMPTS |= {"digits": b'{"prompt": "a", "id": ' + b"1" * 5000 + b"}\n"}
-OTHERS = {  # what is wrong only together, by command: calls apart by a semicolon
+GIVEN = {  # for each command: options with nothing wrong, and what is wrong only together, apart by semicolons
     "acceptance": (
+        "",
         "--capture @good --target @ --draft @; --capture @good --random 1; --random 1 --draft x; --drafts 65; "
-        "--drafts 2 --drafts 0; --temperature 1 --temperature 1e-9; --random 0 --draft x"
+        "--drafts 2 --drafts 0; --temperature 1 --temperature 1e-9; --random 0 --draft x",
     ),
-    "audit": "--all; iid:kseq; --vocabulary 4294967296; --drafts 4000000000",
-    "capture": "--out ''; --show @good; --target x; --draft x; --temperature 1e-9",
-    "distill": "--capture @unfinished.capture; --steps 1",
+    "audit": ("iid:lorenz", "--all; iid:kseq; --vocabulary 4294967296; --drafts 4000000000"),
+    "capture": ("--out @run", "--out ''; --show @good; --target x; --draft x; --temperature 1e-9"),
+    "distill": ("--capture @changed.capture --out @run", "--capture @unfinished.capture; --steps 1"),
     "generate": (
+        "--prompt the",
         "--limit 1; --prompts @good.jsonl; --chat --prompts @good.jsonl; --trace @same --jsonl @same; "
         "--target @none --draft @none; --target @ --draft @; --target a/b/c --draft a/b/c; --top-p 1.5; "
         "--min-p 2; --repetition-penalty 0; --temperature 1e-9; --jsonl @text.txt; --jsonl @other.jsonl; "
         "--jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; --prompts /dev/zero; "
         "--target @endless --draft ngram; --engine magic; --engine llama.cpp; --target @none.gguf --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
-        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt"
+        "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt",
     ),
-    "replay": "--row 9; --step 9",
-    "schemes": "x",
+    "replay": ("@trace.jsonl", "--row 9; --step 9"),
+    "schemes": ("", "x"),
     "serve": (
+        "--port 0",
         "--host ''; --host 'no such host'; --served-model-name ''; --plan @none; --plan x --tree 2x1; "
         "--host 203.0.113.7; --api-key ''; --chat-template @broken.jinja; --draft ngram,lookup; "
         "--target @none --draft @none; --target x; --port 70000; --threads 0; --threads 100000; --replicas 2; "
-        "--most-replicas 2; --ray local --replicas 3 --most-replicas 2"
-    ),
-    "tune": (
-        "--prompt x --prompts @good.jsonl; --scheme spechub:spechub; --scheme distinct:naive; --plot @new.txt; "
-        "--out @none/plan.json"
+        "--most-replicas 2; --ray local --replicas 3 --most-replicas 2",
     ),
     "train": (
+        "--corpus @text.txt --out @run",
         "--window 5000; --vocabulary 9999999; --corpus @short.txt; --target @none; "
-        "--target embedded --target-size 64x2; --target embedded --vocabulary 300"
+        "--target embedded --target-size 64x2; --target embedded --vocabulary 300",
     ),
-    "train-head": "--self; --kind magic",
-    "study acceptance": "--capture @good --draft x; --target x; --draft embedded --draft x",
-    "study curves": "--out @new.txt; --out @new; --out @good.jsonl --prompts @good.jsonl",
-    "study solve-time": "--plot @new.txt",
-    "study toys": "--out @new.txt; --out @new",
-    "study walks": "--tree 8x8; --vocabulary 100; --scheme distinct:naive",
+    "train-head": ("--kind medusa --target @none --out @run --text @text.txt", "--self; --kind magic"),
+    "tune": (
+        "",
+        "--prompt x --prompts @good.jsonl; --scheme spechub:spechub; --scheme distinct:naive; --plot @new.txt; "
+        "--out @none/plan.json",
+    ),
+    "study acceptance": ("--out @run", "--capture @good --draft x; --target x; --draft embedded --draft x"),
+    "study curves": ("--out @new.svg", "--out @new.txt; --out @new; --out @good.jsonl --prompts @good.jsonl"),
+    "study solve-time": ("--out @run", "--plot @new.txt"),
+    "study toys": ("--out @new.svg", "--out @new.txt; --out @new"),
+    "study walks": ("", "--tree 8x8; --vocabulary 100; --scheme distinct:naive"),
 }
+BASE = {name: shlex.split(base) for name, (base, _) in GIVEN.items()}
 MANY = [["--stop", "x" * 100_000], [word for number in range(3000) for word in ("--stop", str(number))]]
 
 
@@ -180,7 +168,7 @@ def calls_of(name: str, tried: set[Any]) -> Iterator[Call]:
         if option == "--prompts":
             files = PROMPTS if first else ["nameless"]
             yield from ([*names, *without(base, "--prompt"), option, f"@{file}.jsonl"] for file in files)
-    together = map(shlex.split, OTHERS[name].split(";"))
+    together = map(shlex.split, GIVEN[name][1].split(";"))
     yield from ([*names, *base, *more] for more in (*together, *(MANY if first else ())))
 
 
@@ -305,6 +293,6 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def test_every_command_and_every_option_is_called():
     assert len(CALLS) > 300
-    assert set(COMMANDS) - ALIKE == set(BASE) == set(OTHERS)
+    assert set(COMMANDS) - ALIKE == set(GIVEN)
     same = [[parameter.opts for parameter in COMMANDS[name].params] for name in (*ALIKE, "study acceptance")]
     assert all(options == same[0] for options in same)

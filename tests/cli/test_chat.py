@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ends_with_advice, run, save_pair
+from commands import ends_with_advice, run, save_pair, stop_at
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import multidraft as md
@@ -26,22 +26,8 @@ def pair(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def heard(monkeypatch) -> list[list[int]]:
-    """The prompts that were decoded; the third one is interrupted after two steps."""
-    plainly, prompts = md.generate, []
-
-    def listening(target, draft, rows, *, stream, **settings):
-        prompts.append(rows[0])
-        left = iter(range(2 if len(prompts) == 3 else 99))
-
-        def stopped(row, emitted):
-            stream(row, emitted)
-            if next(left) == 1 and len(prompts) == 3:
-                raise KeyboardInterrupt
-
-        return plainly(target, draft, rows, stream=stopped, **settings)
-
-    monkeypatch.setattr(md, "generate", listening)
-    return prompts
+    """The prompts that were decoded; the third one is interrupted."""
+    return stop_at(monkeypatch, call=3, tokens=2)
 
 
 def chat(pair: Path, *arguments: object, said: str = ""):

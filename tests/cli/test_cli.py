@@ -1,7 +1,6 @@
 """`multidraft generate` and `schemes` from outside: what they print, wrong input, what stands beside drafting."""
 
 import json
-import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ends_with_advice, printed, run, written
-from multidraft_research.cli.pretrained import load_pretrained
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +20,6 @@ from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
 from multidraft.verification.registry import SCHEMES
-from multidraft.zoo import FOLDER
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -168,13 +165,6 @@ def test_schemes():
     page = (Path(__file__).parents[2] / "docs" / "schemes.md").read_text()
     table = page.partition("<!-- schemes -->\n")[2].partition("<!-- /schemes -->")[0]
     assert table == run("schemes", "--markdown").stdout
-
-
-def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
-    shutil.copytree(FOLDER / "draft", tmp_path / "copy")
-    theirs, ours = load_pretrained("embedded", str(tmp_path / "copy")), load_pretrained(None, None)
-    assert all(map(torch.equal, theirs.draft.parameters(), ours.draft.parameters()))
-    assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
 def test_help_version_and_completion():

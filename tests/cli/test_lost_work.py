@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ends_with_advice, results, run, written
+from commands import ends_with_advice, results, run, stop_at, written
 
 import multidraft as md
 from multidraft.cli import main as cli
@@ -45,28 +45,10 @@ def whole(generate) -> list[dict]:
     return json.loads(generate("--json").stdout)["records"]
 
 
-def stop_at(monkeypatch, call: int, tokens: int) -> None:
-    """Ctrl-C in the given call of `generate` after some tokens; the first call is the warm-up."""
-    plainly, calls = md.generate, []
-
-    def interrupted(*arguments, stream, **settings):
-        calls.append(0)
-
-        def heard(row, emitted):
-            stream(row, emitted)
-            calls[-1] += len(emitted.tokens)
-            if len(calls) == call and calls[-1] >= tokens:
-                raise KeyboardInterrupt
-
-        return plainly(*arguments, stream=heard, **settings)
-
-    monkeypatch.setattr(md, "generate", interrupted)
-
-
 def test_results_come_line_by_line_and_a_second_call_goes_on(generate, whole, tmp_path, monkeypatch):
     file = tmp_path / "results.jsonl"
     with monkeypatch.context() as patched:
-        stop_at(patched, call=3, tokens=2)
+        stop_at(patched, call=3, tokens=2)  # the first is the warm-up
         result = generate("--jsonl", file, "--json")
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "multidraft: stopped after 1 of 3 prompts"
