@@ -174,15 +174,9 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
     return texts.close(), info
 
 
-def shards_of(job: Job) -> list[list[Prompt]]:
-    """The prompts by shards."""
-    size = -(-SHARD // job.batch) * job.batch
-    return [job.prompts[first : first + size] for first in range(0, len(job.prompts), size)]
-
-
-def decode_shard(job: Job, shard: int) -> Record:
+def decode_shard(job: Job, shards: list[list[Prompt]], shard: int) -> Record:
     """The texts of a shard; done by a worker, whose `job` keeps its models."""
-    rows, records = job.read(shards_of(job)[shard]), list[Record]()
+    rows, records = job.read(shards[shard]), list[Record]()
     own = job if job.plan is None else replace(job, settings=job.settings | CHOSEN)
     for first in range(0, len(rows), job.batch):
         texts = Texts(job.models.tokenizer, rows[first : first + job.batch])
@@ -212,7 +206,8 @@ def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
     from tqdm import tqdm
 
     files.make_folder(folder, "--jsonl")
-    shards = shards_of(job)
+    size = -(-SHARD // job.batch) * job.batch
+    shards = [job.prompts[first : first + size] for first in range(0, len(job.prompts), size)]
 
     def journal(shard: int) -> Journal:
         return job.journal(folder / f"{shard:06}.jsonl", shards[shard], shard=shard)
@@ -224,7 +219,7 @@ def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
             plan = job.journal(folder / "plan.jsonl", job.prompts, shard=None)
             run(partial(make_plan, job), 1, plan, crew, "measuring the pair")
             job = replace(job, plan=plan.records[0]["plan"])
-        decoded = crew(partial(decode_shard, job), left) if left else []
+        decoded = crew(partial(decode_shard, job, shards), left) if left else []
         bar = tqdm(decoded, total=len(shards), initial=done, desc="decoding", unit="shard")
         for shard, record in zip(left, bar, strict=True):
             texts = journal(shard)
@@ -235,4 +230,4 @@ def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
         raise KeyboardInterrupt(f"stopped after {done} of {len(shards)} shards") from None
     if as_json:
         return terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(job.prompts)})
-    terminal.note(f"the texts of {len(job.prompts)} prompts are in {folder}, a file for each {len(shards[0])}")
+    terminal.note(f"the texts of {len(job.prompts)} prompts are in {folder}, a file for each {size}")
