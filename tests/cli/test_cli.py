@@ -167,6 +167,16 @@ def test_schemes():
     assert table == run("schemes", "--markdown").stdout
 
 
+def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("multidraft.cli.tune.QUICK", 2)
+    asked = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
+    shown = run("tune", *asked, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
+    for words in ("milliseconds", "each drafted node", "acceptance at T", "8 drafts", "tokens a second"):
+        assert words in shown
+    assert (tmp_path / "costs.svg").read_text().startswith("<?xml")
+    assert json.loads((tmp_path / "plan").read_text())
+
+
 def test_help_version_and_completion():
     shown, wide = run("generate", "--help").stdout, run("--help", env={"COLUMNS": "200"}).stdout
     assert "0.9*a+0.1*b" in "".join(shown.split("│")).replace("\n", "").replace(" ", "")
