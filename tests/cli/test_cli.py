@@ -1,6 +1,7 @@
 """`multidraft generate` and `schemes` from outside: what they print, wrong input, what stands beside drafting."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ends_with_advice, printed, run, written
+from multidraft_research.cli.pretrained import load_pretrained
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +22,7 @@ from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
 from multidraft.verification.registry import SCHEMES
+from multidraft.zoo import FOLDER
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -69,6 +72,19 @@ def test_greedy_text_is_that_of_plain_decoding_whatever_drafts(prompts, draft, s
     assert report["speedup_interval"] is None, "there is one prompt"
     assert (report["assisted_speedup"] is None) == ("embedded" not in draft), "what transformers takes"
     assert draft != "none" or report["block_efficiency"] == 1
+
+
+def test_drafters_of_another_target(pair, prompts):
+    settings = ("--scheme", "distinct:naive", "--tree", "4x2x2x1", "--max-new-tokens", 12, "--batch", 3)
+    named = ["--target", pair / "target", "--draft", f"{pair / 'draft'},ngram"]
+    assert printed("generate", "--prompts", prompts, *named, *settings)["acceptance_rate"] > 0.001
+
+
+def test_the_embedded_target_takes_other_drafts_of_its_vocabulary(tmp_path):
+    shutil.copytree(FOLDER / "draft", tmp_path / "copy")
+    theirs, ours = load_pretrained("embedded", str(tmp_path / "copy")), load_pretrained(None, None)
+    assert all(map(torch.equal, theirs.draft.parameters(), ours.draft.parameters()))
+    assert all(map(torch.equal, theirs.target.parameters(), ours.target.parameters()))
 
 
 def texts(pair: Path, prompts: Path, *more: object) -> list[str]:
