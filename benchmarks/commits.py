@@ -33,7 +33,7 @@ def work(target: str | None, draft: str | None) -> None:
     import torch
 
     import multidraft as md
-    from multidraft.zoo.pair import load_pair
+    from multidraft.zoo import load_pair
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     pair: Any = (load(target), load(draft)) if target else load_pair()[:2]
@@ -95,7 +95,7 @@ def measure(workers: list[subprocess.Popen], options: argparse.Namespace) -> Ite
     """The runs of both checkouts in turn, by case, temperature and rows."""
     from transformers import AutoTokenizer
 
-    from multidraft.zoo.pair import FOLDER
+    from multidraft.zoo import FOLDER
 
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "target")
     texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]

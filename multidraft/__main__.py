@@ -1,5 +1,6 @@
 """The entry point of `multidraft` and `python -m multidraft`: signals are heard before anything else is loaded."""
 
+import signal
 import sys
 
 from multidraft import machine
@@ -16,7 +17,7 @@ def main() -> None:
         print("multidraft: stopped", file=sys.stderr)
         sys.exit(machine.STOPPED)
     finally:
-        machine.ignore_signals()
+        machine.hear_signals(signal.SIG_IGN)  # all is done, and nothing is left to be stopped
 
 
 if __name__ == "__main__":

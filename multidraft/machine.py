@@ -7,6 +7,8 @@ import os
 import platform
 import signal
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,24 +35,17 @@ def hardware() -> dict[str, str | int | None]:
 @cache
 def cpu() -> str:
     """The processor's name."""
-    names = [line.split(":", 1)[1].strip() for line in listed(PROCESSORS) if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def versions(*more: str) -> dict[str, str]:
-    """Versions of what decides a result, as far as it is installed, and of `more` packages."""
-    packages = ("multidraft", "torch", "transformers", "tokenizers", "numba", *more)
-    found = {package: version_of(package) for package in packages}
-    return {"python": platform.python_version()} | {name: known for name, known in found.items() if known}
+    return listed(PROCESSORS, "model name") or platform.processor() or platform.machine()
 
 
 @cache
-def version_of(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def versions(*more: str) -> dict[str, str]:
+    """Versions of what decides a result, as far as it is installed, and of `more` packages."""
+    found = {"python": platform.python_version()}
+    for package in ("multidraft", "torch", "transformers", "tokenizers", "numba", *more):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def commit() -> str:
@@ -71,17 +66,18 @@ def available(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
-    if lines := listed(MEMORY):
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    if known := listed(MEMORY, "MemAvailable"):
+        return int(known.split()[0]) * 1024
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def listed(path: Path) -> list[str]:
-    """The lines of a listing, which not every system has."""
-    return path.read_text().splitlines() if path.exists() else []
+def listed(path: Path, name: str) -> str | None:
+    """What a listing, which not every system has, says of something."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 def readable(size: int) -> str:
@@ -89,10 +85,10 @@ def readable(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def hear_signals() -> None:
-    """From here on Ctrl-C and a polite kill raise KeyboardInterrupt."""
+def hear_signals(how: Callable[[int, FrameType | None], None] | signal.Handlers | None = None) -> None:
+    """From here on Ctrl-C and a polite kill raise KeyboardInterrupt, or do something else."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupted)
+        signal.signal(number, how or interrupted)
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
@@ -103,9 +99,3 @@ def interrupted(number: int, frame: FrameType | None) -> None:
             os._exit(STOPPED)
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def ignore_signals() -> None:
-    """Hear nothing any more: all is done, and nothing is left to be stopped."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)

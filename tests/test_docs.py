@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 import multidraft as md
 from multidraft.generation import TREE
-from multidraft.zoo import load_pair
-from multidraft.zoo.pair import FOLDER
+from multidraft.zoo import FOLDER, load_pair
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
 FOLDERS = ("", "docs/", "results/", "examples/**/", "benchmarks/")
@@ -24,19 +23,9 @@ PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md")]
 FENCE = re.compile(
     r"(?:<!-- snippet: (?P<how>.*?) -->\n)?```python\n(?P<code>.*?)```(?:\n\n```text\n(?P<out>.*?)```)?", re.S
 )
-ROOMS = "|".join(
-    [
-        "docs",
-        "results",
-        "tests",
-        "benchmarks",
-        "examples",
-        "theory",
-        "multidraft",
-        *(f.name for f in PACKAGE.iterdir() if f.is_dir()),
-    ]
-)
-NAMED = re.compile(rf"(?<![\w/.-])(?:{ROOMS})/[\w/]+\.(?:py|md|jsonl|svg|png)\b")
+ROOMS = ["docs", "results", "tests", "benchmarks", "examples", "theory", "multidraft"]
+ROOMS += [folder.name for folder in PACKAGE.iterdir() if folder.is_dir()]
+NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(ROOMS)})/[\w/]+\.(?:py|md|jsonl|svg|png)\b")
 EMBEDDED = "embedded pair on the CPU"  # in place of models from the hub on a GPU, so that the lines really run
 FILES = "embedded pair as GGUF files"  # where llama.cpp is installed
 PLACES = {
@@ -58,10 +47,11 @@ class Snippet(NamedTuple):
 
 def snippets() -> list[Any]:
     """All of them, with a name for messages."""
-    found = [(page, match) for page in PAGES for match in FENCE.finditer(page.read_text())]
     return [
         pytest.param(Snippet(match["code"], match["out"], match["how"]), id=f"{page.relative_to(ROOT)}-{number}")
-        for number, (page, match) in enumerate(found)
+        for number, (page, match) in enumerate(
+            (page, match) for page in PAGES for match in FENCE.finditer(page.read_text())
+        )
     ]
 
 
@@ -77,6 +67,7 @@ def names() -> dict[str, Any]:
 @pytest.mark.parametrize("snippet", snippets())
 def test_snippets_run(snippet, names):
     torch.manual_seed(0)
+    assert snippet.how in (None, EMBEDDED, FILES)
     if snippet.code.startswith(">>>"):
         test = doctest.DocTestParser().get_doctest(snippet.code, {}, "snippet", None, 0)
         assert doctest.DocTestRunner().run(test).failed == 0
@@ -95,11 +86,6 @@ def test_snippets_run(snippet, names):
     with redirect_stdout(StringIO()) as printed:
         exec(code, known)
     assert snippet.printed in (None, printed.getvalue())
-
-
-def test_marks_of_snippets_are_known():
-    hows = {match["how"] for page in PAGES for match in FENCE.finditer(page.read_text())}
-    assert hows == {None, EMBEDDED, FILES}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -125,11 +111,6 @@ def test_files_that_are_named_are_there(folder):
     assert [pair for pair in named if not any((place / pair[1]).exists() for place in (ROOT, PACKAGE))] == []
 
 
-def test_readme_is_short():
-    words = [word for word in (ROOT / "README.md").read_text().split() if re.search(r"\w", word)]
-    assert len(words) <= 600
-
-
 def test_the_page_of_the_command_line_is_its_help():
     command = ["multidraft.cli.main", "utils", "docs", "--name", "multidraft", "--title", "The command line"]
     made = CliRunner().invoke(typer_cli.app, command)
@@ -137,5 +118,6 @@ def test_the_page_of_the_command_line_is_its_help():
     assert (ROOT / "docs" / "cli.md").read_text().strip() == made.stdout.strip(), "run `make docs`"
 
 
-def test_the_pages_name_the_default():
+def test_the_pages_name_the_default_and_readme_is_short():
     assert f"default is `{TREE}`" in (ROOT / "docs" / "choosing.md").read_text()
+    assert len(re.findall(r"\S*\w\S*", (ROOT / "README.md").read_text())) <= 600

@@ -28,14 +28,11 @@ def exported(init: Path) -> Iterator[str]:
                 yield name
 
 
-def test_the_root_has_few_entries_and_few_floors_below_the_command_line():
+def test_the_house_has_few_rooms_and_its_contracts_no_exceptions():
     floors = CONTRACTS["layers"]["layers"]
     assert len(entries(PACKAGE)) <= 20
     assert len(floors) <= 13
     assert floors[:2] == ["__main__", "cli"]
-
-
-def test_the_contracts_have_no_exceptions():
     assert {"layers", "acyclic_siblings"} <= set(CONTRACTS)
     assert CONTRACTS["layers"]["exhaustive"]
     assert not PROJECT["tool"]["importlinter"]["exclude_type_checking_imports"]

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from multidraft.generation import SCHEME
 from multidraft.io.journal import Journal
-from multidraft.zoo.pair import Pair, load_pair
+from multidraft.zoo import Pair, load_pair
 from on_gpu import trained
 from on_gpu.asked import Asked, Line
 from on_gpu.steps import TREES

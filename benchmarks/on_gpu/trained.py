@@ -7,7 +7,7 @@ from pathlib import Path
 from multidraft_research.training.evaluate import evaluate_pair
 from multidraft_research.training.recipe import Recipe, Shape, train_pair
 
-from multidraft.zoo.pair import Pair, load_pair
+from multidraft.zoo import Pair, load_pair
 from on_gpu.asked import Asked, Line, Skipped
 
 LARGE = Recipe(

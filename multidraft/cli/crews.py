@@ -24,7 +24,9 @@ PATIENCE = 3  # times that workers may die without one job done between
 LOCAL = "local"
 STORE = 100_000_000  # bytes of shared memory, where what is sent is small
 SECONDS = 5.0  # for a cluster to answer
+alone: Crew = map  # one job after another, in this process
 kept: list[Work] = []  # of a worker process, the one that it does
+opened = lru_cache(maxsize=1)(pickle.loads)  # once for all jobs of a process, so that it loads its models once
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
     "RAY_worker_niceness": "0",  # jobs have the priority that processes would have
@@ -52,11 +54,6 @@ def crew_of(workers: int | None, ray: str | None) -> Crew:
     optional("ray", "Ray", "ray")
     check_address(ray)
     return Cluster(ray, (workers or 1) if ray == LOCAL else workers)
-
-
-def alone(work: Work, jobs: Sequence[int]) -> Iterator[Record]:
-    """One job after another, in this process."""
-    return map(work, jobs)
 
 
 @dataclass(frozen=True)
@@ -106,12 +103,17 @@ class Cluster:
             for job in islice(left, count):
                 waiting[job] = task.remote(sent, job, torch.get_num_threads())
 
+        died = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError
         send(self.workers or len(jobs))
         try:
             for job in jobs:
-                record = result(ray, waiting.pop(job), job)
+                record = ray.get(waiting.pop(job))
                 send(1)
                 yield record
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None  # a job's own errors are raised as they are
+        except died:
+            raise given_up(job) from None
         finally:
             for unfinished in waiting.values():
                 ray.cancel(unfinished, force=True)
@@ -141,12 +143,6 @@ def one(pickled: bytes, job: int, threads: int) -> Record:
 
     torch.set_num_threads(threads)
     return opened(pickled)(job)
-
-
-@lru_cache(maxsize=1)
-def opened(pickled: bytes) -> Work:
-    """The work, once for all jobs of a process, so that it loads its models once."""
-    return pickle.loads(pickled)
 
 
 def join(address: str, heard: bool = False, **local: object) -> ModuleType:
@@ -181,13 +177,3 @@ def check_address(address: str) -> None:
         raise AdviceError(
             f"no Ray cluster answers at {address!r} ({error}); give HOST:PORT of `ray start --head`, or --ray local"
         ) from None
-
-
-def result(ray: ModuleType, waiting: object, job: int) -> Record:
-    """The record of a job; its own errors are raised as they are."""
-    try:
-        return ray.get(waiting)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError, ray.exceptions.NodeDiedError):
-        raise given_up(job) from None

@@ -2,22 +2,19 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from multidraft import machine
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import crew_of
-from multidraft.cli.decode import SEEDS_APART, Decoded, Job, Shards, Texts, context, decode, spread
+from multidraft.cli.decode import SEEDS_APART, Decoded, Job, Texts, decode, spread
 from multidraft.cli.models import Loader, Models, usual
-from multidraft.cli.prompts import Prompt, Session, digest, read_prompts
+from multidraft.cli.prompts import Prompt, converse, read_prompts
 from multidraft.cli.report import Report, rival, rivals
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.journal import Journal
-from multidraft.io.lock import hold
-
-if TYPE_CHECKING:
-    from multidraft.decoding.trace import TraceFile
+from multidraft.io.files import hold
 
 JSONL = (
     "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
@@ -79,14 +76,11 @@ class Output:
     compare: Annotated[bool, o.asked("Also decode plainly, and as transformers drafts.", o.OUTPUT, "--compare")] = False
     as_json: o.Json = False
 
-    def check_session(self, limit: int | None) -> None:
-        """Raise on what a conversation cannot do."""
-        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": limit}
-        for name in (name for name, given in told.items() if given):
+    def check(self, asked: Asked, *inputs: Path | str | None) -> None:
+        """Raise on what a conversation cannot do, and where a file could not be written, or would replace an input."""
+        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": asked.limit}
+        for name in (name for name, given in told.items() if given and asked.talks):
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
-
-    def check(self, inputs: list[Path | str | None]) -> None:
-        """Raise where a file could not be written, or would take the place of an input, before anything is loaded."""
         files.check(self.trace, "--trace", inputs)
         files.check(self.jsonl, "--jsonl", inputs)
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
@@ -105,116 +99,91 @@ class Output:
 @o.grouped
 def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Drafting, run: Run, output: Output) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
-    if asked.talks:
-        output.check_session(asked.limit)
     chosen = [] if asked.talks else read_prompts(asked.prompt, asked.prompts, asked.limit)
     loader = Loader(named.engine, named.trust)
     loader.check()
     target, draft = usual(named.target, named.draft, loader.tells and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles}
-    job = Job(target, draft, loader, asked.chat, run.batch, run.seed, settings)
+    job = Job(target, draft, loader, chosen, asked.chat, run.batch, run.seed, settings)
     job.check()
-    shards = Shards(job, chosen)
     if (run.workers or 1) > 1 or run.ray is not None:
         folder = output.folder(asked.talks)
         with hold(folder, output.wait):
-            return spread(shards, folder, crew_of(run.workers, run.ray), output.as_json)
-    output.check([asked.prompts, named.target, named.draft, drafting.plan])
+            return spread(job, folder, crew_of(run.workers, run.ray), output.as_json)
+    output.check(asked, asked.prompts, named.target, named.draft, drafting.plan)
     with hold(output.jsonl, output.wait), hold(output.trace, output.wait):
-        here(shards, asked.talks, output, None in (named.target, named.draft))
+        here(job, asked.talks, output, None in (named.target, named.draft))
 
 
-def here(shards: Shards, talks: bool, output: Output, unnamed: bool) -> None:
+def here(job: Job, talks: bool, output: Output, unnamed: bool) -> None:
     """Decode in this process, and report; where no models were named, say which were taken."""
-    job, report = shards.job, Report(shards.job.manner)
-    journal = None if output.jsonl is None else begun(output.jsonl, shards, output.compare)
-    done = len(journal.records) if journal else 0
+    from multidraft.decoding.trace import TraceFile
+
+    journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
+    done, count = len(journal.records) if journal else 0, len(job.prompts)
+    if done:
+        terminal.note(f"{output.jsonl} has {done} of {count} prompts; going on with the others")
     if done and output.trace is not None and output.trace.exists():
         raise AdviceError(
             f"--trace {str(output.trace)!r} is of the prompts before, and would be lost; give another file"
         )
-    pair, chosen = shards.models, shards.read(shards.prompts)
+    pair, chosen, report = job.models, job.read(job.prompts), Report(job.manner, journal)
     if unnamed and not output.as_json:
         terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
     if output.trace is not None:
-        job = replace(job, trace=trace_file(output.trace, pair, report))
+        facts = {"run": job.manner, "versions": machine.versions(), "hardware": machine.hardware()}
+        job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
     if talks:
-        return Session(pair.tokenizer, context(pair), lambda prompt: answer(pair, job, prompt)).run()
-    run_all(pair, job, chosen[done:], report, output, journal)
+        return converse(pair, lambda prompt: answer(pair, job, prompt))
+    decode_all(pair, job, chosen[done:], report, output)
     report.print(output.as_json)
     if report.interrupted:
-        raise KeyboardInterrupt(f"stopped after {done + report.complete} of {len(chosen)} prompts")
-
-
-def begun(path: Path, shards: Shards, compare: bool) -> Journal:
-    """The results so far, and where to write the others; raises where they are of another run."""
-    journal = Journal(path, shards.job.identity | {"compare": compare, "prompts": digest(shards.prompts)})
-    if journal.records:
-        terminal.note(f"{path} has {len(journal.records)} of {len(shards.prompts)} prompts; going on with the others")
-    return journal
-
-
-def trace_file(path: Path, pair: Models, report: Report) -> "TraceFile":
-    """A trace with what there is to say of the whole run."""
-    from multidraft.decoding.trace import TraceFile
-    from multidraft.machine import hardware, versions
-
-    return TraceFile(path, pair.tokenizer, {"run": report.settings, "versions": versions(), "hardware": hardware()})
+        raise KeyboardInterrupt(f"stopped after {done + report.complete} of {count} prompts")
 
 
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
     """An answer in a conversation, shown as it comes, and a summary."""
-    texts = Texts(shows=True)
+    texts = Texts(pair.tokenizer, [prompt], shows=True, heads=False)
     try:
-        info = decode(pair, job, [prompt], texts=texts)[1]
+        info = decode(pair, job, texts)[1]
     except KeyboardInterrupt:
         return texts.whole[0], "stopped"
     pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
     return texts.whole[0], f"{info.tokens} tokens, {pace}"
 
 
-def run_all(
-    pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output, journal: Journal | None
-) -> None:
+def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output) -> None:
     """Decode all prompts; ways that are compared take turns, so that a noisy machine hits all alike."""
     from tqdm import tqdm
 
-    texts = Texts(shows=not output.as_json, heads=True)
-    if texts.shows:
+    shows, texts = not output.as_json, Texts(pair.tokenizer, [])
+    if shows:
         terminal.legend()
-
-    def keep(records: list[dict[str, object]]) -> None:
-        if journal is not None:
-            for record in records:
-                journal.append(record)
-
-    bar = tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=texts.shows)
     try:
-        for first in range(0, len(prompts), job.batch):
-            rows = prompts[first : first + job.batch]
-            if not first:
-                short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
-                all_ways(pair, short, rows, Texts(), output.compare)
-            report.add(rows, *all_ways(pair, job, rows, texts, output.compare))
-            keep(report.records[-len(rows) :])
-            texts.forget()
-            bar.update(len(rows))
+        with tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=shows) as bar:
+            for first in range(0, len(prompts), job.batch):
+                rows = prompts[first : first + job.batch]
+                if not first:
+                    short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
+                    all_ways(pair, short, Texts(pair.tokenizer, rows), output.compare)
+                texts = Texts(pair.tokenizer, rows, shows)
+                report.add(rows, *all_ways(pair, job, texts, output.compare))
+                texts = Texts(pair.tokenizer, [])
+                bar.update(len(rows))
     except KeyboardInterrupt:
         report.interrupt(texts.rows, texts.whole)
-        keep(report.records[report.complete :])
     finally:
-        bar.close()
-        if texts.shows:
+        if shows:
             terminal.show("\n")
 
 
 def all_ways(
-    pair: Models, job: Job, rows: list[Prompt], texts: Texts, compares: bool
+    pair: Models, job: Job, texts: Texts, compares: bool
 ) -> tuple[Decoded, Decoded | None, dict[str, tuple[int, float]]]:
     """A batch with drafts; to compare, plainly and in transformers' own ways to draft, too."""
-    drafted = decode(pair, job, rows, texts=texts)
+    drafted = decode(pair, job, texts)
     if not compares:
         return drafted, None, {}
-    plain, seed = decode(pair, job, rows, drafts=False), job.seed * SEEDS_APART
+    plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.rows), drafts=False), job.seed * SEEDS_APART
     ways = rivals(pair, job.settings, job.target)
-    return drafted, plain, {name: rival(pair, rows, job.settings, seed, way) for name, way in ways.items()}
+    return drafted, plain, {name: rival(pair, texts.rows, job.settings, seed, way) for name, way in ways.items()}

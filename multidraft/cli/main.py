@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from multidraft.errors import AdviceError
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
-COLUMNS = ["scheme", "exact", "cost of the rule", "source"]
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
@@ -53,9 +52,7 @@ class Commands(TyperGroup):
     """Our commands and those of entry points, none of which ends with a traceback over what a user can mend."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args:
-            return super().parse_args(ctx, args)  # which shows the help
-        with one_line(ctx):
+        with one_line(ctx) if args else nullcontext():  # without any, this shows the help
             return super().parse_args(ctx, args)
         raise AssertionError  # for mypy: the line above returns or raises
 
@@ -115,32 +112,25 @@ def schemes(
     entries: list[dict[str, Any]] = md.schemes()
     if as_json:
         return terminal.print_json(entries)
-    laws = sorted({entry["law"] for entry in entries})
+    laws, columns = sorted({entry["law"] for entry in entries}), ["scheme", "exact", "cost of the rule", "source"]
+    alike: dict[tuple[str, ...], list[str]] = {}  # the names of schemes that differ in their law alone
+    for e in entries:
+        cost = e["cost"] + ("; small vocabularies only" if as_markdown else " *") * e["small"]
+        source = "; ".join(filter(None, [e["source"], e["known_as"]]))
+        alike.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source), []).append(e["name"])
     if as_markdown:
         rows = [
             [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{n}`" for n in names), *rest]
-            for (rule, *rest), names in alike(entries, "; small vocabularies only").items()
+            for (rule, *rest), names in alike.items()
         ]
-        return print("\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows]))
+        return print("\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]))
     rows = [
         [name, *rest]
-        for (rule, *rest), names in alike(entries, " *").items()
+        for (rule, *rest), names in alike.items()
         for name in ([f"LAW:{rule}"] if len(names) == len(laws) else names)
     ]
-    terminal.print_table(COLUMNS, rows)
+    terminal.print_table(columns, rows)
     terminal.note(f"LAW is any of {', '.join(laws)}. * for small vocabularies only")
-
-
-def alike(entries: list[dict[str, Any]], small: str) -> dict[tuple[str, ...], list[str]]:
-    """The names of schemes that differ in their law alone, by rule, exactness, cost and source.
-
-    With a scheme's source goes the name that it has in other papers with the deferred walk.
-    """
-    lines: dict[tuple[str, ...], list[str]] = {}
-    for e in entries:
-        cost, source = e["cost"] + small * e["small"], "; ".join(filter(None, [e["source"], e["known_as"]]))
-        lines.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source), []).append(e["name"])
-    return lines
 
 
 app = typer.Typer(

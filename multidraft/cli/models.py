@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import FOLDER
+from multidraft.zoo import FOLDER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -73,10 +74,10 @@ USUAL_WAY = Loader()
 def usual(target: str | None, draft: str | None, tells: bool = True) -> tuple[str, str]:
     """Both names, where some may be left out: smollm2 if its package is installed, else embedded; and the pair's draft.
 
-    `tells`: whether the target will tell its hidden states.
+    That of smollm2 is copying with a head, or with a small model where the target does not tell its hidden states.
 
-    >>> usual("embedded", None), usual("embedded", "ngram")
-    (('embedded', 'embedded'), ('embedded', 'ngram'))
+    >>> usual("embedded", None), usual("smollm2", None, tells=False)
+    (('embedded', 'embedded'), ('smollm2', 'copy+smollm2'))
     """
     drafts = models_in(parse(draft))
     if target is None and any(name not in PAIRS for name in drafts):
@@ -89,19 +90,10 @@ def usual(target: str | None, draft: str | None, tells: bool = True) -> tuple[st
             f"--target comes without --draft; pass one that has its tokenizer, {', '.join(OWN)}, or none, or leave out "
             "--target"
         )
-    for name in drafts:
-        if name in PAIRS and name != target:
-            raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
-    return target, shipped(target, tells) if draft is None else draft
-
-
-def shipped(target: str, tells: bool) -> str:
-    """The drafter that comes with a target: copying and a head, or a small model where the target tells no states.
-
-    >>> shipped("smollm2", tells=True), shipped("smollm2", tells=False)
-    ('copy+eagle3:smollm2', 'copy+smollm2')
-    """
-    return target if target != SMOLLM2 else f"{COPY}+{HEADS[0]}:{SMOLLM2}" if tells else f"{COPY}+{SMOLLM2}"
+    for name in set(drafts) & set(PAIRS) - {target}:
+        raise AdviceError(f"the draft model {name} is for the target {name}; name another, or leave out --target")
+    shipped = {SMOLLM2: f"{COPY}+{HEADS[0]}:{SMOLLM2}" if tells else f"{COPY}+{SMOLLM2}"}.get(target, target)
+    return target, shipped if draft is None else draft
 
 
 @cache
@@ -181,45 +173,51 @@ def load_models(
 
     loader.check()
     silence()
-    names = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
-    files = {name: GGUF(existing(name)) for name in dict.fromkeys(names) if is_file(name)}
-    settle(name for name in names if name not in files)
+    places = [placed(target, "target", loader), *(placed(name, "draft", loader) for name in drafts)]
+    files = {place: GGUF(Path(place)) for place in dict.fromkeys(places) if is_file(place)}
+    settle(place for place in places if place not in files)
     settings = {"trust_remote_code": True} if loader.trust else {}
     tokenizers = {
-        name: LlamaTokenizer(files[name].weights) if name in files else load_tokenizer(name, **settings)
-        for name in dict.fromkeys(names)
-        if name == names[0] or not has_part(name, files.get(name))
+        place: LlamaTokenizer(files[place].weights) if place in files else load_tokenizer(place, **settings)
+        for place in dict.fromkeys(places)
+        if place == places[0] or not has_part(place, files.get(place))
     }
-    for name, tokenizer in tokenizers.items():
-        check_pieces(names[0], tokenizers[names[0]], name, tokenizer)
+    for place, tokenizer in tokenizers.items():
+        check_pieces(places[0], tokenizers[places[0]], place, tokenizer)
     models: list[Model] = [
         files[place] if place in files else checked(load_model(place, **settings), name)
-        for place, name in zip(names, [target, *drafts], strict=True)
+        for place, name in zip(places, [target, *drafts], strict=True)
     ]
-    if names[0] not in files:
-        check_sizes(tokenizers[names[0]], models[0], target)  # type: ignore[arg-type]  # it is of transformers
+    if places[0] not in files:
+        check_sizes(tokenizers[places[0]], models[0], target)  # type: ignore[arg-type]  # it is of transformers
     for draft in models[1:]:
         check_vocabularies(models[0], draft)
-    return models[0], models[1:], tokenizers[names[0]]
+    return models[0], models[1:], tokenizers[places[0]]
 
 
 def placed(name: str, role: str, loader: Loader) -> str:
     """The folder, hub name or GGUF file that a name stands for; a file for Hugging Face's engine has a folder."""
+    engine = loader.engine
     if name == EMBEDDED:
         return str(FOLDER / role)
-    engine = loader.engine
     if name == SMOLLM2:
         from multidraft.zoo import smollm2
 
         name, engine = str(smollm2.file(role)), engine or TRANSFORMERS
-    if is_file(name) and engine == TRANSFORMERS:
+    if not is_file(name):
+        if engine == LLAMA_CPP:
+            advice = "which --engine llama.cpp needs; give one, or leave out --engine"
+            raise AdviceError(f"{name!r} is no GGUF file, {advice}")
+        return name
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise AdviceError(f"there is no file {name!r}; check the path")
+    if engine == TRANSFORMERS:
         from multidraft.io.files import cache
         from multidraft.models.gguf.to_hugging_face import folder_of
 
-        return str(folder_of(existing(name), cache()))  # made once, and kept
-    if not is_file(name) and engine == LLAMA_CPP:
-        raise AdviceError(f"{name!r} is no GGUF file, which --engine llama.cpp needs; give one, or leave out --engine")
-    return name
+        return str(folder_of(path, cache()))  # made once, and kept
+    return str(path)
 
 
 def has_part(name: str, file: Any) -> bool:
@@ -233,14 +231,6 @@ def has_part(name: str, file: Any) -> bool:
 def is_file(name: str) -> bool:
     """Whether a name is of a GGUF file, and not of a folder or on the hub."""
     return name.lower().endswith(".gguf") or Path(name).expanduser().is_file()
-
-
-def existing(name: str) -> Path:
-    """The path of a GGUF file that is there."""
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise AdviceError(f"there is no file {name!r}; check the path")
-    return path
 
 
 def checked(model: "PreTrainedModel", name: str) -> "PreTrainedModel":
@@ -270,19 +260,16 @@ def check_pieces(target: str, first: "PreTrainedTokenizerBase", draft: str, seco
 def own(name: str, target: "Model") -> "Model":
     """A drafter that is made of the text, or of the target."""
     from multidraft.generation.inputs import vocabulary_of
+    from multidraft.models.heads.drafters import head
     from multidraft.models.loading import first_layers
     from multidraft.models.ngram import Lookup, NGram
 
-    if HEAD.fullmatch(name):
-        from multidraft.models.heads.drafters import head
-
+    kind, _, number = ("lookup" if name == COPY else name).partition(":")
+    if kind in HEADS:
         return head(name, target)
-    match = NUMBERED.fullmatch("lookup" if name == COPY else name)
-    assert match is not None  # `load` asks for no other
-    number = int(match[2] or OWN[match[1]] or 0)
-    if match[1] == "layers":
-        return first_layers(target, number)
-    return {"ngram": NGram, "lookup": Lookup}[match[1]](vocabulary_of(target), number)
+    if kind == "layers":
+        return first_layers(target, int(number))
+    return {"ngram": NGram, "lookup": Lookup}[kind](vocabulary_of(target), int(number or OWN[kind] or 0))
 
 
 def mixed(members: "list[Model]", named: list[Member]) -> "Model":
@@ -324,16 +311,13 @@ def answers() -> bool:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    heard: list[bool] = []
+    heard: list[object] = []
 
     def ask() -> None:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-            heard.append(True)
-        except Exception:  # the client's kinds of errors depend on its version
-            heard.append(False)
+        with suppress(Exception):  # the client's kinds of errors depend on its version
+            heard.append(get_session().head(constants.ENDPOINT, timeout=PATIENCE))
 
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PATIENCE + 1)
-    return heard == [True]
+    return bool(heard)

@@ -23,8 +23,6 @@ TREES = "auto: what pays; or 4x2x2x1, '8 paths of 4', a JSON list of paths; limi
 SECONDS = "Seconds of the run's own steps in which `--tree auto` times trees for a new pair; 0 for none."
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 LARGEST = 2**32  # far more of anything than can be meant, and what every library below takes
-LONGEST, MOST = 65_536, 1_000  # characters of a value (a prompt has more room), and times that an option is given
-FREE = ("prompt",)  # texts of any length
 RENAMED = re.compile("^--new-tokens(?=$|=)"), "--max-new-tokens"  # an option by its old name
 
 
@@ -33,6 +31,10 @@ def asked(text: str, panel: str, *names: str, **more: Any) -> Any:
     return Option(*names, help=text, rich_help_panel=panel, **more)
 
 
+Target = Annotated[str | None, asked(TARGET, MODELS)]
+Draft = Annotated[str | None, asked(DRAFT, MODELS)]
+Scheme = Annotated[str, asked("Drafting law and rule; see `multidraft schemes`.", DRAFTING)]
+Walk = Annotated[str, asked("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)]
 Seed = Annotated[int, asked("The same seed gives the same output.", RUN, min=0, max=2**32)]
 Limit = Annotated[int | None, asked("Only the first N prompts of the file.", PROMPTS, min=1)]
 Workers = Annotated[int | None, asked(WORKERS, RUN, min=1, max=1024)]
@@ -45,8 +47,8 @@ Json = Annotated[bool, asked("Print JSON, and progress on stderr.", OUTPUT, "--j
 class Named:
     """The models, and how they are loaded."""
 
-    target: Annotated[str | None, asked(TARGET, MODELS)] = None
-    draft: Annotated[str | None, asked(DRAFT, MODELS)] = None
+    target: Target = None
+    draft: Draft = None
     engine: Annotated[str | None, asked(ENGINE, MODELS)] = None
     trust: Annotated[bool, asked(TRUST, MODELS, "--trust-remote-code")] = False
 
@@ -55,11 +57,11 @@ class Named:
 class Drafting:
     """What is drafted, and how it is verified."""
 
-    scheme: Annotated[str, asked("Drafting law and rule; see `multidraft schemes`.", DRAFTING)] = SCHEME
+    scheme: Scheme = SCHEME
     tree: Annotated[str, asked(TREES, DRAFTING)] = TREE
     plan: Annotated[str | None, asked("What `multidraft tune --out` has written, for --tree auto.", DRAFTING)] = None
     tune_budget: Annotated[float, asked(SECONDS, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET
-    walk: Annotated[str, asked("How a tree is traversed: deferred, or commit as in the papers.", DRAFTING)] = "deferred"
+    walk: Walk = "deferred"
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,16 +87,13 @@ class Checked(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--") else [arg])]
         for option, value in pairwise([*words, "end"]):
-            if option.startswith("--") and value == "" and option.lstrip("-") not in FREE:
+            if option.startswith("--") and value == "" and option != "--prompt":
                 raise AdviceError(f"{option} is empty; give it a value, or leave it out")
         rest = super().parse_args(ctx, [RENAMED[0].sub(RENAMED[1], arg) for arg in args])
         for parameter in self.params:
             given = ctx.params.get(parameter.name)
-            values, name = given if isinstance(given, list | tuple) else [given], max(parameter.opts, key=len)
-            if len(values) > MOST:
-                raise AdviceError(f"{name} is given {len(values)} times; give it at most {MOST} times")
-            for fault in filter(None, (fault_of(value, parameter.name in FREE) for value in values)):
-                raise AdviceError(f"{name} {fault}")
+            for fault in filter(None, map(fault_of, given if isinstance(given, list | tuple) else [given])):
+                raise AdviceError(f"{max(parameter.opts, key=len)} {fault}")
         return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -109,14 +108,12 @@ def without_types(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-def fault_of(value: object, free: bool) -> str | None:
+def fault_of(value: object) -> str | None:
     """What is wrong with a value of an option, and what to do."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"is {value}; give a finite number"
     if isinstance(value, int | float) and abs(value) > LARGEST:
         return f"is too large; give a number of at most {LARGEST}"
-    if isinstance(value, str) and not free and len(value) > LONGEST:
-        return f"has {len(value)} characters; give at most {LONGEST}"
     if isinstance(value, str) and HALF_CHARACTER.search(value):
         return "is not UTF-8 text; check the terminal's encoding"
     return None

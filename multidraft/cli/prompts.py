@@ -21,6 +21,9 @@ from multidraft.io import files, journal
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from multidraft.cli.models import Models
+    from multidraft.zoo import Pair
+
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
 COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
@@ -73,26 +76,27 @@ def digest(prompts: list[Prompt]) -> str:
     return sha256(asked.encode()).hexdigest()[:16]
 
 
-def encode(
-    prompts: list[Prompt], tokenizer: "PreTrainedTokenizerBase", context: int | None, chat: bool = False
-) -> None:
+def encode(prompts: list[Prompt], pair: "Models | Pair", chat: bool = False) -> None:
     """Fill in the tokens, with `chat` those of a conversation of one message; refuse what leaves no room for more."""
+    start = [] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id]
     for prompt in prompts:
         if chat:
-            prompt.tokens = written(tokenizer, [{"role": "user", "content": prompt.text}])
+            tokens = written(pair.tokenizer, [{"role": "user", "content": prompt.text}])
             prompt.text += "\n"  # the answer begins on a line of its own
         else:
             # verbose: transformers warns of long prompts, for which there is an error below
-            prompt.tokens = tokenizer(prompt.text, verbose=False)["input_ids"]
-        if not prompt.tokens and tokenizer.bos_token_id is not None:
-            prompt.tokens = [tokenizer.bos_token_id]
+            tokens = pair.tokenizer(prompt.text, verbose=False)["input_ids"]
+        prompt.tokens = tokens or start
         if not prompt.tokens:
             raise AdviceError(f"prompt {prompt.id!r} is empty; give it some text")
-        check_length(prompt, context)
+        check_length(prompt, pair)
 
 
-def check_length(prompt: Prompt, context: int | None) -> None:
+def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
     """Raise where a prompt leaves no room for even one new token."""
+    from multidraft.generation.inputs import context_of
+
+    context = context_of(pair.target, pair.draft)
     if context is not None and len(prompt.tokens) >= context:
         raise AdviceError(
             f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens, and the models' context is {context}; "
@@ -111,54 +115,35 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
     raise AdviceError(f"{reason}; continue a text with --prompt TEXT instead, or name a chat model and a draft for it")
 
 
-class Session:
-    """`multidraft generate --chat`: a conversation, each of whose answers is asked for by number.
+def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> None:
+    """`multidraft generate --chat`, until /exit or the end of the input.
 
-    `answer` shows it, and returns it with a summary.
+    `answer` shows an answer, and returns it with a summary; its random numbers depend on how many came before. What
+    there was of one that is stopped belongs to the conversation; a message that cannot be answered is forgotten.
     """
-
-    def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        context: int | None,
-        answer: Callable[[Prompt], tuple[str, str]],
-    ):
-        self.tokenizer, self.context, self.answer = tokenizer, context, answer
-        self.messages: list[Message] = []
-        self.answers = 0  # so far; the number of one is what its random numbers depend on
-
-    def run(self) -> None:
-        """Answer until /exit or the end of the input."""
-        with suppress(ImportError):
-            import readline  # noqa: F401  # with it, input() edits lines and remembers them
-        terminal.legend()
-        typer.echo(COMMANDS)
-        while (line := ask()) not in (None, "/exit"):
-            self.hear(line or "")
-
-    def hear(self, line: str) -> None:
-        """A command, or a message to answer; one that cannot be answered is forgotten."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # with it, input() edits lines and remembers them
+    terminal.legend()
+    typer.echo(COMMANDS)
+    messages, answers = list[Message](), 0
+    while (line := ask()) not in (None, "/exit"):
         if line == "/reset":
-            self.messages = []
-        elif line.startswith("/"):
+            messages = []
+        elif line and line.startswith("/"):
             typer.echo(COMMANDS)
         elif line:
-            before = list(self.messages)
+            messages.append({"role": "user", "content": line})
+            prompt = Prompt(answers, "the conversation", "", line)
             try:
-                self.reply(line)
+                prompt.tokens = written(pair.tokenizer, messages)
+                check_length(prompt, pair)
+                answers += 1
+                text, summary = answer(prompt)
+                messages.append({"role": "assistant", "content": text})
+                terminal.show(f"\n[{summary}]\n")
             except AdviceError as error:
-                self.messages = before
+                del messages[-1]
                 typer.echo(f"{error}; /reset makes room")
-
-    def reply(self, line: str) -> None:
-        """Answer a message. What there was of an answer that is stopped belongs to the conversation."""
-        self.messages.append({"role": "user", "content": line})
-        prompt = Prompt(self.answers, "the conversation", "", line, written(self.tokenizer, self.messages))
-        check_length(prompt, self.context)
-        self.answers += 1
-        text, summary = self.answer(prompt)
-        self.messages.append({"role": "assistant", "content": text})
-        terminal.show(f"\n[{summary}]\n")
 
 
 def ask() -> str | None:

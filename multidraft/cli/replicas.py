@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.cli import options as o
 from multidraft.cli import terminal
 from multidraft.cli.crews import check_address, join, one_gpu
-from multidraft.cli.models import Loader, Models, load, parse, usual
+from multidraft.cli.models import Loader, load, parse, usual
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
@@ -48,11 +48,6 @@ class Serving(o.Drafting, o.Named):
         """The model's names in requests."""
         return list(self.names) or [usual(self.target, self.draft)[0]]
 
-    @property
-    def loader(self) -> Loader:
-        """How the models are loaded."""
-        return Loader(self.engine, self.trust)
-
     def check(self) -> None:
         """Raise on what cannot work, before anything is loaded."""
         if not all(name.strip() for name in self.names):
@@ -65,8 +60,8 @@ class Serving(o.Drafting, o.Named):
         """How to decode; where trees are chosen later, their limits and the plan."""
         from multidraft.generation.inputs import configured
 
-        drafters = len(parse(usual(self.target, self.draft, self.loader.tells)[1]))
-        return configured(self.scheme, self.tree, self.walk, self.plan, drafters)
+        draft = usual(self.target, self.draft, Loader(self.engine).tells)[1]
+        return configured(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
 
     def app(self) -> "FastAPI":
         """The app over the models, which are loaded here and now; call it in a thread that ends.
@@ -86,46 +81,26 @@ class Serving(o.Drafting, o.Named):
         return app
 
     def service(self) -> "Service":
-        """The service that the app is over."""
+        """The service that the app is over; trees are those that the rows under way decide, if that is asked for."""
         import torch
 
+        from multidraft.autotune.controller import auto
+        from multidraft.autotune.plans import Subject
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # of the threads that begin from here on, the engine's among them
-        models = load(self.target, self.draft, self.loader)
+        target, draft, tokenizer = load(self.target, self.draft, Loader(self.engine, self.trust))
         if self.template is not None:
-            models.tokenizer.chat_template = self.template
-        if not models.tokenizer.chat_template:
+            tokenizer.chat_template = self.template
+        if not tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
-        engine = Engine(models.target, models.draft, self.choosing(models), self.limits)
-        return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
-
-    def choosing(self, models: Models) -> "DecodeConfig":
-        """How to decode, with trees that the rows under way decide if that is asked for."""
-        from multidraft.autotune.controller import auto
-        from multidraft.autotune.plans import Subject
-
         config, limits, plan = self.configured()
-        if limits is None or models.draft is None:
-            return config
-        subject = Subject(models.target, models.draft, config.scheme, config.walk)
-        return replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-
-
-def template_of(path: Path | None) -> str | None:
-    """The text of a file with a chat template."""
-    if path is None:
-        return None
-    from jinja2 import Environment, TemplateSyntaxError
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
-    except (OSError, UnicodeError, TemplateSyntaxError) as error:
-        raise AdviceError(f"cannot read the chat template {str(path)!r}: {error}; check the file") from None
-    return text
+        if limits is not None and draft is not None:
+            subject = Subject(target, draft, config.scheme, config.walk)
+            config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
+        return Service(Engine(target, draft, config, self.limits), tokenizer, self.known_as, self.limits, self.api_key)
 
 
 def application(settings: dict[str, Any]) -> "Application":
@@ -150,15 +125,12 @@ def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Applicati
     from ray import serve
 
     rows = serving.limits.rows
+    busy = max(rows * 3 // 4, 1)
     made: Any = serve.deployment(
         serve.ingress(lambda: app_of(serving))(),
         name=NAME,
         ray_actor_options={"num_cpus": serving.threads or 1, "num_gpus": gpus},
-        autoscaling_config={
-            "min_replicas": least,
-            "max_replicas": most,
-            "target_ongoing_requests": max(rows * 3 // 4, 1),
-        },
+        autoscaling_config={"min_replicas": least, "max_replicas": most, "target_ongoing_requests": busy},
         max_ongoing_requests=rows + max(rows // 4, 1),
         max_queued_requests=serving.limits.queue,
         backpressure_config={"status_code": 429, "retry_after_s": 1},

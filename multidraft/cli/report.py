@@ -2,13 +2,13 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, small_draft
+from multidraft.io.journal import Journal, Record
 
 if TYPE_CHECKING:
     from multidraft.cli.decode import Decoded
@@ -21,49 +21,39 @@ RIVALS = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
 LOOKED_UP = 10  # tokens that prompt look-up drafts at most, as its authors have it
 RESAMPLES = 2000
 MARGIN = 1.1  # times faster: less may be noise, and is no reason for a hint
-SHOWN_TREES = 3
 SAMPLING = "temperature top_k top_p min_p repetition_penalty".split()  # settings that transformers has by these names
 
 
-@dataclass
-class Runs:
-    """How many tokens each batch made, in how many seconds; empty where a way to decode was not taken."""
+class Runs(list[tuple[int, float]]):
+    """The tokens and seconds of every batch; empty where a way to decode was not taken."""
 
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more batch."""
-        self.tokens.append(tokens)
-        self.seconds.append(seconds)
-
-    def rate(self, batches: Sequence[int] | None = None) -> float:
+    def rate(self, batches: Iterable[int] | None = None) -> float:
         """Tokens per second, over all batches or some."""
-        some = range(len(self.tokens)) if batches is None else batches
-        return sum(self.tokens[i] for i in some) / max(sum(self.seconds[i] for i in some), 1e-9)
+        some = self if batches is None else [self[i] for i in batches]
+        return sum(tokens for tokens, _ in some) / max(sum(seconds for _, seconds in some), 1e-9)
 
     def over(self, plain: "Runs") -> float | None:
         """Tokens per second over those of plain decoding, where both are known."""
-        return self.rate() / max(plain.rate(), 1e-9) if self.tokens and plain.tokens else None
+        return self.rate() / max(plain.rate(), 1e-9) if self and plain else None
 
     def interval(self, plain: "Runs | None" = None) -> tuple[float, float] | None:
         """95 % of the bootstrap over batches of the rate, or of its ratio to the plain one; None for one batch."""
-        chance, batches = random.Random(0), range(len(self.tokens))
-        if len(batches) < 2 or (plain is not None and not plain.tokens):
+        if len(self) < 2 or plain == []:
             return None
+        chance, batches = random.Random(0), range(len(self))
         samples = (chance.choices(batches, k=len(batches)) for _ in range(RESAMPLES))
         rates = sorted(self.rate(some) / (max(plain.rate(some), 1e-9) if plain else 1) for some in samples)
         return rates[round(0.025 * RESAMPLES)], rates[round(0.975 * RESAMPLES) - 1]
 
 
 class Report:
-    """Results batch by batch, summed up: tables for people, one JSON object for scripts."""
+    """Results batch by batch, summed up: tables for people, one JSON object for scripts; a journal has them, too."""
 
-    def __init__(self, settings: dict[str, object]):
+    def __init__(self, settings: dict[str, object], journal: Journal | None):
         from multidraft.decoding.metrics import Info
 
-        self.settings, self.interrupted = settings, False
-        self.records: list[dict[str, object]] = []
+        self.settings, self.journal, self.interrupted = settings, journal, False
+        self.records: list[Record] = []
         self.info, self.plain = Info(), Info()
         self.runs = {way: Runs() for way in ("drafted", "plain", *RIVALS)}
 
@@ -71,16 +61,21 @@ class Report:
         self, prompts: "list[Prompt]", drafted: "Decoded", plain: "Decoded | None", rivals: dict[str, tuple[int, float]]
     ) -> None:
         """One batch: its prompts, the texts with drafts and without, and the rivals' tokens and seconds."""
-        for row, prompt in enumerate(prompts):
-            record: dict[str, object] = {"id": prompt.id, "task": prompt.task, "text": drafted[0][row]}
-            self.records.append(record | ({"plain_text": plain[0][row]} if plain else {}))
         self.info += drafted[1]
         ways = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | rivals
         if plain:
             self.plain += plain[1]
             ways["plain"] = plain[1].tokens, plain[1].total_seconds
         for name, ran in ways.items():
-            self.runs[name].add(*ran)
+            self.runs[name].append(ran)
+        for row, prompt in enumerate(prompts):
+            self.keep(prompt, drafted[0][row], {"plain_text": plain[0][row]} if plain else {})
+
+    def keep(self, prompt: "Prompt", text: str, more: Record) -> None:
+        """The result of a prompt."""
+        self.records.append({"id": prompt.id, "task": prompt.task, "text": text} | more)
+        if self.journal is not None:
+            self.journal.append(self.records[-1])
 
     @property
     def complete(self) -> int:
@@ -92,7 +87,7 @@ class Report:
         self.interrupted = True
         for prompt, text in zip(prompts, texts, strict=True):
             if text:
-                self.records.append({"id": prompt.id, "task": prompt.task, "text": text, "interrupted": True})
+                self.keep(prompt, text, {"interrupted": True})
 
     def print(self, as_json: bool) -> None:
         """For people or for scripts."""
@@ -100,10 +95,10 @@ class Report:
             return terminal.print_json(self.as_dict())
         if not self.complete:
             return
-        width = 2 + bool(self.plain.tokens)
+        columns, rows = ["", "multi-draft"], [row[:2] for row in self.rows()]
         if self.plain.tokens:
             terminal.print_table(["", "tokens per second", "times plain decoding"], self.ways(), numbers=True)
-        columns, rows = ["", "multi-draft", "plain"][:width], [row[:width] for row in self.rows()]
+            columns, rows = [*columns, "plain"], self.rows()
         terminal.print_table(columns, rows, numbers=True)
         if said := hint(self.info, self.plain, str(self.settings["tree"])):
             terminal.note(said)
@@ -124,12 +119,12 @@ class Report:
             prefix = "" if name == "drafted" else f"{name}_"
             if name != "plain":
                 found |= {f"{prefix}speedup": runs.over(plain), f"{prefix}speedup_interval": runs.interval(plain)}
+            if prefix:
+                found[f"{name}_tokens_per_second"] = runs.rate() if runs else None
             if name in RIVALS:
                 found[f"{name}_tokens_per_second_interval"] = runs.interval()
-            if prefix:
-                found[f"{name}_tokens_per_second"] = runs.rate() if runs.tokens else None
         found["hint"] = hint(self.info, self.plain, str(self.settings["tree"]))
-        return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain.tokens else None}
+        return found | {"plain_seconds": self.plain.as_dict()["seconds"] if plain else None}
 
     def ways(self) -> list[list[str]]:
         """Every way to decode: its tokens a second, and those over plain decoding's, with the interval."""
@@ -138,7 +133,7 @@ class Report:
             runs = self.runs[name]
             between = runs.interval(plain) if name != "plain" else None
             said = f" ({between[0]:.2f} to {between[1]:.2f})" if between else ""
-            if runs.tokens:
+            if runs:
                 rows.append([shown, f"{runs.rate():.1f}", f"{runs.over(plain):.2f}{said}"])
         return rows
 
@@ -169,19 +164,10 @@ class Report:
         """The trees that were taken, the most frequent first, with their shares."""
         shapes = Counter[str]()
         for name, count in self.info.shapes.items():
-            shapes[short(name)] += count
-        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(SHOWN_TREES))
-
-
-def short(tree: str) -> str:
-    """A tree's name; of one that is given by the drafts of every slot, how large it is.
-
-    >>> short("2x1"), short("3/2,1,0/1,0,0"), short("")
-    ('2x1', '7 drafts in 3 levels', 'none')
-    """
-    levels = tree.split("/")
-    drafts = sum(int(count) for level in levels for count in level.split(",")) if len(levels) > 1 else 0
-    return f"{drafts} drafts in {len(levels)} levels" if drafts else tree or "none"
+            levels = name.split("/")  # of a tree that is given by the drafts of every slot, how large it is
+            drafts = sum(map(int, ",".join(levels).split(","))) if len(levels) > 1 else 0
+            shapes[f"{drafts} drafts in {len(levels)} levels" if drafts else name or "none"] += count
+        return ", ".join(f"{name} {count / shapes.total():.0%}" for name, count in shapes.most_common(3))
 
 
 def share(info: "Info", part: str) -> str:
@@ -268,10 +254,9 @@ def rival(
 
 def as_transformers(target: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings by transformers' names, where what is left out is off; with a pad token, which it wants."""
-    ends = target.generation_config.eos_token_id
-    end = ends[0] if isinstance(ends, list) else ends
-    known = [token for token in (target.generation_config.pad_token_id, end, 0) if token is not None]
-    made = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": known[0]}
+    pad, ends = target.generation_config.pad_token_id, target.generation_config.eos_token_id
+    end = ends[0] if isinstance(ends, list) else ends or 0
+    made = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": end if pad is None else pad}
     if settings["temperature"] == 0:
         return made | {"do_sample": False}
     given = {name: settings[name] for name in SAMPLING if settings[name] is not None}

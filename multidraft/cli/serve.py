@@ -3,13 +3,12 @@
 import logging
 import os
 from dataclasses import asdict, dataclass, make_dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.replicas import Ready, Serving, run_on_ray, template_of
+from multidraft.cli.replicas import Ready, Serving, run_on_ray
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
@@ -36,9 +35,7 @@ class Server:
     access_log: Annotated[bool, o.asked("A line on stderr for every request.", SERVER, "--access-log")] = False
 
 
-BOUNDED: dict[
-    str, tuple[Any, ...]
-] = {  # what it may take on, by field of `Limits`: help, the least, and other names than the field's
+BOUNDED: dict[str, tuple[Any, ...]] = {  # fields of `Limits`: help, the least, and other names than the field's
     "rows": ("Answers decoded side by side.", 1, "--max-num-seqs", "--max-rows"),
     "context": ("Tokens of a sequence. Default: as many as the models can read.", 2, "--max-model-len"),
     "tokens_in_cache": ("Bounds the memory of keys and values.", 1, "--max-tokens-in-cache"),
@@ -47,15 +44,15 @@ BOUNDED: dict[
     "request": ("Seconds that a request may take, waiting included; then a 504.", 1, "--request-timeout"),
     "drain": ("Seconds for what is under way when stopped.", 0),
 }
-
-
-def bounded(name: str, text: str, least: int, *names: str) -> tuple[str, Any, Any]:
-    """A field of `Bounds`."""
-    usual = getattr(Limits(), name)
-    return name, Annotated[int if usual else int | None, o.asked(text, "Limits", *names, min=least)], usual
-
-
-Bounds: Any = make_dataclass("Bounds", [bounded(name, *texts) for name, texts in BOUNDED.items()], frozen=True)
+KINDS = get_type_hints(Limits)
+Bounds: Any = make_dataclass(
+    "Bounds",
+    [
+        (name, Annotated[KINDS[name], o.asked(text, "Limits", *names, min=least)], getattr(Limits, name))
+        for name, (text, least, *names) in BOUNDED.items()
+    ],
+    frozen=True,
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,11 @@ def serve(
     own = {"names": tuple(server.name or ()), "api_key": server.api_key, "template": template_of(chat_template)}
     shared = asdict(named) | asdict(drafting) | {"limits": Limits(**asdict(bounds)), "threads": engines.threads}
     serving = Serving(**own | shared)
-    ready = partial(announce, serving.known_as[0], server.host)
+
+    def ready(port: int) -> None:
+        where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"
+        terminal.note(f"serving {serving.known_as[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
+
     if engines.ray is not None:
         least, most = engines.replicas, engines.most_replicas or engines.replicas
         if least > most:
@@ -110,6 +111,20 @@ def serve(
     run_here(serving, server.host, server.port, ready)
 
 
+def template_of(path: Path | None) -> str | None:
+    """The text of a file with a chat template."""
+    if path is None:
+        return None
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except (OSError, UnicodeError, TemplateSyntaxError) as error:
+        raise AdviceError(f"cannot read the chat template {str(path)!r}: {error}; check the file") from None
+    return text
+
+
 def run_here(serving: Serving, host: str, port: int, ready: Ready) -> None:
     """Serve from this process until stopped; `ready` is called when requests are taken."""
     from multidraft.server.process import bound, run
@@ -121,10 +136,4 @@ def run_here(serving: Serving, host: str, port: int, ready: Ready) -> None:
     with bound(host, port) as listener:
         port = listener.getsockname()[1]
         wait = f"loading {serving.known_as[0]}; {host} port {port} answers /health meanwhile"
-        run(serving.limits, listener, load, lambda: terminal.note(wait), partial(ready, port))
-
-
-def announce(name: str, host: str, port: int) -> None:
-    """Say where it listens."""
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    terminal.note(f"serving {name} at {where}/v1, with a page at {where}; Ctrl-C stops")
+        run(serving.limits, listener, load, lambda: terminal.note(wait), lambda: ready(port))

@@ -19,27 +19,22 @@ CONTROL = {code: chr(0x2400 + code) for code in (*range(9), *range(11, 32))}  # 
 CONTROL |= {127: "\u2421"} | {code: f"\\x{code:x}" for code in range(128, 160)}  # some terminals obey these too
 WIDE = 1000  # columns of a table that goes into a file or a pipe: nothing wraps
 LONGEST = 600  # characters of a message
-SHOWN_OF_PROMPT = 400
 OPEN: list[str] = []  # what ends the line of text that stdout shows, if one is unfinished
 
 
 def show(piece: str, kind: str | None = None) -> None:
     """Write a piece of text as it is, coloured where stdout is a terminal."""
     if sys.stdout.isatty():
-        piece = visible(piece)  # a model may emit any byte, also those that command a terminal
+        piece = piece.translate(CONTROL)  # a model may emit any byte, also those that command a terminal
     OPEN[:] = [] if piece.endswith("\n") else ["\n"]
-    typer.secho(piece, nl=False, fg=COLOURS.get(kind or ""), dim=kind is None or None, color=colour())
+    colour = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
+    typer.secho(piece, nl=False, fg=COLOURS.get(kind or ""), dim=kind is None or None, color=colour)
     sys.stdout.flush()
 
 
 def visible(text: str) -> str:
     """The text with its control characters as signs that stand for them."""
     return text.translate(CONTROL)
-
-
-def colour() -> bool | None:
-    """Never where NO_COLOR is set, else only on a terminal."""
-    return False if os.environ.get("NO_COLOR") else None
 
 
 def legend() -> None:
@@ -51,8 +46,7 @@ def legend() -> None:
 
 def heading(name: str, prompt: str) -> None:
     """A prompt's name, and its text (the end of a long one), which the model's text follows."""
-    cut = prompt if len(prompt) <= SHOWN_OF_PROMPT else "… " + prompt[-SHOWN_OF_PROMPT:]
-    show(f"── {name} ──\n{cut}")
+    show(f"── {name} ──\n{prompt if len(prompt) <= 400 else f'… {prompt[-400:]}'}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> None:

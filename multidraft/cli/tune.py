@@ -10,13 +10,12 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.decode import context
-from multidraft.cli.models import DRAFT, TARGET, load, parse
+from multidraft.cli.models import load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME
 from multidraft.io import files
-from multidraft.io.lock import hold
+from multidraft.io.files import hold
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import Profile, Subject
@@ -39,13 +38,13 @@ COMPARED = ["T", "tree", "tokens a step", "predicted", "tokens a second", "predi
 
 
 def tune(
-    target: Annotated[str | None, Option(help=TARGET)] = None,
-    draft: Annotated[str | None, Option(help=DRAFT)] = None,
+    target: o.Target = None,
+    draft: o.Draft = None,
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help=o.FILE)] = None,
-    limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
-    scheme: Annotated[str, Option(help="Drafting law and rule; see `multidraft schemes`.")] = SCHEME,
-    walk: Annotated[str, Option(help="How a tree is traversed: deferred, or commit as in the papers.")] = "deferred",
+    limit: o.Limit = None,
+    scheme: o.Scheme = SCHEME,
+    walk: o.Walk = "deferred",
     temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0, 0.7, 1.")] = None,
     rows: Annotated[
         list[int] | None, Option(min=1, help="Prompts side by side; may be repeated. Default: 1, 4, 16.")
@@ -55,23 +54,30 @@ def tune(
     out: Annotated[Path | None, Option(help="Write the plan here, for --plan.")] = None,
     plot: Annotated[Path | None, Option(help="Draw costs, acceptance, speeds: .svg, .png or .pdf.")] = None,
     wait: o.Wait = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
+    as_json: o.Json = False,
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
     import multidraft as md
     from multidraft.autotune.plans import Subject
+    from multidraft.generation.inputs import configured
+    from multidraft.sampling.settings import check
 
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])
     if plot is not None:
         files.check_picture(plot, [prompts, target, draft, out])
-    check_choice(temperatures, scheme, walk, len(parse(draft)))
+    for one in temperatures:
+        check("temperature", one)
+    if configured(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
+        raise AdviceError(
+            f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
+        )
     chosen = read_prompts(prompt, prompts if prompt or prompts else DEMO, limit)
     pair = load(target, draft)
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
-    encode(chosen, pair.tokenizer, context(pair))
-    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [one.tokens for one in chosen])
+    encode(chosen, pair)
+    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [each.tokens for each in chosen])
     with hold(out, wait):
         profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
         if out is not None:
@@ -82,19 +88,6 @@ def tune(
     if as_json:
         return terminal.print_json({"plan": json.loads(profile.as_json()), "lines": [asdict(line) for line in lines]})
     show(profile, lines)
-
-
-def check_choice(temperatures: list[float], scheme: str, walk: str, drafters: int) -> None:
-    """Raise on settings that cannot work, and on schemes without a choice of trees."""
-    from multidraft.generation.inputs import configured
-    from multidraft.sampling.settings import Sampling
-
-    for temperature in temperatures:
-        Sampling(temperature)
-    if configured(scheme, "auto", walk, None, max(drafters, 1))[1] is None:
-        raise AdviceError(
-            f"{scheme} leaves no choice of trees; tune a scheme of one draft model and any number of drafts"
-        )
 
 
 def measure(
@@ -118,27 +111,23 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
     """What a step of one row costs, acceptance at a node, and predicted beside measured speeds."""
     costs = [[name, f"{1e3 * value:.2f}"] for name, value in zip(COSTS, astuple(profile.costs(1)), strict=True)]
     terminal.print_table(["one row", "milliseconds"], costs)
-    names = [f"{count} draft{'s' * (count > 1)}" for count in COUNTS]
-    columns = ["acceptance at T", *names]
-    terminal.print_table(columns, [acceptance(profile, temperature) for temperature in sorted(profile.acceptance)])
+    rates = {temperature: profile.rates(temperature).average for temperature in sorted(profile.acceptance)}
+    columns = ["acceptance at T", *(f"{count} draft{'s' * (count > 1)}" for count in COUNTS)]
+    terminal.print_table(columns, [[f"{t:g}", *(f"{known[n]:.3f}" for n in COUNTS)] for t, known in rates.items()])
     numbers = [
         [
             f"{line.temperature:g}",
             line.tree,
-            *(f"{value:.2f}" for value in (line.tokens, line.predicted_tokens)),
-            *(f"{value:.1f}" for value in (line.speed, line.predicted_speed)),
+            f"{line.tokens:.2f}",
+            f"{line.predicted_tokens:.2f}",
+            f"{line.speed:.1f}",
+            f"{line.predicted_speed:.1f}",
             f"{line.speed / line.predicted_speed:.2f}",
         ]
         for line in lines
     ]
     terminal.print_table(COMPARED, numbers)
     terminal.note("`multidraft generate --tree auto` goes by this")
-
-
-def acceptance(profile: "Profile", temperature: float) -> list[str]:
-    """The line of a temperature: acceptance by drafts at a node."""
-    rates = profile.rates(temperature)
-    return [f"{temperature:g}", *(f"{rates.average[count]:.3f}" for count in COUNTS)]
 
 
 def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:

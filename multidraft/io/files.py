@@ -1,12 +1,22 @@
-"""Files that a call writes: checked before the work, written whole or not at all."""
+"""Files that a call writes: checked before the work, written by one run at a time, whole or not at all."""
 
+import logging
 import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
+from socket import gethostname
+
+from filelock import FileLock, Timeout
 
 from multidraft.errors import AdviceError, optional
 
+NOTES = logging.getLogger("multidraft")
+SECONDS = 0.2  # between two looks at a place that is waited for
 PICTURES = (".svg", ".png", ".pdf")
 NEW = ".new-"  # begins the name of a file that is not yet whole
 
@@ -102,3 +112,48 @@ def cache() -> Path:
 def cannot_write(path: Path, error: OSError) -> AdviceError:
     """What to say where the system refuses."""
     return AdviceError(f"cannot write {str(path)!r} ({error.strerror}); make room, or choose another path")
+
+
+def held(place: Path, wait: bool = False) -> FileLock:
+    """The lock of a place, which this process has until it is released, or until nobody has this object any more.
+
+    It is a file in the user's cache, named by the place; the same process may hold a place several times.
+    Raises AdviceError where another process holds it.
+    """
+    path = str(place.expanduser().resolve()).encode(errors="surrogateescape")
+    folder, name = cache() / "locks", sha256(path).hexdigest()[:32]
+    note = folder / f"{name}.by"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / name, thread_local=False, is_singleton=True)
+        acquire(lock, place, note, wait)
+        command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
+        me = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
+        note.write_text(me, errors="backslashreplace")
+        return lock
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+def acquire(lock: FileLock, place: Path, note: Path, wait: bool) -> None:
+    """Take a lock; the note beside it says who has it."""
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        by = (note.read_text() if note.exists() else "") or "another process"  # which has not said yet who it is
+        if not wait:
+            advice = "wait for it with --wait, stop it, or write elsewhere"
+            raise AdviceError(f"{str(place)!r} is written by {by}; {advice}") from None
+        NOTES.warning("%s is written by %s; waiting for its end", place, by)
+        lock.acquire(poll_interval=SECONDS)
+
+
+@contextmanager
+def hold(place: Path | None, wait: bool = False) -> Iterator[None]:
+    """Hold a place for a block; None, a device or a pipe is nobody's."""
+    lock = None if place is None or not (place.is_dir() or is_regular(place)) else held(place, wait)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

@@ -14,7 +14,6 @@ from zlib import crc32
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.lock import Held
 
 Record = dict[str, Any]
 MOST = 2**31  # bytes of such a file
@@ -87,19 +86,22 @@ class Writer:
 class Journal:
     """`records` holds what the file at `path` does, which begins with the `settings` that the results depend on.
 
-    A last line that a kill has torn is cut off, and so is what was marked as interrupted. Every line has a checksum:
-    from the first on that is not what was written in its place, results are made again, and the file as it was is
-    kept beside it. One process at a time has a journal. Raises AdviceError where another one has it and is not to be
-    waited for, for a file of a run with other settings, and for one that is no journal.
+    What a kill has torn or was marked as interrupted is cut off. From the first line on that is not what was written
+    there, by its checksum, results are made again, and the file as it was is kept beside it. One process at a time has
+    a journal. Raises AdviceError where another one has it and is not to be waited for, for a file of a run with other
+    settings, and for one that is no journal.
     """
 
     def __init__(self, path: Path, settings: Record, wait: bool = False):
         self.path = path
         self.settings = settings = json.loads(json.dumps(settings))
-        self._held = Held(path, wait) if files.is_regular(path) else None
+        self._lock = files.held(path, wait) if files.is_regular(path) else None
         lines, size = read(path, settings)
         if lines and lines[0] != settings:
-            raise AdviceError(f"{str(path)!r} {difference(lines[0], settings)}; write to another place, or remove it")
+            old = lines[0]
+            others = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
+            said = ", ".join(f"{name} {old.get(name)!r} instead of {settings.get(name)!r}" for name in others)
+            raise AdviceError(f"{str(path)!r} is of a run with {said}; write to another place, or remove it")
         self.records = lines[1:]
         self._writer = Writer(path, size)
         if not lines:
@@ -127,7 +129,7 @@ def read(path: Path, settings: Record) -> tuple[list[Record], int]:
     head = first(path, texts)
     if not isinstance(head, dict) or not (texts or line(sealed(settings, 1)).startswith(torn)):
         raise AdviceError(f"{str(path)!r} is not JSON lines of a run; {ADVICE}")
-    lines = [head, *sound(texts)][: len(texts)]
+    lines = [head, *sound(texts)] if texts else []
     if len(lines) < len(texts):
         keep_damaged(path, len(lines) + 1)
     kept = list(takewhile(lambda record: not record.get("interrupted"), lines))
@@ -165,9 +167,3 @@ def keep_damaged(path: Path, number: int) -> None:
         "%s line %d was changed after it was written, or two runs wrote there: going on from the line before; "
         "the file as it was is %s", path, number, copy
     )  # fmt: skip
-
-
-def difference(old: Record, new: Record) -> str:
-    """Which settings of a run were others, in words."""
-    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
-    return "is of a run with " + ", ".join(f"{name} {old.get(name)!r} instead of {new.get(name)!r}" for name in names)

@@ -1,5 +1,36 @@
-"""The embedded pair: a small target and a smaller draft in Hugging Face format, and the recipe that trained them."""
+"""The embedded pair: a small target and a smaller draft in Hugging Face format, ready to decode."""
 
-from multidraft.zoo.pair import Pair, load_pair
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Pair", "load_pair"]
+from multidraft.errors import AdviceError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FOLDER = Path(__file__).parent
+
+
+class Pair(NamedTuple):
+    """Two models with one tokenizer."""
+
+    target: "PreTrainedModel"
+    draft: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+def load_pair(folder: Path = FOLDER) -> Pair:
+    """The embedded target and draft in evaluation mode, each in the dtype that it is stored in, and their tokenizer.
+
+    `folder` may be the DIR of `multidraft train --out DIR`.
+    """
+    from multidraft.models.loading import load_model, load_tokenizer
+
+    for role in ("target", "draft"):
+        if not (folder / role / "config.json").exists():
+            raise AdviceError(
+                f"there is no model in {folder / role}; train a pair with `multidraft train`, "
+                "or pass --target and --draft"
+            )
+    target, draft = (load_model(str(folder / role), local_files_only=True) for role in ("target", "draft"))
+    return Pair(target, draft, load_tokenizer(str(folder / "target"), local_files_only=True))

@@ -48,8 +48,10 @@ def ratios(path: Path) -> dict[tuple[float, Case], np.ndarray]:
     return {(rate.temperature, case): rate[case] / rate[PLAIN] for rate in rates for case in rate.cases}
 
 
-def test_speeds_are_those_of_the_runs_and_other_settings_do_not_go_into_their_file(tmp_path, capsys):
-    file = tmp_path / "runs.jsonl"
+def test_speeds_are_those_of_the_runs_in_a_table_between_marks_and_other_settings_do_not_go_into_the_file(
+    tmp_path, capsys
+):
+    file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
     decode.main([str(file), *QUICK])
     speeds = ratios(file)
     assert {key[0] for key in speeds} == {0.0, 1.0}
@@ -58,6 +60,18 @@ def test_speeds_are_those_of_the_runs_and_other_settings_do_not_go_into_their_fi
     assert "best over best: 1.60 (1.60 to 1.60)" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="temperatures"):
         decode.main([str(file), "--quick", "--temperature", "0.5"])
+    page.write_text(f"before\n{decode_table.MARKS[0]}\nearlier numbers\n{decode_table.MARKS[1]}\nafter\n")
+    decode.main(["--show", str(file), "--into", str(page), "--plot", str(tmp_path / "speed.svg")])
+    text = page.read_text()
+    assert (text.startswith("before\n<!--"), text.endswith("-->\nafter\n"), "earlier numbers" in text) == (
+        True,
+        True,
+        False,
+    )
+    assert "| plain decoding, ours |  | 2.50 | 70% | 1 | 1 |" in text
+    assert (tmp_path / "speed.svg").read_text().startswith("<?xml")
+    with pytest.raises(AdviceError, match="add them"):
+        decode_table.put_into(file, "text")
 
 
 def test_a_stopped_run_goes_on_where_it_was(paced, tmp_path):
@@ -82,18 +96,3 @@ def test_intervals_are_over_prompts_not_over_runs():
     speed = decode_table.resampled(1.0, cases, turns)
     low, high = decode_table.interval(speed[DEFAULT] / speed[PLAIN])
     assert (low, high) == (0.25, 1.0), "two prompts say little, however often each is repeated"
-
-
-def test_the_table_goes_between_the_marks_of_a_page(tmp_path):
-    file, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
-    page.write_text(f"before\n{decode_table.MARKS[0]}\nearlier numbers\n{decode_table.MARKS[1]}\nafter\n")
-    decode.main([str(file), *QUICK])
-    decode.main(["--show", str(file), "--into", str(page), "--plot", str(tmp_path / "speed.svg")])
-    text = page.read_text()
-    assert text.startswith("before\n<!--")
-    assert text.endswith("-->\nafter\n")
-    assert "earlier numbers" not in text
-    assert "| plain decoding, ours |  | 2.50 | 70% | 1 | 1 |" in text
-    assert (tmp_path / "speed.svg").read_text().startswith("<?xml")
-    with pytest.raises(AdviceError, match="add them"):
-        decode_table.put_into(file, "text")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ends_with_advice, run, save_pair
+from commands import ends_with_advice, run, save_pair, stop_at
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import multidraft as md
@@ -25,31 +25,15 @@ def pair(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def heard(monkeypatch) -> list[str]:
-    """The prompts that were decoded, as text; the third one is interrupted after two steps."""
-    plainly, prompts = md.generate, []
-
-    def listening(target, draft, rows, *, stream, **settings):
-        prompts.append(rows[0])
-        steps = []
-
-        def stopped(row, emitted):
-            stream(row, emitted)
-            steps.append(row)
-            if len(prompts) == 3 and len(steps) == 2:
-                raise KeyboardInterrupt
-
-        return plainly(target, draft, rows, stream=stopped, **settings)
-
-    monkeypatch.setattr(md, "generate", listening)
-    return prompts
+def heard(monkeypatch) -> list[list[int]]:
+    """The prompts that were decoded; the third one is interrupted."""
+    return stop_at(monkeypatch, call=3, tokens=2)
 
 
 def chat(pair: Path, *arguments: object, said: str = ""):
     """The result of `multidraft generate --chat`, with lines typed in."""
-    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6]
-    names += ["--tree", "4x2x2x1", "--chat"]
-    return run("generate", *names, *arguments, input=said)
+    names = ["--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", 6, "--tree", "4x2x2x1"]
+    return run("generate", *names, "--chat", *arguments, input=said)
 
 
 def answers(shown: str) -> list[str]:

@@ -20,7 +20,7 @@ from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import apart
 from multidraft.server.rows import Ended, Job
-from multidraft.zoo.pair import FOLDER
+from multidraft.zoo import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
 DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "copy+smollm2"], "embedded": ["embedded", "embedded"]}
@@ -46,16 +46,12 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
         ("some/model", "smollm2", "is for the target smollm2"),
         (None, "some/model", "--draft comes without --target"),
         ("embedded", "none+ngram", "does not parse"),
+        (str(FOLDER / "target"), "none", r"is no GGUF file, which --engine llama\.cpp needs"),
     ],
 )
 def test_names_that_do_not_fit(target, draft, advice):
     with pytest.raises(AdviceError, match=advice):
-        names.usual(target, draft)
-
-
-def test_an_engine_for_files_refuses_folders():
-    with pytest.raises(AdviceError, match=r"is no GGUF file, which --engine llama\.cpp needs"):
-        load(str(FOLDER / "target"), "none", Loader("llama.cpp"))
+        load(target, draft, Loader("llama.cpp"))
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
@@ -75,7 +71,7 @@ def test_code_of_a_model_runs_only_if_asked_for(tmp_path, file, pair):
     assert ended.exit_code in (0, 2), repr(ended.exception)
 
 
-def test_scripts_of_others_say_what_is_missing(tmp_path, monkeypatch):
+def test_a_script_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setattr(sys, "argv", ["to_gguf.py", str(FOLDER / "draft"), str(tmp_path / "a")])
     with pytest.raises(SystemExit, match=r'pip install "multidraft\[gguf\]"'):

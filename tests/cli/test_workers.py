@@ -1,6 +1,8 @@
 """Prompts decoded by several workers: the texts are those of one, in shards, and what is there is not done again."""
 
+import importlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from multidraft.cli import crews, decode
 pytestmark = pytest.mark.usefixtures("unchecked")
 COUNT = 5
 SETTINGS = ["--max-new-tokens", 6, "--tree", "2x1", "--seed", 3]
+HEAD = {"num_cpus": 1, "include_dashboard": False}
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +97,21 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_decode_the_same(prompts, alone, monkeypatch, tmp_path):
-    monkeypatch.setattr(decode, "SHARD", 2)
-    assert generate(prompts, "--jsonl", tmp_path, "--workers", 2).exit_code == 0
-    found = {record["id"]: record for record in results(*tmp_path.iterdir())}
-    assert [found[record["id"]] for record in alone] == alone
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_several_machines_decode_the_same(prompts, alone, monkeypatch, tmp_path):
-    """Two raylets of one processor each, as Ray's own test cluster has them; a worker needs one."""
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
+@pytest.mark.parametrize("who", ["processes", "machines"])
+def test_several_decode_the_same(prompts, alone, monkeypatch, tmp_path, who):
+    """Machines are two raylets of one processor each, as Ray's own test cluster has them; a worker needs one."""
     monkeypatch.setattr(decode, "SHARD", 2)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        result = generate(prompts, "--jsonl", tmp_path, "--workers", 2, "--ray", cluster.address)
-        assert ray.get_runtime_context().gcs_address == cluster.address
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    options = ["--jsonl", tmp_path, "--workers", 2]
+    with ExitStack() as ends:
+        if who == "machines":
+            ray = pytest.importorskip("ray")
+            cluster = importlib.import_module("ray.cluster_utils").Cluster(True, head_node_args=HEAD)
+            ends.callback(cluster.shutdown)
+            ends.callback(ray.shutdown)
+            cluster.add_node(num_cpus=1)
+            options += ["--ray", cluster.address]
+        result = generate(prompts, *options)
+        assert who == "processes" or ray.get_runtime_context().gcs_address == cluster.address
     assert result.exit_code == 0, result.output
     assert results(*sorted(tmp_path.iterdir())) == alone

@@ -7,7 +7,7 @@ from multidraft_research.studies.acceptance import random_pairs
 import multidraft as md
 from multidraft.models.compiled import captured
 from multidraft.verification.registry import entries
-from multidraft.zoo.pair import load_pair
+from multidraft.zoo import load_pair
 
 pytestmark = pytest.mark.gpu
 FAST = [name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.several]

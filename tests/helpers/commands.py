@@ -9,6 +9,7 @@ from multidraft_research.training import corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+import multidraft as md
 from multidraft.cli.main import app
 
 WORDS = ["the", "old", "house", "stood", "alone", "naïve", "日本語", "😀", "and", "a", "storm", "came", "çà"]
@@ -35,6 +36,26 @@ def ends_with_advice(result, advice: str) -> None:
     (line,) = result.stderr.splitlines()
     assert line.startswith("multidraft: ")
     assert advice in line
+
+
+def stop_at(monkeypatch, call: int, tokens: int) -> list[list[int]]:
+    """Ctrl-C in the given call of `md.generate` after some tokens; returns the first prompts of all calls."""
+    plainly, prompts = md.generate, list[list[int]]()
+
+    def interrupted(target, draft, rows, *, stream, **settings):
+        prompts.append(rows[0])
+        seen: list[int] = []
+
+        def heard(row, emitted):
+            stream(row, emitted)
+            seen.extend(emitted.tokens)
+            if len(prompts) == call and len(seen) >= tokens:
+                raise KeyboardInterrupt
+
+        return plainly(target, draft, rows, stream=heard, **settings)
+
+    monkeypatch.setattr(md, "generate", interrupted)
+    return prompts
 
 
 def results(*files: Path) -> list[dict]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multidraft.errors import AdviceError
-from multidraft.io import lock
+from multidraft.io import files
 from multidraft.io.journal import DAMAGED, Journal
 
 SETTINGS = {"run": "a test", "seed": 3}
@@ -17,7 +17,7 @@ RECORDS = [{"id": index, "text": "naïve \ud800 \x00", "number": 0.1 + 0.2} for 
 OTHER = """
 import sys
 from pathlib import Path
-from multidraft.io.lock import hold
+from multidraft.io.files import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -41,15 +41,12 @@ def busy(tmp_path) -> Iterator[subprocess.Popen]:
         yield process
 
 
-def test_a_journal_is_read_as_it_was_written(tmp_path):
-    assert Journal(made(tmp_path / "j"), SETTINGS).records == RECORDS
-    assert [path.name for path in tmp_path.iterdir()] == ["j"]
-
-
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_changed_byte_is_found_wherever_it_is(tmp_path, number, caplog):
     """Every byte of a line, one after another: what comes before the line is kept, and the file as it was, too."""
     whole = made(tmp_path / "j").read_bytes()
+    assert Journal(tmp_path / "j", SETTINGS).records == RECORDS
+    assert [path.name for path in tmp_path.iterdir()] == ["j"]
     lines = whole.splitlines(keepends=True)
     start = len(b"".join(lines[:number]))
     for place in range(start, start + len(lines[number]) - 1, 7):
@@ -82,19 +79,19 @@ def test_journals_of_older_versions_have_no_checksums(tmp_path):
 
 def test_a_place_is_held_by_one_process_until_it_ends(tmp_path, busy):
     refused = f"is written by process {busy.pid} on .* since .*--wait"
-    with pytest.raises(AdviceError, match=refused), lock.hold(tmp_path):
+    with pytest.raises(AdviceError, match=refused), files.hold(tmp_path):
         pass
     made(tmp_path / "j")  # another place
     busy.kill()
     busy.wait()
-    with lock.hold(tmp_path), lock.hold(tmp_path):  # and one process may hold a place twice
+    with files.hold(tmp_path), files.hold(tmp_path):  # and one process may hold a place twice
         pass
 
 
 def test_a_second_run_waits_for_the_first(tmp_path, busy, monkeypatch):
-    monkeypatch.setattr(lock, "SECONDS", 0.01)
-    monkeypatch.setattr(lock.NOTES, "warning", lambda *words: busy.stdin.close())  # the first ends when it is named
-    with lock.hold(tmp_path, wait=True):
+    monkeypatch.setattr(files, "SECONDS", 0.01)
+    monkeypatch.setattr(files.NOTES, "warning", lambda *words: busy.stdin.close())  # the first ends when it is named
+    with files.hold(tmp_path, wait=True):
         assert busy.wait(60) == 0
 
 

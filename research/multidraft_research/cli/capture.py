@@ -51,12 +51,11 @@ class Source:
 
     def read(self) -> "tuple[Pair, list[Prompt]]":
         """The models, and the prompts in tokens; the prompts are read first, because they are sooner found wrong."""
-        from multidraft.cli.decode import context
         from multidraft_research.captures.work import loaded
 
         chosen = read_prompts(None, self.prompts, self.limit)
         pair = loaded(self.load)
-        encode(chosen, pair.tokenizer, context(pair))
+        encode(chosen, pair)
         return pair, chosen
 
 

@@ -11,7 +11,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED, settle, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
-from multidraft.io.lock import hold
+from multidraft.io.files import hold
 from multidraft.machine import commit, hardware, versions
 
 if TYPE_CHECKING:

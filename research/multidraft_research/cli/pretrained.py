@@ -4,7 +4,7 @@ from typing import Any
 
 from multidraft.cli.models import EMBEDDED, TRANSFORMERS, USUAL_WAY, Loader, is_file, load_models
 from multidraft.errors import AdviceError
-from multidraft.zoo.pair import Pair
+from multidraft.zoo import Pair
 
 
 def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Pair:

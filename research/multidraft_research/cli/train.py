@@ -14,7 +14,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.lock import hold
+from multidraft.io.files import hold
 from multidraft.machine import hardware, versions
 
 if TYPE_CHECKING:

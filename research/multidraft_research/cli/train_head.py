@@ -13,7 +13,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.lock import hold
+from multidraft.io.files import hold
 from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:

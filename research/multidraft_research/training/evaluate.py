@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from multidraft.zoo.pair import Pair
+from multidraft.zoo import Pair
 from multidraft_research.training import corpus
 from multidraft_research.training.recipe import Recipe
 

@@ -23,7 +23,7 @@ from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
 from multidraft.verification.registry import scheme
-from multidraft.zoo.pair import FOLDER, Pair
+from multidraft.zoo import FOLDER, Pair
 from multidraft_research.studies.on_models.gains import ALL, gains
 from multidraft_research.studies.on_models.tree_search import menu, speed
 from multidraft_research.studies.on_models.trials import Trial, tried
