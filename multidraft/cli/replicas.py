@@ -100,7 +100,7 @@ class Serving(o.Drafting, o.Named):
         if not models.tokenizer.chat_template:
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
         engine = Engine(models.target, models.draft, self.choosing(models), self.limits)
-        return Service(engine, models.tokenizer, self.known_as, self.limits, self.api_key)
+        return Service(engine, models.tokenizer, self.known_as, self.api_key)
 
     def choosing(self, models: Models) -> "DecodeConfig":
         """How to decode, with trees that the rows under way decide if that is asked for."""
