@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
@@ -42,7 +43,7 @@ from multidraft.sampling.processors import before_warpers, check_known, check_pu
 from multidraft.sampling.settings import check_biases
 from multidraft.verification.scheme import Scheme
 
-OURS = {"use_cache", "logits_to_keep", "num_logits_to_keep", "cache_position", "synced_gpus"}  # of no use here
+OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
 
 
 @overload
@@ -290,7 +291,7 @@ def generate_sequences(
     stream = options.stream or streamer_of_transformers()
     options = replace(options, config=replace(options.config, measure=measured), stream=stream)
     new, info = run(model, draft, prompts, lists, not config.do_sample, stopping, options)
-    sequences: Any = joined(input_ids, new, pad)
+    sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
@@ -326,21 +327,14 @@ def pad_token(config: GenerationConfig, stopping: Stopping) -> int:
 
 def check_prepared(prepared: Mapping[str, Any], mask: Bool[Tensor, "batch length"]) -> None:
     """Raise on inputs for the model that cannot be honoured: only token ids and a mask of padding can."""
+    positions = (mask.long().cumsum(-1) - 1)[mask]
     for name, value in prepared.items():
-        if value is None or value is False or name in OURS | {"attention_mask"}:
+        if value is None or value is False or name in OURS:
+            continue
+        if name == "past_key_values" and value.get_seq_length() == 0:
+            continue
+        if name == "position_ids" and torch.equal(positions, value.expand_as(mask)[mask]):
             continue
         if name == "past_key_values":
-            if value.get_seq_length() == 0:
-                continue
             raise AdviceError("past_key_values hold a beginning that trees cannot go on from; pass the whole prompt")
-        if name == "position_ids" and torch.equal((mask.long().cumsum(-1) - 1)[mask], value.expand_as(mask)[mask]):
-            continue
         raise AdviceError(f"{name} is not supported by multi-draft decoding; pass input_ids and attention_mask only")
-
-
-def joined(input_ids: Int[Tensor, "batch length"], new: list[Tensor], pad: int) -> Int[Tensor, "batch longer"]:
-    """Prompts and new tokens, rows that ended early filled up."""
-    filled = input_ids.new_full((len(new), max(map(len, new))), pad)
-    for row, tokens in enumerate(new):
-        filled[row, : len(tokens)] = tokens
-    return torch.cat([input_ids, filled], 1)
