@@ -228,19 +228,21 @@ class Completion(Answers):
         """A token's own text."""
         return str(self.service.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
-    def likeliest(self, logprob: Logprob) -> list[tuple[str, float]]:
-        """The most likely tokens in a place, as many as were asked for."""
-        return [(self.word(token), max(value, LOWEST)) for token, value in logprob.top[: self.body.tops]]
+    def told(self, piece: Piece) -> tuple[str, float | None, list[tuple[str, float]]]:
+        """A token's own text, its number if it has one, and as many of the most likely ones as were asked for."""
+        if piece.logprob is None:
+            return self.word(piece.token), None, []
+        tops = [(self.word(token), max(value, LOWEST)) for token, value in piece.logprob.top[: self.body.tops]]
+        return self.word(piece.token), max(piece.logprob.logprob, LOWEST), tops
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
         """Four lists with a place for each token; of the most likely ones with the same text the likeliest is told."""
         lists: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for piece in pieces:
             if piece.token >= 0:
-                own = None if piece.logprob is None else max(piece.logprob.logprob, LOWEST)
-                pairs = [] if piece.logprob is None else [*self.likeliest(piece.logprob), (self.word(piece.token), own)]
-                told = self.word(piece.token), own, dict(reversed(pairs)) or None, choice.length
-                for values, value in zip(lists.values(), told, strict=True):
+                word, own, tops = self.told(piece)
+                best = None if own is None else dict(reversed([*tops, (word, own)]))
+                for values, value in zip(lists.values(), (word, own, best, choice.length), strict=True):
                     values.append(value)
             choice.length += len(piece.text)
         return lists
@@ -270,16 +272,12 @@ class Chat(Completion):
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
         """A list with an entry for each token, with the most likely ones in its place."""
-        content = list[Json]()
-        for piece in pieces:
-            if piece.logprob is not None:
-                tops = [named(*pair) for pair in self.likeliest(piece.logprob)]
-                own = named(self.word(piece.token), max(piece.logprob.logprob, LOWEST))
-                content.append(own | {"top_logprobs": tops})
-        return {"content": content}
+        told = [self.told(piece) for piece in pieces if piece.logprob is not None]
+        tops = [{"top_logprobs": [named(*pair) for pair in tops]} for _, _, tops in told]
+        return {"content": [named(word, own) | top for (word, own, _), top in zip(told, tops, strict=True)]}
 
 
-def named(word: str, logprob: float) -> Json:
+def named(word: str, logprob: float | None) -> Json:
     """A token with its bytes, which are not known where it is a part of a character."""
     return {"token": word, "logprob": logprob, "bytes": None if "\ufffd" in word else list(word.encode())}
 
