@@ -195,14 +195,9 @@ def test_streamers_get_the_prompt_and_then_every_token(name, tokenizer, capsys):
     assert plain.ends == 1
     continued(PROMPTS[1:], None, **{name: TextStreamer(tokenizer)})
     assert capsys.readouterr().out.split() == tokenizer.decode(sequence[0]).split()
-
-
-def test_text_streamers(tokenizer, capsys):
     reader = TextIteratorStreamer(tokenizer, skip_prompt=True)
-    sequence = continued(PROMPTS[1:], None, stream=reader)
+    continued(PROMPTS[1:], None, **{name: reader})
     assert "".join(reader).split() == tokenizer.decode(sequence[0, 4:]).split()
-    md.generate(tiny_model("llama"), None, PROMPTS[1:], stream=TextStreamer(tokenizer), max_new_tokens=2)
-    assert capsys.readouterr().out.startswith(tokenizer.decode(PROMPTS[1]))
 
 
 def test_a_streamer_is_told_of_the_end_even_when_decoding_fails(monkeypatch):
@@ -233,19 +228,16 @@ def test_advice(changes, advice):
         continued(**changes)
 
 
-def test_a_cache_that_holds_something_is_refused():
-    cache = DynamicCache()
-    with torch.inference_mode():  # another test may have left the model with tensors for inference only
-        tiny_model("llama")(PROMPTS[1:, :2], past_key_values=cache, use_cache=True)
-    with pytest.raises(md.AdviceError, match="past_key_values hold a beginning"):
-        continued(PROMPTS[1:], None, past_key_values=cache)
-
-
 def test_mistakes_in_the_call():
     with pytest.raises(ValueError, match="draft_modell"):  # told by transformers
         continued(draft_modell=1)
     with pytest.raises(md.AdviceError, match=r"call generate\(target, draft, inputs\)"):
         md.generate(tiny_model("llama"), PROMPTS)
+    cache = DynamicCache()
+    with torch.inference_mode():  # another test may have left the model with tensors for inference only
+        tiny_model("llama")(PROMPTS[1:, :2], past_key_values=cache, use_cache=True)
+    with pytest.raises(md.AdviceError, match="past_key_values hold a beginning"):
+        continued(PROMPTS[1:], None, past_key_values=cache)
 
 
 def test_no_parameter_takes_a_setting_away_from_transformers():

@@ -272,8 +272,7 @@ def test_the_comparison_catches_what_is_reused_beyond_it(engine, monkeypatch):
 
 def test_prompts_that_are_scored_are_read_as_a_whole(engine, read):
     engine(tables, Heard(PROMPT, 1), scored := Heard(PROMPT, 1, prompt_logprobs=1))
-    assert sum(read) == 4 * (len(PROMPT) - 1)
-    assert len(scored.events[0].prompt) == len(PROMPT) - 1
+    assert (sum(read), len(scored.events[0].prompt)) == (4 * (len(PROMPT) - 1), len(PROMPT) - 1)
 
 
 def test_what_is_kept_stays_within_the_caches_bound(engine):
@@ -296,7 +295,7 @@ def test_a_row_that_cannot_be_kept_harms_nobody(engine, monkeypatch):
 
 def test_the_least_recently_used_leaves_first():
     texts = [1, 2, 3], [2, 2, 2], [3, 1], [1, 2, 3, 4]
-    first, second, third, longer = (Kept(text, TableModel(random_table(SIZE, 1, 1), SIZE), None, 0) for text in texts)
+    first, second, third, longer = (Kept(text, tables()[0], None, 0) for text in texts)
     many = PrefixCache()
     for row in (first, second, third):
         many.put(row)
