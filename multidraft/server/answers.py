@@ -59,7 +59,7 @@ class Choice:
         self.held, self.tokens, self.stopped = list[Piece](), 0, False
         self.finish: str | None = None
         self.last = time.monotonic()  # when tokens came
-        self.told, self.length = False, 0  # whether anything has been sent, and how much text
+        self.begun, self.length = False, 0  # whether anything has been sent, and how much text
 
     def add(self, token: int, kind: str, logprob: Logprob | None) -> list[Piece]:
         """One more token; what can be shown now that it is known."""
@@ -90,7 +90,8 @@ def overlap(text: str, stop: str) -> int:
     >>> overlap("to be", "begin")
     2
     """
-    return next((length for length in range(len(stop) - 1, 0, -1) if text.endswith(stop[:length])), 0)
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class Answers:
@@ -190,7 +191,7 @@ class Completion(Answers):
         chunk = self.envelope(self.chunk_object, [said])
         if self.body.streams("include_usage"):
             chunk["usage"] = self.usage() if self.body.streams("continuous_usage_stats") else None
-        choice.told = True
+        choice.begun = True
         return chunk
 
     def numbers(self) -> Json:
@@ -265,7 +266,7 @@ class Chat(Completion):
 
     def said(self, choice: Choice, pieces: list[Piece], streamed: bool = False) -> Json:
         said = super().said(choice, pieces)
-        role, content = {} if choice.told else {"role": "assistant"}, {"content": said["text"]}
+        role, content = {} if choice.begun else {"role": "assistant"}, {"content": said["text"]}
         if streamed:
             return {"delta": role | content, "logprobs": said["logprobs"]}
         return {"message": role | content | {"refusal": None}, "logprobs": said["logprobs"]}  # else it is not valid
