@@ -85,6 +85,19 @@ class Options:
         return [made[each] for each in sampling]
 
 
+def make_config(
+    scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **more: Any
+) -> DecodeConfig:
+    """Names made into objects."""
+    scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
+    check_walk(scheme, walk)
+    if not isinstance(tree, Tree | TreePolicy):
+        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+    check_all(more)
+    every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
+    return DecodeConfig(scheme, policy_of(tree), walk, every, **more)
+
+
 def configured(
     scheme: str | Scheme,
     tree: str | Tree | TreePolicy,
@@ -94,24 +107,15 @@ def configured(
     measure: bool | int = False,
     **more: Any,
 ) -> tuple[DecodeConfig, Limits | None, Path | None]:
-    """Names made into objects, for so many drafters; where trees are to be chosen, their limits and the plan's file.
-
-    A tree is looked at even where nothing is drafted: it may be wrong.
-    """
+    """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
     limits = Limits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
-    tree = tree if limits is None else FIXED
-    tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    scheme = scheme_named(scheme)
-    check_walk(scheme, walk)
-    if not isinstance(tree, Tree | TreePolicy):
-        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
-    check_all(more)
-    every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
-    config = DecodeConfig(scheme, policy_of(tree if drafters else NO_DRAFTS), walk, every, **more)
-    limits = limits if drafters and can_choose(scheme) else None
+    given = tree if limits is None else FIXED
+    given = Tree.parse(given) if isinstance(given, str) else given  # also where nothing is drafted: it may be wrong
+    config = make_config(scheme, given if drafters else NO_DRAFTS, walk, measure, **more)
+    limits = limits if drafters and can_choose(config.scheme) else None
     file = plan_file(plan, limits)
     if drafters:
-        check_drafters(scheme, drafters > 1)
+        check_drafters(config.scheme, drafters > 1)
     return config, limits, file
 
 
