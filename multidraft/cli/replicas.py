@@ -100,7 +100,7 @@ class Serving(o.Drafting, o.Named):
         if limits is not None and draft is not None:
             subject = Subject(target, draft, config.scheme, config.walk)
             config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-        return Service(Engine(target, draft, config, self.limits), tokenizer, self.known_as, self.limits, self.api_key)
+        return Service(Engine(target, draft, config, self.limits), tokenizer, self.known_as, self.api_key)
 
 
 def application(settings: dict[str, Any]) -> "Application":

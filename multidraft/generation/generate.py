@@ -1,7 +1,10 @@
 """The public way in: continue prompts with a pair of models, called by itself or by transformers' `model.generate`."""
 
+import copy
 import inspect
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, overload
@@ -9,30 +12,38 @@ from typing import Any, overload
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.decoding.loop import Stream, Streamer
+from multidraft.autotune.controller import auto
+from multidraft.autotune.plans import Subject
+from multidraft.decoding.loop import Stream, Streamer, as_stream, loop
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.record import Logprob
+from multidraft.decoding.prefill import start
+from multidraft.decoding.record import Clock, Logprob
+from multidraft.decoding.state import check_generators
 from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
-from multidraft.decoding.trace import Tell
+from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError, check_flag
+from multidraft.decoding.warming import compile_steps, warm_up
+from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given
-from multidraft.generation.inputs import Prompts, as_lists, counted, vocabulary_of
-from multidraft.generation.rows import Changed, Options, Rows, budgets_of, check_callables, generate_rows, run
+from multidraft.generation.inputs import Options, Prompts, as_lists, vocabulary_of
+from multidraft.models import compat
 from multidraft.models.ensemble import Several
-from multidraft.models.huggingface import Model
+from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling import generation_config as configs
-from multidraft.sampling.processors import before_warpers, check_known, for_row, is_bound
+from multidraft.sampling.generation_config import samplings_from
+from multidraft.sampling.processors import before_warpers, check_known, check_pure, for_row, is_bound
+from multidraft.sampling.settings import check_biases
 from multidraft.verification.scheme import Scheme
 
-OURS = {"use_cache", "logits_to_keep", "num_logits_to_keep", "cache_position", "synced_gpus"}  # of no use here
+OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
 
 
 @overload
@@ -86,27 +97,26 @@ def generate(
         tokens, info = generate(target, draft, inputs, temperature=0.7, max_new_tokens=64)
         sequences = model.generate(**inputs, custom_generate=generate, draft_model=draft, max_new_tokens=64)
 
-    The first returns the new tokens of every row, and an `Info` on how it went. `inputs` are token ids: a tensor
-    (batch, length), a tokenizer's output, or a list of lists. `draft` may be None: then the target decodes alone. It
-    may be a draft head's name (`eagle3:FOLDER`; `head` loads one), or a list of models for a scheme of the law
-    `distinct`. The second returns what `model.generate` returns. Stop strings are `stop=` and `stop_tokenizer=` there,
-    because transformers does not pass its `tokenizer` on.
+    The first returns the new tokens of every row, and an `Info` on how it went; the second what `model.generate`
+    returns. `inputs` are token ids: a tensor (batch, length), a tokenizer's output, or a list of lists. `draft` may be
+    None (the target decodes alone), a draft head's name (`eagle3:FOLDER`; `head` loads one), or a list of models for a
+    scheme of the law `distinct`.
 
-    **Sampling.** Settings have the names of transformers' `GenerationConfig`: `temperature=1.0` (0 is greedy), `top_k`,
-    `min_p`, `repetition_penalty`, `max_new_tokens=128`, `eos_token_id` (the target's own; an empty list for none), and
-    so on. They come on top of `generation_config`. What cannot be honoured is refused by name. The draft model has the
-    target's settings unless `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise. With one `generator` a
-    run repeats itself. With a list of them, one a row, a row does not depend on its neighbours.
+    **Sampling.** Settings have the names of transformers' `GenerationConfig`, on top of `generation_config`:
+    `temperature=1.0` (0 is greedy), `top_k`, `min_p`, `repetition_penalty`, `max_new_tokens=128`, `eos_token_id` (the
+    target's own; an empty list for none), and so on. What cannot be honoured is refused by name. The draft model has
+    the target's settings unless `draft_temperature`, `draft_top_k` or `draft_top_p` say otherwise. With one `generator`
+    a run repeats itself; with a list of them, one a row, a row does not depend on its neighbours. Stop strings are
+    `stop=` and `stop_tokenizer=`, because transformers does not pass its `tokenizer` on.
 
-    **Trees.** `tree="auto"` chooses the tree anew every few steps, by what steps of this pair take on this machine.
-    That is timed in the first steps of a run, for at most `tune_budget` seconds, and kept; or it is read from the file
-    `plan` that `multidraft tune` writes. `"auto,nodes=24,depth=6"` limits the trees
-    (docs/auto.md).
+    **Trees.** `tree="auto"` (with limits: `"auto,nodes=24,depth=6"`) chooses the tree anew every few steps, by what
+    steps of this pair take on this machine. That is timed in the first steps of a run, for at most `tune_budget`
+    seconds, and kept; or it is read from the file `plan` that `multidraft tune` writes (docs/auto.md).
 
     **What comes out.** `stream` is a Hugging Face streamer, or a function `stream(row, emitted)` that is called after
     every step. `logprobs=True` (or the number of alternatives) fills `info.logprobs`. `trace(record)` is told what was
-    drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often, and
-    False never. `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
+    drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often.
+    `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
 
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
@@ -114,27 +124,123 @@ def generate(
     given.check_model(target_model, "target")
     draft = given.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     given.check_pieces(target_model, draft)
-    check_flag(compile, "compile")
-    check_flag(synchronise, "synchronise")
-    alternatives = counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
+    alternatives = given.counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
     more: dict[str, Any] = dict(logprobs=alternatives, compile=compile, synchronise=synchronise)
     drafters = 0 if draft is None else 1 + isinstance(draft, Several)
     chosen = given.configured(scheme, tree, walk, plan, drafters, measure, **more)
     if compile:
         given.check_compiles(target_model, draft)
-    check_callables(trace, logits_processor, stopping_criteria)
     for_draft = dict(temperature=draft_temperature, top_k=draft_top_k, top_p=draft_top_p)
     penalties = dict(presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
-    changed = Changed(for_draft, penalties, logit_bias or {})
-    options = Options(*chosen, tune_budget, changed, stop, stop_tokenizer, generator, stream, trace)
-    listed: dict[str, Any] = dict(
-        config=generation_config, processors=list(logits_processor or ()), criteria=list(stopping_criteria or ())
-    )
+    called: Any = stop, stop_tokenizer, generator, stream, trace, logits_processor or (), stopping_criteria or ()
+    options = Options(*chosen, tune_budget, for_draft, penalties, logit_bias or {}, *called)
     if inputs is None:
-        return generate_sequences(target_model, draft, draft_or_prompts, options, **listed, prepared=others)
+        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, others)
     if draft_model is not None:
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
-    return generate_rows(target_model, draft, inputs, options, **listed, changes=others)
+    return generate_rows(target_model, draft, inputs, options, generation_config, others)
+
+
+def generate_rows(
+    target: Model,
+    draft: Model | None,
+    inputs: Prompts,
+    options: Options,
+    config: GenerationConfig | None,
+    changes: dict[str, Any],
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
+    config = configs.configuration(config, changes, configs.ends_of(getattr(target, "generation_config", None), set()))
+    prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
+    budgets = budgets_of(target, draft, prompts, [configs.new_tokens(config, len(p)) for p in prompts], options)
+    configs.check_values(config, vocabulary_of(target))
+    stopping = Stopping(
+        budgets,
+        ends=set(config.eos_token_id or ()),
+        criteria=[*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
+        prompts=prompts,
+        deadline=time.time() + config.max_time if config.max_time else float("inf"),
+        device=compat.home(target),
+    )
+    lists = row_processors(config, stopping, vocabulary_of(target), options)
+    return run(target, draft, prompts, lists, not config.do_sample, stopping, options)
+
+
+def budgets_of(
+    target: Model, draft: Model | None, prompts: list[list[int]], wanted: list[int], options: Options
+) -> list[int]:
+    """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
+    check_generators(options.generator, len(prompts))
+    check_biases("logit_bias", options.logit_bias, vocabulary_of(target))
+    limits = given.lengths(prompts, target, draft, wanted)
+    return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
+
+
+def row_processors(
+    config: GenerationConfig, stopping: Stopping, vocabulary: int, options: Options
+) -> list[LogitsProcessorList]:
+    """The processors of each prompt; prompts for which they are the same share them."""
+    made: dict[tuple, LogitsProcessorList] = {}
+    by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
+    differ, result = bool(by_prompt) or any(map(is_bound, options.processors)), []
+    for row, (prompt, budget) in enumerate(zip(stopping.prompts, stopping.budgets, strict=True)):
+        key = (len(prompt), budget, row if differ else None)
+        if key not in made:
+            own = copy.copy(config)
+            own.max_length = len(prompt) + budget
+            mine = [*for_row(options.processors, row), *options.added(len(prompt))]
+            built = compat.logits_processors(own, list(prompt), vocabulary, mine, stopping.device)
+            check_known(built)
+            made[key] = for_row(built, 0)
+        result.append(made[key])
+    configs.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
+    return result
+
+
+def run(
+    target: Model,
+    draft: Model | None,
+    prompts: list[list[int]],
+    processors: list[LogitsProcessorList],
+    greedy: bool,
+    stopping: Stopping,
+    options: Options,
+) -> tuple[list[Int[Tensor, " new"]], Info]:
+    """Decode; a row that cannot go on raises its error once the others are done.
+
+    Processors and criteria see `stopping.prompts` in place of the prompts, which is the same but for padding.
+    """
+    seen, config = [list(prompt) for prompt in stopping.prompts], options.config
+    check_pure(processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
+    sampling = options.with_drafts_own(samplings_from(processors, greedy))
+    policy = None
+    if draft is not None and options.limits is not None:
+        subject = Subject(target, draft, config.scheme, config.walk)
+        policy = auto(subject, sampling[0].temperature, options.limits, options.plan_file, options.tune_budget)
+        policy.foresee(len(prompts), sum(map(len, prompts)), sum(stopping.budgets))
+        config = replace(config, policy=policy)
+    warm_up(config, stopping.device)
+    if config.compile:
+        compile_steps(config, [target, draft], prompts, stopping.budgets)
+    info, trace = Info(), Trace(options.trace) if options.trace is not None else None
+    longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
+    with torch.inference_mode(), ExitStack() as end, info.whole(), as_stream(options.stream, seen) as stream:
+        if policy is not None:
+            end.callback(policy.finish)  # which keeps what was measured, however the run ends
+        whole, clock = answers_prompts(target), Clock(config.synchronise)
+        state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole, clock)
+        info.add_seconds(clock.seconds)
+        if trace is not None:
+            trace.begin(config, sampling, prompts)
+        tokens = loop(state, config, stopping, stream, info, None if trace is None else trace.add)
+    if trace is not None:
+        trace.end(tokens)
+    rows = [torch.tensor(row, dtype=torch.int64) for row in tokens]
+    if info.faults:
+        fault = info.faults[min(info.faults)]
+        fault.tokens, fault.info = rows, info
+        raise fault
+    return rows, info
 
 
 @dataclass
@@ -151,8 +257,6 @@ def generate_sequences(
     input_ids: Int[Tensor, "batch length"],
     options: Options,
     config: GenerationConfig | None,
-    processors: list[LogitsProcessor],
-    criteria: list[StoppingCriteria],
     prepared: Mapping[str, Any],
 ) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
     """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
@@ -169,44 +273,39 @@ def generate_sequences(
     if options.config.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
-    check_prepared(prepared, mask.bool())
+    check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, room, options)
-    criteria = [*criteria, *stop_strings(options.stop, options.stop_tokenizer)]
+    criteria = [*options.criteria, *stop_strings(options.stop, options.stop_tokenizer)]
     stopping = from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
     pad = pad_token(config, stopping)
 
-    listed = before_warpers(processors, options.changed.processors(input_ids.shape[1]))
+    listed = before_warpers(options.processors, options.added(input_ids.shape[1]))
     check_known(listed)
-    rows = range(len(prompts))
-    lists = [for_row(listed, row) for row in rows] if any(map(is_bound, listed)) else [for_row(listed, 0)] * len(rows)
+    if any(map(is_bound, listed)):
+        lists = [for_row(listed, row) for row in range(len(prompts))]
+    else:
+        lists = [for_row(listed, 0)] * len(prompts)
     measured = options.config.measure if config.return_dict_in_generate else 0
     stream = options.stream or streamer_of_transformers()
     options = replace(options, config=replace(options.config, measure=measured), stream=stream)
-    new, info = run(model, draft, Rows(prompts, lists, not config.do_sample, stopping), options)
-    sequences: Any = joined(input_ids, new, pad)
+    new, info = run(model, draft, prompts, lists, not config.do_sample, stopping, options)
+    sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
 
 
 class AfterPrompt:
-    """A streamer that already has the prompt."""
+    """A streamer that already has the prompt: the one value with rows."""
 
     def __init__(self, streamer: Streamer):
-        self.streamer, self.has_prompt = streamer, False
+        self.streamer, self.end = streamer, streamer.end
 
     def put(self, value: Tensor) -> None:
-        """Pass on all values but the first."""
-        if self.has_prompt:
+        if value.ndim < 2:
             self.streamer.put(value)
-        self.has_prompt = True
-
-    def end(self) -> None:
-        """Pass on that there is no more."""
-        self.streamer.end()
 
 
 def streamer_of_transformers() -> Streamer | None:
@@ -228,21 +327,14 @@ def pad_token(config: GenerationConfig, stopping: Stopping) -> int:
 
 def check_prepared(prepared: Mapping[str, Any], mask: Bool[Tensor, "batch length"]) -> None:
     """Raise on inputs for the model that cannot be honoured: only token ids and a mask of padding can."""
+    positions = (mask.long().cumsum(-1) - 1)[mask]
     for name, value in prepared.items():
-        if value is None or value is False or name in OURS | {"attention_mask"}:
+        if value is None or value is False or name in OURS:
+            continue
+        if name == "past_key_values" and value.get_seq_length() == 0:
+            continue
+        if name == "position_ids" and torch.equal(positions, value.expand_as(mask)[mask]):
             continue
         if name == "past_key_values":
-            if value.get_seq_length() == 0:
-                continue
             raise AdviceError("past_key_values hold a beginning that trees cannot go on from; pass the whole prompt")
-        if name == "position_ids" and torch.equal((mask.long().cumsum(-1) - 1)[mask], value.expand_as(mask)[mask]):
-            continue
         raise AdviceError(f"{name} is not supported by multi-draft decoding; pass input_ids and attention_mask only")
-
-
-def joined(input_ids: Int[Tensor, "batch length"], new: list[Tensor], pad: int) -> Int[Tensor, "batch longer"]:
-    """Prompts and new tokens, rows that ended early filled up."""
-    filled = input_ids.new_full((len(new), max(map(len, new))), pad)
-    for row, tokens in enumerate(new):
-        filled[row, : len(tokens)] = tokens
-    return torch.cat([input_ids, filled], 1)

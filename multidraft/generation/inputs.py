@@ -1,6 +1,7 @@
 """What a user passes in, checked with advice and made into what the loop works on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,22 +9,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
 
 from multidraft.autotune.controller import Limits, can_choose
+from multidraft.decoding.loop import Stream, Streamer
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
+from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
 from multidraft.models.base import LanguageModel, check_sizes, heard_by
-from multidraft.models.compat import home
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model
+from multidraft.sampling.generation_config import check_stop
+from multidraft.sampling.processors import CountPenalty, LogitBias
+from multidraft.sampling.settings import Sampling, check_all, check_biases
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
@@ -33,16 +38,62 @@ PROMPTS = (
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class Options:
+    """What `generate` takes beyond transformers' settings."""
+
+    config: DecodeConfig
+    limits: Limits | None  # of trees that are chosen while decoding, in place of the configuration's
+    plan_file: Path | None  # where what they are chosen by was measured; None: what is kept, or is measured now
+    tune_budget: float | int  # seconds that may be spent on timing trees
+    for_draft: dict[str, Any]  # settings that the draft model has of its own, by name; None for the target's
+    penalties: dict[str, Any]
+    logit_bias: Mapping[int, float | int]
+    stop: str | Sequence[str] | None
+    stop_tokenizer: Any
+    generator: torch.Generator | list[torch.Generator] | None
+    stream: Stream | Streamer | None
+    trace: Tell | None
+    processors: Sequence[LogitsProcessor]
+    criteria: Sequence[StoppingCriteria]
+
+    def __post_init__(self) -> None:
+        own = {f"draft_{name}": value for name, value in self.for_draft.items()}
+        check_all(own | self.penalties | {"tune_budget": self.tune_budget})
+        check_biases("logit_bias", self.logit_bias)
+        check_stop(self.stop, self.stop_tokenizer)
+        if self.config.synchronise and not torch.cuda.is_available():
+            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
+        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
+            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+        if self.trace is not None and not callable(self.trace):
+            raise AdviceError(f"trace is {shown(self.trace)}; pass a function trace(record)")
+        for name, listed in (("logits_processor", self.processors), ("stopping_criteria", self.criteria)):
+            if not (isinstance(listed, Sequence) and all(map(callable, listed))):
+                raise AdviceError(f"{name} is {shown(listed)}; pass a list of functions of (input_ids, scores)")
+
+    def added(self, prompt_length: int) -> list[LogitsProcessor]:
+        """Biases and penalties that transformers does not have."""
+        result: list[LogitsProcessor] = [LogitBias(dict(self.logit_bias))] if self.logit_bias else []
+        presence, frequency = self.penalties.values()
+        return [*result, CountPenalty(presence, frequency, prompt_length)] if presence or frequency else result
+
+    def with_drafts_own(self, sampling: list[Sampling]) -> list[Sampling]:
+        """The settings of every row, of which the draft model has its own where they are given."""
+        given = {name: value for name, value in self.for_draft.items() if value is not None}
+        made = {each: replace(each, for_draft=replace(each, **given)) if given else each for each in sampling}
+        return [made[each] for each in sampling]
+
+
 def make_config(
     scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **more: Any
 ) -> DecodeConfig:
     """Names made into objects."""
-    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
-        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
     scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
+    check_walk(scheme, walk)
     if not isinstance(tree, Tree | TreePolicy):
         raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
-    check_walk(scheme, walk)
+    check_all(more)
     every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
     return DecodeConfig(scheme, policy_of(tree), walk, every, **more)
 
@@ -61,8 +112,7 @@ def configured(
     given = tree if limits is None else FIXED
     given = Tree.parse(given) if isinstance(given, str) else given  # also where nothing is drafted: it may be wrong
     config = make_config(scheme, given if drafters else NO_DRAFTS, walk, measure, **more)
-    if limits is not None and not (drafters and can_choose(config.scheme)):
-        limits = None
+    limits = limits if drafters and can_choose(config.scheme) else None
     file = plan_file(plan, limits)
     if drafters:
         check_drafters(config.scheme, drafters > 1)
@@ -98,10 +148,9 @@ def check_model(model: Any, name: str) -> None:
         )
     if isinstance(model, PreTrainedModel) and model.training:
         raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
-    device = home(model)
-    if device.type == "mps":
+    if (kind := compat.home(model).type) == "mps":
         raise AdviceError(f"the {name} model is on MPS, which has no float64; move both models with model.to('cpu')")
-    if device.type == "meta":
+    if kind == "meta":
         raise AdviceError(f"the {name} model has no weights (device meta); load them with from_pretrained")
 
 
@@ -137,7 +186,9 @@ def check_compiles(*models: Model | None) -> None:
 
 
 def check_walk(scheme: Scheme, walk: str | Walker) -> None:
-    """Raise where a walk asks for targets that sum to less than one, and a rule from outside does not take them."""
+    """Raise unless it is a walk, and the rule takes targets that sum to less than one where it asks for them."""
+    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
+        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
     if walk != "commit" and not scheme.entry.sub_probability:
         raise AdviceError(
             f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
@@ -203,8 +254,19 @@ def is_reduced(model: Model) -> bool:
 
 
 def as_lists(inputs: Any) -> list[list[int]]:
-    """Prompts as lists of token ids, without padding; raises AdviceError on what is none."""
-    prompts = unpadded(inputs) if isinstance(inputs, Mapping) else [ids_of(row) for row in rows_of(inputs, "prompts")]
+    """Prompts as lists of token ids, without what an attention mask hides; raises AdviceError on what is none."""
+    ids, mask = inputs, None
+    if isinstance(inputs, Mapping):
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        if ids is None:
+            raise AdviceError(f"the prompts have no input_ids; pass token ids as {PROMPTS}")
+    prompts = rows_of(ids, "prompts")
+    for token in (token for row in prompts for token in row):
+        if type(token) is not int and not is_integer(token):
+            raise AdviceError(f"a prompt holds {shown(token)}, which is no token id; pass {PROMPTS}")
+    prompts = [[int(token) for token in row] for row in prompts]
+    if mask is not None:
+        prompts = unpadded(prompts, rows_of(mask, "attention_mask"))
     if not prompts:
         raise AdviceError("there are no prompts; pass at least one")
     if not all(prompts):
@@ -212,14 +274,8 @@ def as_lists(inputs: Any) -> list[list[int]]:
     return prompts
 
 
-def unpadded(inputs: Mapping) -> list[list[int]]:
-    """A tokenizer's output, without the tokens that its attention mask hides."""
-    if inputs.get("input_ids") is None:
-        raise AdviceError(f"the prompts have no input_ids; pass token ids as {PROMPTS}")
-    ids = [ids_of(row) for row in rows_of(inputs["input_ids"], "input_ids")]
-    if inputs.get("attention_mask") is None:
-        return ids
-    mask = rows_of(inputs["attention_mask"], "attention_mask")
+def unpadded(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
+    """The tokens that an attention mask does not hide."""
     if [len(row) for row in mask] != [len(row) for row in ids]:
         raise AdviceError("attention_mask has another shape than input_ids; give it a number for every token")
     if wrong := [number for row in mask for number in row if number not in (0, 1)]:
@@ -230,14 +286,12 @@ def unpadded(inputs: Mapping) -> list[list[int]]:
 def rows_of(values: Any, name: str) -> list[list]:
     """The rows of a table of numbers; a single row stands for a table of one."""
     rows = plain(values)
-    if not isinstance(rows, Sequence) or isinstance(rows, str | bytes):
-        raise AdviceError(f"{name} are {shown(values)}; pass token ids, not text, as {PROMPTS}")
-    rows = [plain(row) for row in rows]
-    if rows and not any(isinstance(row, Sequence) for row in rows):
-        rows = [rows]
-    if wrong := [row for row in rows if not isinstance(row, list | tuple)]:
-        raise AdviceError(f"{name} hold {shown(wrong[0])}; pass token ids, not text, as {PROMPTS}")
-    return [list(row) for row in rows]
+    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        rows = [plain(row) for row in rows]
+        rows = [rows] if rows and not any(isinstance(row, Sequence) for row in rows) else rows
+        if all(isinstance(row, list | tuple) for row in rows):
+            return [list(row) for row in rows]
+    raise AdviceError(f"{name} are {shown(values)}; pass token ids, not text, as {PROMPTS}")
 
 
 def plain(values: Any) -> Any:
@@ -245,10 +299,3 @@ def plain(values: Any) -> Any:
     if isinstance(values, Tensor) and (values.layout != torch.strided or values.device.type == "meta"):
         raise AdviceError(f"the prompts are a {values.layout} tensor on {values.device}; pass a dense one with values")
     return values.tolist() if isinstance(values, Tensor | np.ndarray) else values
-
-
-def ids_of(row: list) -> list[int]:
-    """The same numbers, if all are whole."""
-    if wrong := [token for token in row if type(token) is not int and not is_integer(token)]:
-        raise AdviceError(f"a prompt holds {shown(wrong[0])}, which is no token id; pass {PROMPTS}")
-    return [int(token) for token in row]

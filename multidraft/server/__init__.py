@@ -5,6 +5,19 @@ What a server may take on is said here, without torch, because the command line'
 
 from dataclasses import dataclass
 
+FULL = 429, "the queue is full; try again a little later"
+LOADING = 503, "the model is being loaded; try again a little later"
+CLOSED = 503, "the server is being stopped, or its engine has died; try again later"
+LATE = 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"
+
+
+class Refused(Exception):
+    """A request that ends without an answer, through no fault of its own."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
 
 @dataclass(frozen=True)
 class Limits:

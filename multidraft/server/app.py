@@ -1,5 +1,7 @@
-"""The app: which address is answered by what."""
+"""The app: which address is answered by what, and what every request has to pass first."""
 
+import asyncio
+import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,17 +11,21 @@ from hashlib import sha256
 from importlib.metadata import version
 from json import JSONEncoder
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, Response
-from pydantic import BaseModel
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from multidraft.errors import AdviceError
-from multidraft.server.answering import Answering
+from multidraft.server import Refused
+from multidraft.server.answers import Chat, Completion, reply
 from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
-from multidraft.server.doors import HANDLERS, content_of, locked
-from multidraft.server.formats import Chat, Completion, reply
+from multidraft.server.process import refusal
 from multidraft.server.service import Service
 
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -30,7 +36,8 @@ POLICY = (  # the page's own script and this server's answers, and nothing from 
 )
 GUARDS = {"Content-Security-Policy": POLICY, "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"}
 PARTS = 1 << 16  # lists and dictionaries of a body: while more are made from JSON, every thread would wait
-Body = TypeVar("Body", bound=BaseModel)
+OPEN = {"/", "/health", "/metrics"}  # what needs no key
+FAULTS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
 
 
 def build(service: Service) -> FastAPI:
@@ -42,35 +49,65 @@ def build(service: Service) -> FastAPI:
         yield
         service.close()
 
+    async def handle(_: Request, error: Exception) -> JSONResponse:
+        return refusal(error)
+
     app = FastAPI(
         title="multidraft",
         version=version("multidraft"),
         lifespan=life,
         docs_url=None,  # these pages would fetch their scripts from elsewhere
         redoc_url=None,
-        exception_handlers=HANDLERS,
+        exception_handlers=dict.fromkeys(FAULTS, handle),
     )
     app.state.service = service
     if service.api_key is not None:
         app.add_middleware(locked, key=service.api_key)
-    add_models(app, service)
     add_answers(app, service)
     add_tokens(app, service)
     add_state(app, service)
     return app
 
 
+def locked(app: ASGIApp, key: str) -> ASGIApp:
+    """Answers 401, before anything else is looked at, unless a request brings the key as a bearer token (RFC 6750)."""
+    wrong = HTTPException(401, "the API key is missing or wrong; send it as a bearer token")
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            form, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+            if form.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), key.encode()):
+                return await refusal(wrong)(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
+
+
+async def content_of(request: Request, most: int, seconds: float | int) -> bytes:
+    """A body in JSON, unless it comes too slowly, or has too many parts, or bytes, whatever its headers say."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise AdviceError("the body is not said to be JSON; send it with Content-Type: application/json")
+    content = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                content += part
+                if len(content) > most:
+                    raise HTTPException(413, f"the body has more than {most} bytes; send less")
+    except TimeoutError:
+        raise HTTPException(408, f"the body has not come within {seconds} seconds; send faster") from None
+    if (parts := content.count(b"[") + content.count(b"{")) > PARTS:
+        raise AdviceError(f"the body has {parts} brackets, and {PARTS} are allowed; send less at once")
+    return bytes(content)
+
+
 def posted(
-    app: FastAPI, service: Service, address: str, kind: type[Body], answer: Callable[[Request, Body], Awaitable[Any]]
+    app: FastAPI, service: Service, address: str, kind: type[BaseModel], answer: Callable[[Request, Any], Awaitable]
 ) -> None:
     """Answer what is posted to an address; bodies are read in a thread, because large ones take their time."""
 
     async def answered(request: Request) -> Any:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise AdviceError("the body is not said to be JSON; send it with Content-Type: application/json")
         content = await content_of(request, service.limits.body, service.limits.receive)
-        if (parts := content.count(b"[") + content.count(b"{")) > PARTS:
-            raise AdviceError(f"the body has {parts} brackets, and {PARTS} are allowed; send less at once")
         return await answer(request, await service.aside(kind.model_validate_json, content))
 
     schema = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
@@ -78,24 +115,10 @@ def posted(
     app.post(address, name=name, openapi_extra={"requestBody": schema}, response_model=None)(answered)
 
 
-def add_models(app: FastAPI, service: Service) -> None:
-    """Which models there are: one, by all its names."""
-    card = {"object": "model", "created": int(time.time()), "owned_by": "multidraft", "root": service.name}
-
-    @app.get("/v1/models")
-    def models() -> dict[str, Any]:
-        return {"object": "list", "data": [one_model(name) for name in service.names]}
-
-    @app.get("/v1/models/{name:path}")
-    def one_model(name: str) -> dict[str, Any]:
-        check_name(service, name)
-        return {"id": name} | card | {"max_model_len": service.context}
-
-
 def check_name(service: Service, name: str) -> None:
     """Raise unless it is the model that is served."""
     if name not in service.names:
-        raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.name!r}")
+        raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.names[0]!r}")
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
@@ -103,8 +126,7 @@ def add_answers(app: FastAPI, service: Service) -> None:
 
     async def answer(request: Request, body: Sampled, form: type[Completion]) -> Response:
         check_name(service, body.model)
-        jobs = await service.aside(service.jobs, body)
-        return await reply(request, form(Answering(service, body, jobs)))
+        return await reply(request, form(service, body, await service.aside(service.jobs, body)))
 
     posted(app, service, "/v1/completions", CompletionBody, partial(answer, form=Completion))
     posted(app, service, "/v1/chat/completions", ChatBody, partial(answer, form=Chat))
@@ -146,7 +168,17 @@ def encoded(value: dict[str, Any]) -> Response:
 
 
 def add_state(app: FastAPI, service: Service) -> None:
-    """How the server is, and a page to look at."""
+    """How the server is, which models there are (one, by all its names), and a page to look at."""
+    card = {"object": "model", "created": int(time.time()), "owned_by": "multidraft", "root": service.names[0]}
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [one_model(name) for name in service.names]}
+
+    @app.get("/v1/models/{name:path}")
+    def one_model(name: str) -> dict[str, Any]:
+        check_name(service, name)
+        return {"id": name} | card | {"max_model_len": service.context}
 
     @app.get("/health")
     async def health() -> Response:

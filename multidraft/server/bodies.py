@@ -23,9 +23,11 @@ from multidraft.server import Limits
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
 LongText = Annotated[str, Field(max_length=2**20)]
 FAST = Field(fail_fast=True)  # a list of a hundred thousand wrong things would take seconds to be refused
-SEEDS, MOST_BIASES = 2**63, 1024
+Tokens = Annotated[list[Token], FAST]
+MOST_BIASES = 1024
 CHECKED = {  # fields that the one table of settings checks, by their names there
     name: name
     for name in "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed".split()
@@ -60,7 +62,7 @@ class Sampled(BaseModel):
     logit_bias: Biases | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], FAST] | None = None
-    stop_token_ids: Annotated[list[Token], FAST] | None = None
+    stop_token_ids: Tokens | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
@@ -99,12 +101,7 @@ class Sampled(BaseModel):
 class CompletionBody(Sampled):
     """A text to continue, or several, as text or as tokens."""
 
-    prompt: (
-        LongText
-        | Annotated[list[Token], FAST]
-        | Annotated[list[LongText], FAST]
-        | Annotated[list[Annotated[list[Token], FAST]], FAST]
-    )
+    prompt: LongText | Tokens | Annotated[list[LongText], FAST] | Annotated[list[Tokens], FAST]
     echo: bool | None = None
     logprobs: Count | None = None
 
@@ -123,8 +120,8 @@ class ChatBody(Sampled):
     """A conversation to answer."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
     tools: Annotated[list[dict[str, Any]], FAST] | None = None
@@ -152,7 +149,7 @@ class TokenizeBody(BaseModel):
 class DetokenizeBody(BaseModel):
     """Tokens whose text is asked for."""
 
-    tokens: Annotated[list[Token], FAST]
+    tokens: Tokens
 
 
 FORCED = "the form of an answer cannot be forced"

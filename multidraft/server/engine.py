@@ -17,9 +17,8 @@ from multidraft.decoding.warming import warm_up
 from multidraft.models.base import closed_up
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
-from multidraft.server import Limits
-from multidraft.server.doors import ClosedError, FullError
-from multidraft.server.rows import Ended, Failed, Job, Kept, PrefixCache, Read, Reading, Stepped, Told, hear_all
+from multidraft.server import CLOSED, FULL, Limits, Refused
+from multidraft.server.rows import Event, Job, Kept, PrefixCache, Reading, Step, Told, hear_all
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
@@ -63,9 +62,9 @@ class Engine:
         """Queue the jobs of one request, none above `room`, all or none: a queue with any room takes them."""
         with self.changed:
             if not self.alive:
-                raise ClosedError
+                raise Refused(*CLOSED)
             if len(self.waiting) >= self.limits.queue:
-                raise FullError
+                raise Refused(*FULL)
             self.waiting.extend(jobs)
             self.changed.notify()
 
@@ -82,7 +81,7 @@ class Engine:
 
     def run(self) -> None:
         """Work until closed; whatever is left then, or when the engine dies, hears that it failed."""
-        fault: BaseException = ClosedError()
+        fault: BaseException = Refused(*CLOSED)
         try:
             with torch.inference_mode():
                 while self.has_work():
@@ -94,7 +93,7 @@ class Engine:
             self.closing = True
             left = [*self.running, *self.waiting, *([self.reading.job] if self.reading else [])]
             self.running, self.waiting, self.reading, self.state = [], deque(), None, None
-        self.told += [(job, Failed(fault)) for job in left]
+        self.told += [(job, Event(error=fault)) for job in left]
         self.flush()
 
     def has_work(self) -> bool:
@@ -155,7 +154,7 @@ class Engine:
                 self.state = reading.state if self.state is None else join(self.state, reading.state)
                 self.running.append(reading.job)
         except Exception as error:
-            self.told.append((reading.job, Failed(error)))
+            self.told.append((reading.job, Event(error=error)))
         self.reading = None
         return count
 
@@ -164,14 +163,11 @@ class Engine:
         job = reading.job
         self.prompt_tokens += len(job.prompt)
         self.reused_tokens += reading.reused
-        self.told.append((job, Read(reading.logprobs)))
-        if not job.new_tokens:
-            self.told.append((job, Ended("length")))
-            return False
-        if state.rows[0].said is None:
-            return True
-        reading.state, record = self.stepped(state, [job])
-        return self.pass_on(job, record, 0)
+        self.told.append((job, Event(prompt=reading.logprobs, end=None if job.new_tokens else "length")))
+        if job.new_tokens and state.rows[0].said is not None:
+            reading.state, record = self.stepped(state, [job])
+            return self.pass_on(job, record, 0)
+        return job.new_tokens > 0
 
     def step(self) -> None:
         """One step of all rows; where it fails, and no row can be named for it, all of them end."""
@@ -180,7 +176,7 @@ class Engine:
             self.state, record = self.stepped(self.state, self.running)
         except Exception as error:
             LOG.error("a step has failed", exc_info=error)
-            fault = Failed(RuntimeError("a step has failed"))  # whatever it was, no request is to blame
+            fault = Event(error=RuntimeError("a step has failed"))  # whatever it was, no request is to blame
             self.told += [(job, fault) for job in self.running]
             self.running, self.state = [], None
             return
@@ -198,14 +194,12 @@ class Engine:
     def pass_on(self, job: Job, record: StepRecord, row: int) -> bool:
         """Tell a row what it has got; whether it goes on."""
         if fault := record.faults.get(row):
-            self.told.append((job, Failed(fault)))
+            self.told.append((job, Event(error=fault)))
             return False
         tree, path = record.trees[row], record.endings[row].path
         new, reason = job.cut(record.emitted[row])
         self.info.tokens += len(new.tokens)
-        self.told.append((job, Stepped(new, tree.tokens, tree.parents, path, len(tree.levels) - 1)))
-        if reason is not None:
-            self.told.append((job, Ended(reason)))
+        self.told.append((job, Event(Step(new, tree.tokens, tree.parents, path, len(tree.levels) - 1), reason)))
         return reason is None
 
     def go_on(self, going: list[int], faulty: Collection[int] = ()) -> None:

@@ -1,11 +1,16 @@
-"""The server process: it answers `/health` while models are loaded, and comes to an orderly end.
+"""What is between sockets and the app: the process, which listens before models are loaded and comes to an orderly end;
+connections; the log of requests; and whatever goes wrong in the form in which OpenAI's API says so.
 
-Nothing of torch is imported here: that takes seconds, in which the server listens already.
+Nothing of torch is imported here: that takes seconds, in which the server answers `/health` already.
 """
 
 import asyncio
+import logging
 import os
+import re
 import socket
+import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -13,27 +18,98 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from multidraft.errors import AdviceError
-from multidraft.server import Limits
-from multidraft.server.doors import LoadingError, named, refusal
+from multidraft.server import LOADING, Limits, Refused
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
 Say = Callable[[], object]  # `bool` says nothing
 GRACE = 1  # seconds for the last events of streams, when the time for requests under way is over
+LONGEST = 600  # characters of a message
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+ACCESS = logging.getLogger("multidraft.access")
+NAME = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+def fault_of(error: Exception) -> tuple[int, str, str | None]:
+    """A status, a message, and the parameter that it is about."""
+    match error:
+        case ValidationError():
+            first = error.errors(include_url=False, include_input=False)[0]
+            where, own = ".".join(map(str, first["loc"])), first.get("ctx", {}).get("error")
+            said = str(own) if own else f"{where}: {first['msg']}" if where else first["msg"]
+            return 400, said, where or None
+        case AdviceError() if source := getattr(error, "source", None):  # a RowFault, which would bring torch
+            status = 400 if source.startswith("processor") else 500
+            return status, f"{source} {getattr(error, 'problem', '')}; ask for something else", None
+        case AdviceError():
+            return 400, str(error), None
+        case HTTPException():
+            return error.status_code, str(error.detail), None
+        case Refused():
+            return error.status, str(error), None
+        case ClientDisconnect():
+            return 499, "the client has gone", None
+    return 500, "something went wrong in the server; this is a bug", None
+
+
+def as_json(error: Exception) -> dict[str, Any]:
+    """The error as a client reads it."""
+    status, message, parameter = fault_of(error)
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    text = " ".join(message.encode(errors="replace").decode().split())
+    message = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
+
+
+def refusal(error: Exception) -> JSONResponse:
+    """The response to a request that failed."""
+    status = fault_of(error)[0]
+    headers = dict(getattr(error, "headers", None) or {})  # which address takes what, say
+    return JSONResponse(as_json(error), status, headers | ({"Retry-After": "1"} if status in (429, 503) else {}))
+
+
+def named(app: ASGIApp) -> ASGIApp:
+    """Every response carries a request's own name, the client's or one of ours, and the log has a line for it."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        name, began, status = given if NAME.fullmatch(given) else uuid.uuid4().hex, time.monotonic(), 499
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        finally:
+            client, path = (scope["client"] or ["-"])[0], scope["raw_path"].decode("latin-1")
+            line = '%s "%s %s" %d in %.3f s, request %s'
+            ACCESS.info(line, client, scope["method"], path, status, time.monotonic() - began, name)
+
+    return answer
 
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket at this address; connections are refused until the server listens on it."""
     if not host.strip():
         raise AdviceError("the host is empty, which would be every address of this machine; say 0.0.0.0 for that")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
@@ -110,12 +186,11 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    async def answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What the app does with a request, once it is there."""
-        await (self.app or refusal(LoadingError()))(scope, receive, send)
+        await (self.app or refusal(Refused(*LOADING)))(scope, receive, send)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and begin to load."""
         await super().startup(sockets)
         self.loading = asyncio.create_task(self.loaded())
         self.listening()

@@ -24,14 +24,7 @@ from multidraft.sampling.settings import Sampling
 
 
 @dataclass(frozen=True)
-class Read:
-    """The prompt has been read: log-probabilities of all its tokens but the first, if they were asked for."""
-
-    logprobs: list[Logprob]
-
-
-@dataclass(frozen=True)
-class Stepped:
+class Step:
     """One step's tokens, the tree that was drafted (the root alone where nothing was), the accepted path in it.
 
     Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
@@ -45,20 +38,13 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The last event of a row that went well: "stop" at an end of text, "length" at its limit."""
+class Event:
+    """What a row's owner hears: that its prompt has been read, then every step; the last has an end or an error."""
 
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The last event of one that did not."""
-
-    error: BaseException
-
-
-Event = Read | Stepped | Ended | Failed
+    step: Step | None = None
+    end: str | None = None  # "stop" at an end of text, "length" at its limit
+    error: BaseException | None = None
+    prompt: list[Logprob] | None = None  # log-probabilities of all its tokens but the first, if they were asked for
 
 
 @dataclass(eq=False)
@@ -85,9 +71,8 @@ class Job:
         """A step's tokens up to the row's end, and the reason if that is reached."""
         new, goes_on = Stopping([self.new_tokens], self.ends).cut(0, self.tokens, new)
         self.tokens += new.tokens
-        if goes_on:
-            return new, None
-        return new, "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
+        reason = "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
+        return new, None if goes_on else reason
 
 
 Told = list[tuple[Job, Event]]
@@ -132,15 +117,13 @@ class PrefixCache:
         while self.rows and self.tokens > most:
             self.rows.pop(0)
 
-    def find(self, prompt: list[int]) -> tuple[Kept, int] | None:
+    def find(self, prompt: list[int]) -> tuple[Kept | None, int]:
         """The row that begins with most of what a prompt begins with, and how many tokens that are."""
         lengths = [common(row.tokens, prompt) for row in self.rows]
-        length = max(lengths, default=0)
-        if not length:
-            return None
-        row = self.rows.pop(lengths.index(length))
-        self.rows.append(row)
-        return row, length
+        if not any(lengths):
+            return None, 0
+        self.rows.append(row := self.rows.pop(lengths.index(max(lengths))))
+        return row, max(lengths)
 
 
 def common(tokens: list[int], others: list[int]) -> int:
@@ -159,9 +142,7 @@ class Reading:
     def __init__(self, job: Job, target: Model, draft: Model | None, config: DecodeConfig, cache: PrefixCache):
         self.job, self.models, self.config = job, (target, draft), config
         self.logprobs: list[Logprob] = []
-        found = cache.find(job.prompt[:-1]) if job.prompt_logprobs is None else None
-        self.kept: Kept | None = found[0] if found else None
-        self.reused = found[1] if found else 0
+        self.kept, self.reused = cache.find(job.prompt[:-1] if job.prompt_logprobs is None else [])
         self.tells = heard_by(draft)
         if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
             self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)
@@ -174,15 +155,15 @@ class Reading:
     def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
         """Target and draft; made when they are first used, where a failure is this row's own."""
         capacity, kept = self.job.longest + 2 * self.config.policy.most_nodes + 2, self.kept
-        target = (
-            kept.target.part(0, self.reused, capacity) if kept else reader(self.models[0], capacity, False, self.tells)
-        )
+        if kept is None:
+            target = reader(self.models[0], capacity, False, self.tells)
+        else:
+            target = kept.target.part(0, self.reused, capacity)
         if kept and kept.draft is not None and self.drafted:
             return target, kept.draft.part(0, self.drafted, capacity)
-        if (model := self.models[1]) is None:
-            return target, None
-        draft = reader(model, capacity)
-        draft.forward([[]], [[]], "none")  # which makes it a reader of one row
+        draft = None if self.models[1] is None else reader(self.models[1], capacity)
+        if draft is not None:
+            draft.forward([[]], [[]], "none")  # which makes it a reader of one row
         return target, draft
 
     @property

@@ -19,7 +19,7 @@ from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import apart
-from multidraft.server.rows import Ended, Job
+from multidraft.server.rows import Job
 from multidraft.zoo import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
@@ -87,7 +87,7 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
 
     def hear(event) -> None:
         seen.add(torch.get_num_threads())
-        if isinstance(event, Ended):
+        if event.end:
             over.set()
 
     made = apart(Serving(tree="2x1", threads=count).service).result()

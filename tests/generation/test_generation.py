@@ -41,6 +41,13 @@ def greedy_table(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_on_tables(name, walk):
+    settings = dict(temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"), max_new_tokens=8)
+    assert run(scheme=name, walk=walk, **settings)[0] == [greedy_table(prompt, 8) for prompt in PROMPTS]
+
+
 @torch.inference_mode()
 def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
     """Plain decoding, every step from scratch."""
@@ -51,34 +58,15 @@ def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_on_tables(name, walk):
-    settings = dict(temperature=0, tree=TREES.get(name.split(":")[0], "3x2x1"), max_new_tokens=8)
-    assert run(scheme=name, walk=walk, **settings)[0] == [greedy_table(prompt, 8) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("name", ["anchored:lorenz", "without_replacement:recursive_rejection", "top:naive"])
-def test_greedy_on_tiny_models(name, family, walk):
+def test_greedy_on_tiny_models(name, walk):
     settings = dict(scheme=name, walk=walk, tree="3x2x1", temperature=0, max_new_tokens=8)
-    rows, _ = md.generate(tiny_model(family), tiny_model("qwen2"), PROMPTS, **settings)
-    assert [row.tolist() for row in rows] == [greedy(tiny_model(family), prompt, 8) for prompt in PROMPTS]
+    rows, _ = md.generate(tiny_model("gpt2"), tiny_model("qwen2"), PROMPTS, **settings)
+    assert [row.tolist() for row in rows] == [greedy(tiny_model("gpt2"), prompt, 8) for prompt in PROMPTS]
 
 
-def test_a_perfect_draft_model_is_accepted_whole():
-    model = tiny_model("llama")
-    _, info = md.generate(model, model, PROMPTS, tree="1x1x1", temperature=0, max_new_tokens=13)
-    assert (info.target_passes, info.block_efficiency) == (3, 4)  # the prompt's pass gives the first token
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_seed_repeats_itself_and_another_does_not(own):
-    """That of a generator, or torch's own where there is none."""
-    runs = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(0 if own else seed)
-        runs.append(run(generator=generator(seed) if own else None)[0])
+def test_a_seed_repeats_itself_and_another_does_not():
+    runs = [run(generator=generator(seed))[0] for seed in (3, 3, 4)]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -100,11 +88,6 @@ def test_end_of_text_stops_a_row_and_others_go_on():
         assert cut == whole[:end], row
     assert min(map(len, stopped)) < max(map(len, stopped))
     assert info.tokens == sum(map(len, stopped))
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_max_new_tokens(count):
-    assert [len(row) for row in run(max_new_tokens=count)[0]] == [count] * 3
 
 
 @pytest.mark.parametrize("tree", ["2x2x1", "1x1x1x1x1x1x1x1"])
@@ -131,33 +114,20 @@ def test_stream_gets_exactly_the_returned_tokens():
     assert sum(map(len, pieces.values())) == info.row_passes
 
 
-def test_block_efficiency_is_tokens_per_pass():
-    """The emitted tokens are those returned and what the last step had to cut."""
-    whole = []
-    rows, info = run([[0, 1]], max_new_tokens=21, tree="2x1", stream=lambda row, new: whole.append(len(new.tokens)))
-    assert info.bonus + info.corrected == info.row_passes == info.target_passes == len(whole)
-    assert info.block_efficiency == pytest.approx(1 + info.accepted / info.row_passes)
-    assert info.tokens == len(rows[0]) == sum(whole) == 21
-    assert 0 <= info.accepted + info.row_passes - 21 <= 2
-
-
 def test_without_a_draft_model_it_decodes_plainly():
-    target, _ = tables()
-    rows, info = md.generate(target, None, PROMPTS, temperature=0, max_new_tokens=9)
-    assert [row.tolist() for row in rows] == [greedy_table(prompt, 9) for prompt in PROMPTS]
+    prompts = [*PROMPTS, [4, 1]]  # two of them are equally long
+    rows, info = md.generate(tables()[0], None, prompts, temperature=0, max_new_tokens=9)
+    assert [row.tolist() for row in rows] == [greedy_table(prompt, 9) for prompt in prompts]
     assert (info.block_efficiency, info.target_passes, info.accepted) == (1, 9, 0)
 
 
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
-        (dict(scheme="iid:nothing"), "unknown scheme 'iid:nothing'; schemes are iid:lorenz"),
         (dict(scheme="top:lorenz"), "lorenz is not valid for drafts of the law top; valid rules for it: naive"),
         (dict(scheme="distinct:naive"), "use iid"),
         (dict(scheme="spechub:naive", tree="3"), "use drafts=2"),
-        (dict(tree="4 by 2"), "does not parse"),
         (dict(walk="random"), "unknown walk 'random'; walks are deferred, commit"),
-        (dict(temperature=-1), "temperature is -1; use a number from 0.001 to 100, or 0 for greedy"),
         (dict(prompts=[[1, SIZE]]), f"prompt 0 has token {SIZE}, but the vocabulary is 0 to {SIZE - 1}"),
     ],
 )

@@ -49,8 +49,8 @@ def service(
     **limits: float,
 ) -> Service:
     """A service over a pair, under the name of `toy`."""
-    config, bounds = DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree))), Limits(**limits)
-    return Service(Engine(target, draft, config, bounds), tokenizer, list(names), bounds, api_key)
+    config = DecodeConfig(md.scheme(scheme), StaticTree(Tree.parse(tree)))
+    return Service(Engine(target, draft, config, Limits(**limits)), tokenizer, list(names), api_key)
 
 
 def toy(tokens: int | str = SIZE, **settings: Any) -> Service:

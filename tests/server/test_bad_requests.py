@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serving import GOOD, PATIENCE, SIZE, check_refused, events, served, toy, until
 
 from multidraft.server.app import build
-from multidraft.server.service import Service
+from multidraft.server.bodies import ChatBody, CompletionBody
 
 JSON = {"content-type": "application/json"}
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "logprobs": True}
@@ -64,13 +64,9 @@ CASES = [
 ]
 
 
-def small(**limits: int) -> Service:
-    return toy(**{"body": 300_000, "tokens_in_cache": 1000} | limits)
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    with served(small()) as client:
+    with served(toy(body=300_000, tokens_in_cache=1000)) as client:
         yield client
 
 
@@ -96,9 +92,9 @@ def test_what_is_not_there(client):
 
 def test_a_body_that_is_too_large(client):
     """Said to be so, or found to be so."""
-    content = json.dumps(GOOD | {"user": "x" * 400_000}).encode()
-    check_refused(client.post("/v1/completions", content=content, headers=JSON), 413)
-    check_refused(client.post("/v1/completions", content=iter([content]), headers=JSON), 413)
+    long = json.dumps(GOOD | {"user": "x" * 400_000}).encode()
+    for content in long, iter([long]):
+        check_refused(client.post("/v1/completions", content=content, headers=JSON), 413)
 
 
 def test_fields_that_nobody_knows_are_tolerated(client):
@@ -111,12 +107,7 @@ NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, 2, 0.5, -
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
 LISTS = st.lists(PLAIN, max_size=3) | st.dictionaries(st.text(max_size=3), PLAIN, max_size=2)
 VALUES = PLAIN | LISTS | st.lists(LISTS, max_size=2)
-FIELDS = (
-    "prompt max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "seed n logprobs echo stop stream stream_options ignore_eos best_of messages top_logprobs tools tool_choice "
-    "response_format max_completion_tokens chat_template_kwargs multidraft suffix"
-).split()
-CHANGES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4)
+FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, "suffix"} - {"model"})
 SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -124,7 +115,7 @@ SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @pytest.mark.parametrize(("address", "base"), [("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
 def test_random_bodies_get_an_answer_or_a_refusal(client, address, base):
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=SUPPRESSED, database=None)
-    @given(CHANGES)
+    @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
     def run(change: dict) -> None:
         response = client.post(address, content=json.dumps(base | change).encode(), headers=JSON)
         assert response.status_code == 200 or not check_refused(response)
@@ -138,7 +129,7 @@ def test_random_bodies_get_an_answer_or_a_refusal(client, address, base):
 
 def test_clients_that_vanish_leave_no_row_behind(caplog):
     """In a stream, while a whole answer is computed, before the body has come, and while waiting in the queue."""
-    made = small(tokens_in_cache=200_000, rows=2)
+    made = toy(tokens_in_cache=200_000, rows=2)
     with served(made) as client:
         body = GOOD | {"max_tokens": 20_000}
         with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
@@ -169,18 +160,6 @@ def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):
     assert json.loads(received.split(b"\r\n\r\n", 1)[1])["choices"] == own
 
 
-def test_a_server_that_is_being_stopped_says_so():
-    """To those who ask over a connection that they have had before."""
-    made = small()
-    with served(made) as client:
-        assert client.post("/v1/completions", json=GOOD).status_code == 200
-        made.engine.closing = True
-        response = client.post("/v1/chat/completions", json=CHAT)
-        check_refused(response, 503)
-        assert int(response.headers["retry-after"]) > 0
-        assert client.get("/health").status_code == 503
-
-
 async def all_at_once(address: httpx2.URL, count: int) -> list[httpx2.Response]:
     """The same request over so many connections."""
     unlimited = httpx2.Limits(max_connections=None)
@@ -190,7 +169,7 @@ async def all_at_once(address: httpx2.URL, count: int) -> list[httpx2.Response]:
 
 
 def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
-    with served(small(queue=8, rows=2)) as client:
+    with served(toy(queue=8, rows=2)) as client:
         responses = asyncio.run(all_at_once(client.base_url, 64))
         assert {response.status_code for response in responses} == {200, 429}
         for response in responses:
@@ -200,22 +179,27 @@ def test_many_at_once_on_a_short_queue_are_answered_or_told_to_come_again():
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
-def test_a_dead_engine_is_a_503_and_an_event_in_streams():
-    made = small()
+@pytest.mark.parametrize("ends", ["stopped", "dead"])
+def test_a_server_without_an_engine_says_so(ends):
+    """One that is being stopped, or where it has died: to those who ask over a connection that they have had before."""
+    made = toy()
     with served(made) as client:
-        made.engine.turn = lambda: 1 / 0  # type: ignore[method-assign]
-        response = client.post("/v1/completions", json=GOOD | {"stream": True})
-        error, end = response.text.split("\n\n")[:2]
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == 500
-        assert end == "data: [DONE]"
+        assert client.post("/v1/completions", json=GOOD).status_code == 200
+        if ends == "stopped":
+            made.engine.closing = True
+        else:
+            made.engine.turn = lambda: 1 / 0  # type: ignore[method-assign]
+            assert events(client, "/v1/completions", GOOD)[-1]["error"]["code"] == 500
         until(lambda: not made.engine.alive)
-        check_refused(client.post("/v1/completions", json=GOOD), 503)
+        response = client.post("/v1/chat/completions", json=CHAT)
+        check_refused(response, 503)
+        assert int(response.headers["retry-after"]) > 0
         assert client.get("/health").status_code == 503
 
 
 def test_what_takes_too_long_is_ended_between_two_steps():
     """A whole answer, a stream, and one that waits for room."""
-    made = small(tokens_in_cache=200_000, rows=1)
+    made = toy(tokens_in_cache=200_000, rows=1)
     with served(made) as client:
         vars(made.limits)["request"] = 0.3
         body = GOOD | {"max_tokens": 50_000}
@@ -244,7 +228,7 @@ async def deaf(app: Any, body: dict) -> None:
 
 def test_a_client_that_does_not_read_is_left_and_stalls_nobody():
     """Its answer would go on for minutes, and be kept for it."""
-    made = small(tokens_in_cache=200_000, unread=0.3)
+    made = toy(tokens_in_cache=200_000, unread=0.3)
     with served(made) as client:
         reader = asyncio.run_coroutine_threadsafe(deaf(build(made), GOOD | {"max_tokens": 50_000}), made.loop)
         until(lambda: made.engine.running)

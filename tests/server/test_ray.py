@@ -29,11 +29,10 @@ ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
-OF_ONE_REPLICA = ("test_metrics_count_what_was_done", "test_numbers_have_vllms_names_and_labels")
 START = 600  # seconds that a new process of Ray's, which imports torch, may take on a busy machine
 
 for name, test in vars(test_api).items():  # the same tests, against the client below
-    if name.startswith("test_") and "toy" in inspect.signature(test).parameters and name not in OF_ONE_REPLICA:
+    if name.startswith("test_") and "toy" in inspect.signature(test).parameters:
         globals()[name] = test
 del test  # which would be taken for one more
 
