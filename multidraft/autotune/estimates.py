@@ -92,8 +92,12 @@ def default() -> Rates:
     """What is assumed of a pair of which nothing is known."""
     missing = np.concatenate([[1.0], MISSED / np.arange(1.0, MOST_DRAFTS + 1) ** FALL])
     gains = np.tril(np.tile(-np.diff(missing), (MOST_DRAFTS + 1, 1)), -1)
-    shares = gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
-    return Rates(missing, np.array(POWERS), shares, np.full(CLASSES, 1 / CLASSES))
+    return Rates(missing, np.array(POWERS), parts(gains), np.full(CLASSES, 1 / CLASSES))
+
+
+def parts(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
+    """Every line in parts of its sum."""
+    return gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
 
 
 DEFAULT = default()
@@ -158,9 +162,8 @@ class AcceptanceTracker:
             found = replace(found, missing=np.minimum.accumulate(missing))
             found = replace(found, confidence=found.confidence * self.exponent(found, (0,), PLACES * strength))
         frequency = (self.roots + strength * prior.frequency) / (self.roots.sum() + strength)
-        ranks = self.ranks + strength * prior.shares
-        shares = ranks / np.maximum(ranks.sum(1, keepdims=True), 1e-300)
         trust = (self.counts[0] + strength * prior.trust) / (self.counts[1] + strength)
+        shares = parts(self.ranks + strength * prior.shares)
         return replace(found, shares=shares, frequency=frequency, trust=float(trust))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
@@ -234,25 +237,19 @@ def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     nothing else is known, the first node is as dear as the others, and reading a node is of a draft model's pass what a
     node is of the target's.
     """
-    typical = [Timed(*map(quartile, zip(*runs, strict=True))) for runs in samples.values()]
+    typical = [Timed(*(sorted(own)[len(own) // 4] for own in zip(*runs, strict=True))) for runs in samples.values()]
     plain = min(one.own for one in typical if not one.nodes)
     more, node = explained([((1, one.nodes), one.own) for one in typical if one.nodes], (1, 0), plain)
     level, read = explained([(one[:2], one.draft) for one in typical if one.levels], (node, -plain - more))
     return Costs(plain, plain + more, node, level, read)
 
 
-def quartile(values: Sequence[float | int]) -> float | int:
-    """The lower one, or the least of few."""
-    return sorted(values)[len(values) // 4]
-
-
-Case = tuple[Sequence[float | int], float | int]  # shares of two numbers, and seconds
-
-
-def explained(cases: Sequence[Case], hint: Sequence[float | int], base: float | int = 0.0) -> tuple[float, float]:
+def explained(
+    cases: Sequence[tuple[Sequence[float | int], float | int]], hint: Sequence[float | int], base: float | int = 0.0
+) -> tuple[float, float]:
     """Two numbers, none below zero, whose sums in these shares and a base come nearest to the seconds, in proportion.
 
-    The hint is a combination of the two that is zero if nothing else is known.
+    A case has two shares and seconds. The hint is a combination of the two numbers that is zero if nothing is known.
     """
     if not cases:
         return 0.0, 0.0

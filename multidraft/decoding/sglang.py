@@ -5,7 +5,7 @@ node stands in the flat batch, its first child and its next sibling, -1 where th
 last known token. Row i of `target_probs` and of `draft_probs` says what comes after node i.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,10 +107,6 @@ class Left(Rest):
         """The weight of every token."""
         return self.weights
 
-    def draw(self, number: float) -> int:
-        """A token in proportion to it."""
-        return pick_each(self.weights[None], [number])[0]
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -128,17 +124,15 @@ class Batch:
 
     def __call__(self, asked: Asked) -> dict[int, Verdict]:
         """Verdicts at one node of each row; nodes with as many children go together."""
-        groups = defaultdict[int, list[int]](list)
-        for row, (node, _) in asked.items():
-            groups[len(self.trees[row].children[node])].append(row)
+        siblings = {row: self.trees[row].children[node] for row, (node, _) in asked.items()}
         answers: dict[int, Verdict] = {}
-        for rows in groups.values():
-            siblings = [self.trees[row].children[asked[row][0]] for row in rows]
-            tokens = [[self.trees[row].tokens[node] for node in own] for row, own in zip(rows, siblings, strict=True)]
+        for count in {len(own) for own in siblings.values()}:
+            rows = [row for row, own in siblings.items() if len(own) == count]
+            tokens = [[self.trees[row].tokens[node] for node in siblings[row]] for row in rows]
             outcome = self.outcome(rows, asked, torch.tensor(tokens, device=self.target.device))
             parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
-            for row, own, drawn, (accept, *left) in zip(rows, siblings, tokens, parts, strict=True):
-                answers[row] = Verdict(claims(own, drawn, accept), Left(*left))
+            for row, drawn, (accept, *left) in zip(rows, tokens, parts, strict=True):
+                answers[row] = Verdict(claims(siblings[row], drawn, accept), Left(*left))
         return answers
 
     def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:

@@ -13,11 +13,10 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, Sto
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.decoding.loop import Stream, Streamer
+from multidraft.decoding.loop import Stopping, Stream, Streamer, from_criteria, stop_strings
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Logprob
-from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker

@@ -15,14 +15,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from multidraft.autotune.controller import Auto, Limits, auto
 from multidraft.autotune.plans import Subject
-from multidraft.decoding.loop import Stream, Streamer, as_stream, loop
+from multidraft.decoding.loop import Stopping, Stream, Streamer, as_stream, loop, stop_strings
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prefill import compile_steps, start, warm_up
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, check_generators
-from multidraft.decoding.stopping import Stopping, stop_strings
 from multidraft.decoding.trace import Tell, Trace
-from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.errors import AdviceError, shown
 from multidraft.generation.inputs import Prompts, as_lists, lengths, vocabulary_of
 from multidraft.models import compat

@@ -41,10 +41,9 @@ def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
 def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
     """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
     drafted, _ = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
-    whole, found = (
-        draft.stacked([replace(law, ids=np.arange(SIZE), probabilities=law.dense(SIZE).numpy())], scheme.drafts),
-        [],
-    )
+    dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
+    dense[..., law.ids] = law.probabilities
+    whole, found = draft.stacked([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
         (verdict,) = verify.evaluated(scheme, [tree], {0: (0, weight)}, {0: target}).values()

@@ -5,11 +5,10 @@ import torch
 
 import multidraft as md
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prefill import start, use_once, warm_up
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.warming import use_once, warm_up
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
