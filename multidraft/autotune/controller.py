@@ -32,6 +32,7 @@ TIMING = (
 )
 NO_DRAFTS_BEST = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NOTHING = Work(0, 0, 0)  # is drafted
+FREE, DEAR = Tree.levels([1] * 7), Tree.parse("1x6")  # are timed first: the second takes two passes of a draft model
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 CHAINS = [NO_DRAFTS, *(Tree.levels([1] * length) for length in range(1, 9))]  # one of which is as fast as is hoped for
 
@@ -45,11 +46,7 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> "Limits":
-        """What follows `auto`, such as `auto,nodes=24,depth=6`.
-
-        >>> Limits.parse("auto,nodes=24")
-        Limits(nodes=24, depth=16)
-        """
+        """What follows `auto`, such as `auto,nodes=24,depth=6`."""
         found = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
         parts = [part.split("=") for part in found[1].split(",")[1:]] if found else []
         if not found or len(dict(parts)) < len(parts):
@@ -77,7 +74,9 @@ class Auto(Growing):
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
         self.most_drafts, self.counts_drawn = MOST_DRAFTS, range(1, MOST_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        self.plain, self.first_tree = StaticTree(NO_DRAFTS), StaticTree(first_tree(kind, limits))
+        some = FREE if kind == "free" else DEAR
+        some = some if len(some) - 1 <= limits.nodes and some.depth <= limits.depth else Tree.parse("1")
+        self.plain, self.some = StaticTree(NO_DRAFTS), StaticTree(some)  # which are timed first
         self.fixed: StaticTree | None = None  # the tree of a step that is timed, in place of one that grows
         self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # by which prices were found last
@@ -121,7 +120,7 @@ class Auto(Growing):
         elif plain < FIRST or self.tried >= 2 * FIRST:  # also where nothing can be drafted
             self.fixed = self.plain
         else:
-            self.fixed, self.tried = self.first_tree, self.tried + 1
+            self.fixed, self.tried = self.some, self.tried + 1
         self.rows, self.steps = rows, self.steps + 1
 
     def choose(self, rows: int) -> None:
@@ -164,7 +163,7 @@ class Auto(Growing):
     def observe(self, record: "StepRecord") -> None:
         """Learn from what the rule accepts, which is exact: no coin is in it. Time the step while the budget lasts."""
         self.trees = []
-        if not record.target_pass:
+        if not any(record.scored):
             return
         self.recent.observe(record, MEMORY)
         work = work_of(record.trees, self.kind)
@@ -175,21 +174,17 @@ class Auto(Growing):
                 say_once(TIMING, self.budget, place(self.profile.identity))
             self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
             if self.unsaved > SAVE:
-                self.close()
+                self.finish(advise=False)
         if self.costs:
             fade = math.exp(-1 / STEPS)
             self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
             self.seconds = self.seconds * fade + self.costs.seconds(work)
 
-    def close(self) -> None:
-        """Keep what was learnt."""
+    def finish(self, advise: bool = True) -> None:
+        """Keep what was measured; where drafts have not paid, say how to do without, once."""
         if self.unsaved:
             save(self.profile)
         self.unsaved = 0.0
-
-    def finish(self, advise: bool = True) -> None:
-        """Keep what was measured; where drafts have not paid, say how to do without, once."""
-        self.close()
         if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
             plain = self.rows * self.seconds / self.costs.seconds(NOTHING)
             if self.tokens <= (1 + MARGIN) * plain:
@@ -215,12 +210,6 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
     profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, rest))
     return draft + target + rest
-
-
-def first_tree(kind: Kind, limits: Limits) -> Tree:
-    """About eight tokens from two passes of a draft model, or a chain where drafts are free; or a single one."""
-    tree = Tree.parse("1x1x1x1x1x1x1" if kind == "free" else "1x6")
-    return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
 
 
 def can_choose(scheme: Scheme) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from multidraft.decoding.tree import NodeLaw, Tree
+from multidraft.decoding.verify import Visit
 
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
@@ -46,11 +47,7 @@ class Rates:
 
     @cached_property
     def average(self) -> list[float]:
-        """Acceptance by number of drafts where the confidence is not known yet: over all classes as often as they come.
-
-        >>> [round(each, 2) for each in DEFAULT.average[:3]]
-        [0.0, 0.61, 0.74]
-        """
+        """Acceptance by number of drafts, of all confidences as often as they come: where none is known yet."""
         return (self.table @ self.frequency).tolist()
 
     @cached_property
@@ -92,10 +89,10 @@ def default() -> Rates:
     """What is assumed of a pair of which nothing is known."""
     missing = np.concatenate([[1.0], MISSED / np.arange(1.0, MOST_DRAFTS + 1) ** FALL])
     gains = np.tril(np.tile(-np.diff(missing), (MOST_DRAFTS + 1, 1)), -1)
-    return Rates(missing, np.array(POWERS), parts(gains), np.full(CLASSES, 1 / CLASSES))
+    return Rates(missing, np.array(POWERS), in_parts(gains), np.full(CLASSES, 1 / CLASSES))
 
 
-def parts(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
+def in_parts(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
     """Every line in parts of its sum."""
     return gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
 
@@ -124,10 +121,11 @@ class AcceptanceTracker:
 
     def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
         """Learn from a step's verdicts; what was learnt before fades by a factor e over `memory` nodes of a row."""
-        for tree, visits in zip(record.trees, record.visits, strict=True):
+        visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
+        for tree, own in zip(record.trees, visits, strict=True):
             if 0 in tree.laws and tree.laws[0].known is None:
                 self.roots[class_of(tree.laws[0])] += 1
-            for node, weight, verdict in visits:
+            for node, weight, verdict in own:
                 drafts = min(tree.counts.get(node, 0), MOST_DRAFTS)
                 claims = [0.0] * drafts
                 for child in verdict.children if drafts else ():  # those without a claim are left out
@@ -136,7 +134,7 @@ class AcceptanceTracker:
                     self.counts += sum(claims), weight * counted(likely, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, claims)
-        self.fade(np.exp(-sum(map(len, record.visits)) / len(record.trees) / memory))
+        self.fade(np.exp(-sum(map(len, visits)) / len(record.trees) / memory))
 
     def add(self, place: tuple[int, int], weight: float | int, claims: list[float]) -> None:
         """One node, with so many drafts and of such a class."""
@@ -163,7 +161,7 @@ class AcceptanceTracker:
             found = replace(found, confidence=found.confidence * self.exponent(found, (0,), PLACES * strength))
         frequency = (self.roots + strength * prior.frequency) / (self.roots.sum() + strength)
         trust = (self.counts[0] + strength * prior.trust) / (self.counts[1] + strength)
-        shares = parts(self.ranks + strength * prior.shares)
+        shares = in_parts(self.ranks + strength * prior.shares)
         return replace(found, shares=shares, frequency=frequency, trust=float(trust))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
@@ -184,11 +182,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of_tree(cls, tree: Tree) -> "Work":
-        """A step with one tree in every row.
-
-        >>> Work.of_tree(Tree.parse("2x1"))
-        Work(levels=2, reads=3, nodes=4)
-        """
+        """A step with one tree in every row."""
         return cls(tree.depth, sum(drafts > 0 for drafts in tree.drafts), len(tree) - 1)
 
 

@@ -47,7 +47,7 @@ class Info:
 
     def add(self, record: StepRecord) -> None:
         """One more step."""
-        self.target_passes += record.target_pass
+        self.target_passes += any(record.scored)
         self.levels += record.draft_passes
         self.add_seconds(record.seconds)
         if record.expected is not None:

@@ -126,23 +126,16 @@ def at_roots(
     """
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
-    rows = [
-        Row(own, random, prompt[-1], len(prompt) - 1)
-        for own, random, prompt in zip(sampling, for_rows(generator, len(prompts)), prompts, strict=True)
-    ]
-    for number, row in enumerate(rows):
-        row.unread = list(unread[number]) if unread else []
-        row.said = said[number] if said else None
-        row.prefix = torch.tensor((seen or prompts)[number], device=target.device) if row.sampling.looks_back else None
+    rows = []
+    for number, (own, random) in enumerate(zip(sampling, for_rows(generator, len(prompts)), strict=True)):
+        prompt, left = prompts[number], list(unread[number]) if unread else []
+        prefix = torch.tensor((seen or prompts)[number], device=target.device) if own.looks_back else None
+        rows.append(Row(own, random, prompt[-1], len(prompt) - 1, left, prefix, said[number] if said else None))
     return State(target, draft, rows)
 
 
 def similar(lengths: list[int]) -> list[list[int]]:
-    """Rows whose texts are about as long, from the longest on.
-
-    >>> similar([100, 3, 90])
-    [[0, 2], [1]]
-    """
+    """Rows whose texts are about as long, from the longest on."""
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if groups and lengths[groups[-1][0]] <= SIMILAR * lengths[row]:

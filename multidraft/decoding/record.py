@@ -79,7 +79,7 @@ class StepRecord:
     endings: list[Ending]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
     numbers: list[float]  # which the one more token was drawn with
-    scored: list[bool]  # whether the target has read the row's tree; the pass over its prompt said all there is to say
+    scored: list[bool]  # whether the target has read the row's tree, or had said all with the row's prompt
     draft_passes: int
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
@@ -94,16 +94,6 @@ class StepRecord:
     def faults(self) -> dict[int, RowFault]:
         """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
         return self.scores.faults
-
-    @property
-    def target_pass(self) -> bool:
-        """Whether the target took a pass: not where all rows' prompts have just been read."""
-        return any(self.scored)
-
-    @property
-    def visits(self) -> list[list[Visit]]:
-        """By row the nodes that its walk came to, in order."""
-        return [[event for event in events if isinstance(event, Visit)] for events in self.events]
 
 
 def acceptance_of(events: list[Visit | Coin]) -> float:
@@ -126,8 +116,8 @@ def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Me
         best, expected = optimum(target, draft, own.law), own.expected_acceptance(target, draft)
         came = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
         rates = came if expected is None else expected.minimum(best)  # above the optimum only by rounding
-        for row, *pair in zip(rows, rates.tolist(), best.tolist(), strict=True):
-            found[row] = Measured(*pair, expected is not None)
+        for row, rate, optimal in zip(rows, rates.tolist(), best.tolist(), strict=True):
+            found[row] = Measured(rate, optimal, expected is not None)
     return found
 
 

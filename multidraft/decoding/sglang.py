@@ -1,8 +1,7 @@
-"""A tree verified as SGLang asks for it: tensors in, tensors out, for engines that keep their own loop.
+"""A tree verified as SGLang asks for it (`eagle_utils`, 0.5.23): for engines that keep their own loop.
 
-Names, shapes and types are those of SGLang's tree verification (`eagle_utils`, 0.5.23). A tree is three tables: where a
-node stands in the flat batch, its first child and its next sibling, -1 where there is none. Node 0 is the root, the
-last known token. Row i of `target_probs` and of `draft_probs` says what comes after node i.
+A tree is three tables: where a node stands in the flat batch, its first child and its next sibling, -1 where there is
+none. Node 0 is the root, the last known token. Row i of `target_probs` and of `draft_probs` says what comes after it.
 """
 
 from collections import deque
@@ -58,10 +57,10 @@ def verify_tree(
     """
     tables = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     trees, shape, device = trees_of(tables, target_probs), candidates.shape, target_probs.device
-    numbers = uniform(shape, generator, device) if uniform_samples is None else uniform_samples
+    numbers, final = uniform_samples, uniform_samples_for_final_sampling
+    numbers = uniform(shape, generator, device) if numbers is None else numbers
     coins = [Coins(row) for row in numbers.double().tolist()]
     endings = Batch(trees, target_probs, draft_probs, scheme_of(scheme, draft_probs)).walked(walk, coins)
-    final = uniform_samples_for_final_sampling
     final = uniform(shape[:1], generator, device) if final is None else final
     laws = torch.stack([law_at(ending, own) for ending, own in zip(endings, target_probs, strict=True)])
     predicts, accepted, counts = written(trees, endings, pick_each(laws, final.tolist()), num_speculative_tokens)

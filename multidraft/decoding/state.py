@@ -41,10 +41,7 @@ class DecodeConfig:
 
 
 class Randomness:
-    """Numbers in [0, 1) with 53 random bits from one generator, taken in blocks.
-
-    Its own stream, so that a row's tokens do not depend on its neighbours.
-    """
+    """A row's own stream of numbers in [0, 1) with 53 random bits: its tokens do not depend on its neighbours."""
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
@@ -102,10 +99,8 @@ class State:
     def take_over(self) -> None:
         """Mark the state as used, because its models are about to move on; raise if they already have."""
         if self.used:
-            raise AdviceError(
-                "this state has been used, or was interrupted while its caches were written; go on from the newest "
-                "one, or start again from the tokens so far"
-            )
+            why = "this state has been used, or was interrupted while its caches were written"
+            raise AdviceError(f"{why}; go on from the newest one, or start again from the tokens so far")
         self.used = True
 
     @property

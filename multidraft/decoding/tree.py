@@ -90,11 +90,7 @@ class TreeShape:
 
     @classmethod
     def from_drafts(cls, drafts: Sequence[int]) -> "TreeShape":
-        """The shape whose slots, in their order, draw so many tokens each.
-
-        >>> TreeShape.from_drafts([2, 1, 0, 0]).parents
-        (-1, 0, 0, 1)
-        """
+        """The shape whose slots, in their order, draw so many tokens each."""
         parents = [-1, *(slot for slot, count in enumerate(drafts) for _ in range(count))]
         if len(parents) != len(drafts) or any(parent >= slot for slot, parent in enumerate(parents)):
             raise AdviceError(f"drafts {list(drafts)} make no tree; give one number for every slot")
@@ -262,9 +258,6 @@ def limited(nodes: int) -> int:
 
 def is_paths(listed: object) -> bool:
     """Whether JSON is a list of paths that lead somewhere."""
-    return (
-        isinstance(listed, list)
-        and bool(listed)
-        and all(isinstance(path, list) and path for path in listed)
-        and all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)
-    )
+    if not isinstance(listed, list) or not listed or not all(isinstance(path, list) and path for path in listed):
+        return False
+    return all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from steps import law_of_steps
+from steps import law_error
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
@@ -118,12 +117,11 @@ def tables(vocabulary: int = VOCABULARY) -> tuple[TableModel, TableModel]:
     return tuple(TableModel(random_table(vocabulary, 4, seed, 0.7), vocabulary) for seed in (1, 2))
 
 
-def error(name: str, walk: str, policy: Growing, vocabulary: int = VOCABULARY) -> float:
-    """How far the law of the first four tokens is from the target's."""
-    target, draft = tables(vocabulary)
-    law = step_law(target, draft, PROMPT, DecodeConfig(md.scheme(name), policy, walk)).law
+def error(name: str, walk: str, policy: Growing, vocabulary: int = VOCABULARY, steps: int = 1, count: int = 4) -> float:
+    """How far the law of the first tokens is from the target's."""
+    (target, draft), config = tables(vocabulary), DecodeConfig(md.scheme(name), policy, walk)
     conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
-    return largest_difference(first_tokens(law, conditional, 4), target_law(conditional, 4))
+    return law_error(target, draft, PROMPT, config, conditional, steps, count=count)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -142,11 +140,7 @@ def test_a_shape_that_looks_at_a_node_s_own_tokens_is_caught(walk: str) -> None:
 @pytest.mark.parametrize("policy", [Sometimes(1, 4), POLICIES["DeepBeforeShallow"]])
 def test_several_steps_have_the_target_law(policy: Growing) -> None:
     """The draft model reads what it has missed, however long that has become."""
-    target, draft = tables()
-    config = DecodeConfig(md.scheme("anchored:lorenz"), policy)
-    law = law_of_steps(first_state(target, draft, PROMPT, config), config, 2)
-    conditional = lambda tokens: target.conditional((*PROMPT, *tokens))  # noqa: E731
-    assert largest_difference(first_tokens(law, conditional, 5), target_law(conditional, 5)) <= EXACT
+    assert error("anchored:lorenz", "deferred", policy, steps=2, count=5) <= EXACT
 
 
 @pytest.mark.parametrize("policy", [*POLICIES.values(), Nothing(1, 2), Sometimes(2, 4)])
