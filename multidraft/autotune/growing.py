@@ -7,9 +7,10 @@ exact (docs/theory.md).
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
+from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.ensemble import Copying
 from multidraft.models.huggingface import Model
@@ -26,7 +27,7 @@ def kind_of(draft: Model) -> Kind:
     return "copying" if isinstance(draft, Copying) else "free" if isinstance(draft, Reader) else "model"
 
 
-class Growing:
+class Growing(TreePolicy):
     """Drafts as long as their expected gain exceeds their price; say first what the prices are, in tokens."""
 
     def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
@@ -135,10 +136,3 @@ class Growing:
             if count := min(count, room):
                 found[node], room = count, room - count
         return found
-
-    def name(self, tree: TokenTree) -> str:
-        """What it has grown to."""
-        return tree.shape.name
-
-    def observe(self, record: Any) -> None:
-        """It makes no difference."""

@@ -28,15 +28,10 @@ class TreePolicy(Protocol):
 
     most_drafts: int
     most_nodes: int
-
-    @property
-    def counts_drawn(self) -> Sequence[int]:
-        """Those numbers; a range, say."""
-        ...
+    counts_drawn: Sequence[int]
 
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
-        ...
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """For every row the nodes at a depth that the draft model is to read; drafting ends where there are none."""
@@ -47,15 +42,14 @@ class TreePolicy(Protocol):
         ...
 
     def name(self, tree: TokenTree) -> str:
-        """What reports call the shape of a row's tree."""
-        ...
+        """What reports call the shape of a row's tree: what it has grown to, unless a policy knows a better name."""
+        return tree.shape.name
 
     def observe(self, record: Any) -> None:
         """What came of the step, a StepRecord; also of steps in which nothing was drafted."""
-        ...
 
 
-class StaticTree:
+class StaticTree(TreePolicy):
     """A shape that is known beforehand, the same for every row.
 
     Slots that got the same token below the same node are one node, which draws what all of them would draw.
@@ -64,9 +58,6 @@ class StaticTree:
     def __init__(self, shape: TreeShape):
         self.shape, self.most_drafts, self.most_nodes = shape, max(shape.drafts), len(shape)
         self.counts_drawn = sorted(set(shape.drafts) - {0})
-
-    def begin(self, rows: int) -> None:
-        """Every root stands in slot 0."""
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """The nodes whose slots draw anything."""
@@ -79,13 +70,10 @@ class StaticTree:
     def place(self, tree: TokenTree, depth: int) -> None:
         """Note where the children of a level stand: a node's tokens go to its slots' children, in their order."""
         shape = self.shape
-        for node in tree.level(depth):
-            if node in tree.counts:
-                below = (
-                    shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot])
-                )
-                for token, slot in zip(tree.drawn(node), below, strict=False):
-                    tree.slots.setdefault(tree.children[node][token], []).append(slot)
+        for node in filter(tree.has_drafts, tree.level(depth)):
+            below = (shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot]))
+            for token, slot in zip(tree.drawn(node), below, strict=False):
+                tree.slots.setdefault(tree.children[node][token], []).append(slot)
 
     def drafts(self, tree: TokenTree, node: int) -> int:
         """What a node draws."""
@@ -100,9 +88,6 @@ class StaticTree:
     def name(self, tree: TokenTree) -> str:
         """The shape's, whatever came out empty or twice."""
         return self.shape.name
-
-    def observe(self, record: Any) -> None:
-        """It makes no difference."""
 
 
 def policy_of(tree: TreeShape | TreePolicy) -> TreePolicy:

@@ -9,7 +9,6 @@ from steps import law_error
 import multidraft as md
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
-from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
@@ -23,7 +22,7 @@ VOCABULARY, PROMPT = 2, [0]
 SCHEMES = ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejection", "iid:recursive_rejection"]
 
 
-class Growing:
+class Growing(TreePolicy):
     """A tree that grows with what is drawn, as `decide` says."""
 
     def __init__(self, most_drafts: int, most_nodes: int):
@@ -34,9 +33,6 @@ class Growing:
         """How many drafts each of a row's nodes of a level gets; it may look at all but the tokens drawn there."""
         raise NotImplementedError
 
-    def begin(self, rows: int) -> None:
-        pass
-
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         return [tree.level(depth) if len(tree) < self.most_nodes else [] for tree in trees]
 
@@ -44,12 +40,6 @@ class Growing:
         read = [[node for node in tree.level(depth) if node in tree.laws] for tree in trees]
         decided = [self.decide(row, *pair) if pair[1] else () for row, pair in enumerate(zip(trees, read, strict=True))]
         return [{n: k for n, k in zip(*pair, strict=True) if k} for pair in zip(read, decided, strict=True)]
-
-    def name(self, tree: TokenTree) -> str:
-        return tree.shape.name
-
-    def observe(self, record: StepRecord) -> None:
-        pass
 
 
 class CousinsDecide(Growing):
