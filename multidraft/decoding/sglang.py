@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.walks import Asked, Child, Coin, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.decoding.verify import claims
+from multidraft.decoding.walks import Asked, Coin, Ending, Rest, Verdict, Walker, drive, walker
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import check_distribution, pick_each, uniform
 from multidraft.verification.outcome import Outcome
@@ -131,7 +132,8 @@ class Batch:
             outcome = self.outcome(rows, asked, torch.tensor(tokens, device=self.target.device))
             parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
             for row, drawn, (accept, *left) in zip(rows, tokens, parts, strict=True):
-                answers[row] = Verdict(claims(siblings[row], drawn, accept), Left(*left))
+                first = dict(zip(reversed(drawn), reversed(siblings[row]), strict=True))  # of equal ones
+                answers[row] = Verdict(claims(first, drawn, accept), Left(*left))
         return answers
 
     def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:
@@ -145,15 +147,6 @@ class Batch:
         if max(nodes) >= self.draft.shape[1]:
             raise AdviceError(f"draft_probs has no row for node {max(nodes)}, which has children; give one for it")
         return own.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
-
-
-def claims(siblings: list[int], tokens: list[int], accept: list[float]) -> tuple[Child, ...]:
-    """What each child may claim; equal siblings are one, the first, with what all of them may claim."""
-    node = dict(zip(reversed(tokens), reversed(siblings), strict=True))
-    claimed = dict.fromkeys(tokens, 0.0)
-    for token, claim in zip(tokens, accept, strict=True):
-        claimed[token] += claim
-    return tuple(Child(node[token], claim) for token, claim in claimed.items() if claim > 0)
 
 
 def trees_of(tables: Sequence[Tensor], target: Tensor) -> list[Table]:

@@ -116,8 +116,8 @@ def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dic
     outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
     answers, accepts = {}, outcome.accept.tolist()
     for index, (row, (node, _)) in enumerate(asked.items()):
-        rest = Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
-        answers[row] = Verdict(claims(trees[row], node, accepts[index]), rest)
+        tree, rest = trees[row], Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
+        answers[row] = Verdict(claims(tree.children[node], tree.tuples[node], accepts[index]), rest)
     return answers
 
 
@@ -144,12 +144,11 @@ def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw])
     return lines
 
 
-def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]:
-    """What each child may claim, duplicates added up."""
-    claimed = dict.fromkeys(tree.tuples[node], 0.0)
-    for token, claim in zip(tree.tuples[node], accept, strict=True):
+def claims(children: dict[int, int], drafted: list[int], accept: list[float]) -> tuple[Child, ...]:
+    """What each child of a node may claim, by token; duplicates added up."""
+    claimed = dict.fromkeys(drafted, 0.0)
+    for token, claim in zip(drafted, accept, strict=True):
         claimed[token] += claim
-    children = tree.children[node]
     return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
 
 
