@@ -32,6 +32,7 @@ class TreePolicy(Protocol):
 
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
+        return
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """For every row the nodes at a depth that the draft model is to read; drafting ends where there are none."""
@@ -47,6 +48,7 @@ class TreePolicy(Protocol):
 
     def observe(self, record: Any) -> None:
         """What came of the step, a StepRecord; also of steps in which nothing was drafted."""
+        return
 
 
 class StaticTree(TreePolicy):
