@@ -24,8 +24,9 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import Tree
+from multidraft.decoding.state import DecodeConfig, Randomness, Row, Scored
+from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.decoding.verify import draw_last
 from multidraft.decoding.walks import WALKS, Child, Ending, Rest, Verdict, commit
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_laws
@@ -172,8 +173,11 @@ class Nothing(Rest):
     def law(self) -> Tensor:
         return torch.zeros(2)
 
-    def draw(self, number: float) -> int:
-        return -1
+
+def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
+    row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
+    scored = Scored([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
+    assert draw_last(scored, [Ending([], Nothing())], [0.5]) == [1]
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
