@@ -22,11 +22,10 @@ from tqdm import tqdm
 
 import multidraft as md
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prefill import compile_steps, start
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
-from multidraft.decoding.warming import compile_steps
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling

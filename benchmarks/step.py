@@ -25,10 +25,9 @@ import multidraft as md
 from multidraft.decoding import step as steps
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import at_roots
+from multidraft.decoding.prefill import at_roots, warm_up
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.warming import warm_up
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling

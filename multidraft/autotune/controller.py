@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
+from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.plans import FIRST, MOST_SAMPLES, Profile, Subject, place, profile_for, save, say_once
 from multidraft.decoding.policy import Outlook, StaticTree
@@ -32,6 +32,7 @@ TIMING = (
 )
 NO_DRAFTS_BEST = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NOTHING = Work(0, 0, 0)  # is drafted
+FREE, DEAR = Tree.levels([1] * 7), Tree.parse("1x6")  # are timed first: the second takes two passes of a draft model
 EVIDENT = 32  # steps after which it may be said that drafts do not pay
 CHAINS = [NO_DRAFTS, *(Tree.levels([1] * length) for length in range(1, 9))]  # one of which is as fast as is hoped for
 
@@ -45,11 +46,7 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> "Limits":
-        """What follows `auto`, such as `auto,nodes=24,depth=6`.
-
-        >>> Limits.parse("auto,nodes=24")
-        Limits(nodes=24, depth=16)
-        """
+        """What follows `auto`, such as `auto,nodes=24,depth=6`."""
         found = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
         parts = [part.split("=") for part in found[1].split(",")[1:]] if found else []
         if not found or len(dict(parts)) < len(parts):
@@ -57,8 +54,8 @@ class Limits:
         return cls(**{name: int(value) for name, value in parts})
 
 
-class Auto:
-    """A policy that lets trees grow while that pays, and leaves a draft model alone whose drafts do not.
+class Auto(Growing):
+    """Trees that grow while that pays; a draft model whose drafts do not is left alone.
 
     It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds in
     which steps are timed it reads no clock, so that a seed repeats a run.
@@ -72,14 +69,15 @@ class Auto:
         budget: float | int = 0.0,
         kind: Kind = "model",
     ):
-        limits, self.temperature, self.profile = limits or Limits(), round(float(temperature), 1), profile
-        self.budget, self.kind = budget, kind
-        self.most_drafts, self.most_nodes = MOST_DRAFTS, limits.nodes + 1
-        self.counts_drawn = range(1, MOST_DRAFTS + 1)
+        limits = limits or Limits()
+        super().__init__(limits.nodes, limits.depth, kind)
+        self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
+        self.most_drafts, self.counts_drawn = MOST_DRAFTS, range(1, MOST_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        self.growing, self.plain = Growing(limits.nodes, limits.depth, kind), StaticTree(NO_DRAFTS)
-        self.first = StaticTree(first_tree(kind, limits))
-        self.policy: Growing | StaticTree = self.growing
+        some = FREE if kind == "free" else DEAR
+        some = some if len(some) - 1 <= limits.nodes and some.depth <= limits.depth else Tree.parse("1")
+        self.plain, self.some = StaticTree(NO_DRAFTS), StaticTree(some)  # which are timed first
+        self.fixed: StaticTree | None = None  # the tree of a step that is timed, in place of one that grows
         self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # by which prices were found last
         self.rows = self.steps = self.idle = self.tried = 0
@@ -89,19 +87,14 @@ class Auto:
     @property
     def rests(self) -> bool:
         """Whether nothing is drafted at present, so that what the draft model has not read can wait."""
-        return self.kind == "model" and bool(self.rows) and not (self.growing.pays or self.growing.probes)
-
-    @property
-    def frugal(self) -> bool:
-        """Whether a mixture with look-up is to leave its other drafter alone."""
-        return self.policy is self.growing and self.growing.frugal
+        return self.kind == "model" and bool(self.rows) and not (self.pays or self.probes)
 
     @property
     def expected(self) -> Outlook | None:
         """What the trees as they were drawn let expect."""
-        if not (self.trees and self.costs and self.policy is self.growing):
+        if not self.trees or self.costs is None or self.fixed is not None:
             return None
-        tokens = sum(self.growing.reach(tree, node) for tree in self.trees for node in range(len(tree)))
+        tokens = sum(self.reach(tree, node) for tree in self.trees for node in range(len(tree)))
         return Outlook(tokens, self.costs.seconds(work_of(self.trees, self.kind)))
 
     def charge(self, prompt_tokens: int, new_tokens: int) -> None:
@@ -116,99 +109,82 @@ class Auto:
 
     def begin(self, rows: int) -> None:
         """Time the first steps of a new pair; find prices anew every few steps, and whenever rows have come or gone."""
-        self.policy = self.growing if self.profile.known else self.unknown(rows)
-        if self.policy is self.growing:
+        super().begin(rows)
+        plain = self.profile.measured(rows, False)
+        if self.profile.known:
             if rows != self.rows or self.steps % AGAIN == 0:
                 self.choose(rows)
             self.probe()
-            timed, lacks = self.profile.spent.get(rows, 0.0), self.profile.measured(rows, False) < MOST_SAMPLES
-            if self.steps % PLAIN == PLAIN - 1 and timed < self.budget and lacks:  # all others are compared with these
-                self.policy = self.plain
+            timed = self.profile.spent.get(rows, 0.0) < self.budget and plain < MOST_SAMPLES
+            self.fixed = self.plain if timed and self.steps % PLAIN == PLAIN - 1 else None  # what others compare with
+        elif plain < FIRST or self.tried >= 2 * FIRST:  # also where nothing can be drafted
+            self.fixed = self.plain
+        else:
+            self.fixed, self.tried = self.some, self.tried + 1
         self.rows, self.steps = rows, self.steps + 1
-        self.policy.begin(rows)
-
-    def unknown(self, rows: int) -> StaticTree:
-        """What to time first: no drafts, then some; no drafts where nothing can be drafted."""
-        if self.profile.measured(rows, False) < FIRST or self.tried >= 2 * FIRST:
-            return self.plain
-        self.tried += 1
-        return self.first
 
     def choose(self, rows: int) -> None:
         """The prices of drafts at the rate of tokens so far: they have to win by a margin over no drafts."""
         rates = self.recent.rates(self.prior, ASSUMED if self.prior is DEFAULT else MEASURED)
-        self.costs = self.profile.costs(rows)
-        if rows != self.rows or not self.seconds:
-            self.expect(rates, self.costs, rows)
+        self.costs = costs = self.profile.costs(rows)
+        if rows != self.rows or not self.seconds:  # by the rate of no drafts the first trees would become too large
+            chains = CHAINS if self.kind == "model" else CHAINS[:1]
+            outlooks = [Outlook(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
+            best = max(outlooks, key=lambda own: own.tokens / own.seconds)
+            self.tokens, self.seconds = AGAIN * rows * best.tokens, AGAIN * best.seconds
         self.rows = rows
-        rate = max(1 / self.costs.seconds(NOTHING), self.tokens / self.seconds / rows)
-        margin = MARGIN + DOUBT * math.log2(rows)
-        self.growing.price(rates, self.costs, rate, self.prompted, margin)
-        if self.growing.pays:  # which has to last before pauses are as short as at first
+        rate = max(1 / costs.seconds(NOTHING), self.tokens / self.seconds / rows)
+        self.price(rates, costs, rate, self.prompted, MARGIN + DOUBT * math.log2(rows))
+        if self.pays:  # which has to last before pauses are as short as at first
             self.pause = max(self.pause // 2, PAUSE)
-
-    def expect(self, rates: Rates, costs: Costs, rows: int) -> None:
-        """Begin with the rate of the best chain: by that of no drafts the first trees would become too large."""
-        chains = CHAINS if self.kind == "model" else CHAINS[:1]
-        outlooks = [Outlook(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
-        best = max(outlooks, key=lambda outlook: outlook.tokens / outlook.seconds)
-        self.tokens, self.seconds = AGAIN * rows * best.tokens, AGAIN * best.seconds
 
     def probe(self) -> None:
         """Ask a draft model that does not pay after every pause, which the next one exceeds."""
-        self.left = self.pause if self.growing.pays else self.left - 1
-        self.growing.probes = self.left < 0
+        self.left = self.pause if self.pays else self.left - 1
+        self.probes = self.left < 0
         if self.left < -PROBE:
             self.pause = min(2 * self.pause, LONGEST)
-            self.left, self.growing.probes = self.pause, False
+            self.left, self.probes = self.pause, False
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY)))
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        """What the policy in use reads."""
-        self.trees = trees
-        return self.policy.reads(trees, depth)
+        """What the tree in use reads."""
+        self.trees, self.frugal = trees, False
+        return super().reads(trees, depth) if self.fixed is None else self.fixed.reads(trees, depth)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """What the policy in use draws."""
-        return self.policy.counts(trees, depth)
+        """What it draws."""
+        return super().counts(trees, depth) if self.fixed is None else self.fixed.counts(trees, depth)
 
     def name(self, tree: TokenTree) -> str:
-        """What it grew to."""
-        return self.policy.name(tree)
+        """What it is, or has grown to."""
+        return super().name(tree) if self.fixed is None else self.fixed.name(tree)
 
     def observe(self, record: "StepRecord") -> None:
-        """Learn from what the rule accepts, which is exact: no coin is in it."""
+        """Learn from what the rule accepts, which is exact: no coin is in it. Time the step while the budget lasts."""
         self.trees = []
-        if not record.target_pass:
+        if not any(record.scored):
             return
         self.recent.observe(record, MEMORY)
         work = work_of(record.trees, self.kind)
         self.prompted *= not work.reads
         self.idle += not work.nodes
         if self.budget or not self.profile.known:
-            self.learn(record)
+            if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
+                say_once(TIMING, self.budget, place(self.profile.identity))
+            self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
+            if self.unsaved > SAVE:
+                self.finish(advise=False)
         if self.costs:
             fade = math.exp(-1 / STEPS)
             self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
             self.seconds = self.seconds * fade + self.costs.seconds(work)
 
-    def learn(self, record: "StepRecord") -> None:
-        """Time the step while the budget lasts, and keep what has been accepted."""
-        if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
-            say_once(TIMING, self.budget, place(self.profile.identity))
-        self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
-        if self.unsaved > SAVE:
-            self.close()
-
-    def close(self) -> None:
-        """Keep what was learnt."""
+    def finish(self, advise: bool = True) -> None:
+        """Keep what was measured; where drafts have not paid, say how to do without, once."""
         if self.unsaved:
             save(self.profile)
         self.unsaved = 0.0
-
-    def finish(self, advise: bool = True) -> None:
-        """Keep what was measured; where drafts have not paid, say how to do without, once."""
-        self.close()
         if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
             plain = self.rows * self.seconds / self.costs.seconds(NOTHING)
             if self.tokens <= (1 + MARGIN) * plain:
@@ -234,12 +210,6 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
     profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, rest))
     return draft + target + rest
-
-
-def first_tree(kind: Kind, limits: Limits) -> Tree:
-    """About eight tokens from two passes of a draft model, or a chain where drafts are free; or a single one."""
-    tree = Tree.parse("1x1x1x1x1x1x1" if kind == "free" else "1x6")
-    return tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
 
 
 def can_choose(scheme: Scheme) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from multidraft.decoding.tree import NodeLaw, Tree
+from multidraft.decoding.verify import Visit
 
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
@@ -46,11 +47,7 @@ class Rates:
 
     @cached_property
     def average(self) -> list[float]:
-        """Acceptance by number of drafts where the confidence is not known yet: over all classes as often as they come.
-
-        >>> [round(each, 2) for each in DEFAULT.average[:3]]
-        [0.0, 0.61, 0.74]
-        """
+        """Acceptance by number of drafts, of all confidences as often as they come: where none is known yet."""
         return (self.table @ self.frequency).tolist()
 
     @cached_property
@@ -92,8 +89,12 @@ def default() -> Rates:
     """What is assumed of a pair of which nothing is known."""
     missing = np.concatenate([[1.0], MISSED / np.arange(1.0, MOST_DRAFTS + 1) ** FALL])
     gains = np.tril(np.tile(-np.diff(missing), (MOST_DRAFTS + 1, 1)), -1)
-    shares = gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
-    return Rates(missing, np.array(POWERS), shares, np.full(CLASSES, 1 / CLASSES))
+    return Rates(missing, np.array(POWERS), in_parts(gains), np.full(CLASSES, 1 / CLASSES))
+
+
+def in_parts(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
+    """Every line in parts of its sum."""
+    return gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
 
 
 DEFAULT = default()
@@ -120,10 +121,11 @@ class AcceptanceTracker:
 
     def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
         """Learn from a step's verdicts; what was learnt before fades by a factor e over `memory` nodes of a row."""
-        for tree, visits in zip(record.trees, record.visits, strict=True):
+        visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
+        for tree, own in zip(record.trees, visits, strict=True):
             if 0 in tree.laws and tree.laws[0].known is None:
                 self.roots[class_of(tree.laws[0])] += 1
-            for node, weight, verdict in visits:
+            for node, weight, verdict in own:
                 drafts = min(tree.counts.get(node, 0), MOST_DRAFTS)
                 claims = [0.0] * drafts
                 for child in verdict.children if drafts else ():  # those without a claim are left out
@@ -132,7 +134,7 @@ class AcceptanceTracker:
                     self.counts += sum(claims), weight * counted(likely, 1.0)[drafts]
                 elif drafts:
                     self.add((drafts, class_of(tree.laws[node])), weight, claims)
-        self.fade(np.exp(-sum(map(len, record.visits)) / len(record.trees) / memory))
+        self.fade(np.exp(-sum(map(len, visits)) / len(record.trees) / memory))
 
     def add(self, place: tuple[int, int], weight: float | int, claims: list[float]) -> None:
         """One node, with so many drafts and of such a class."""
@@ -158,9 +160,8 @@ class AcceptanceTracker:
             found = replace(found, missing=np.minimum.accumulate(missing))
             found = replace(found, confidence=found.confidence * self.exponent(found, (0,), PLACES * strength))
         frequency = (self.roots + strength * prior.frequency) / (self.roots.sum() + strength)
-        ranks = self.ranks + strength * prior.shares
-        shares = ranks / np.maximum(ranks.sum(1, keepdims=True), 1e-300)
         trust = (self.counts[0] + strength * prior.trust) / (self.counts[1] + strength)
+        shares = in_parts(self.ranks + strength * prior.shares)
         return replace(found, shares=shares, frequency=frequency, trust=float(trust))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
@@ -181,11 +182,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of_tree(cls, tree: Tree) -> "Work":
-        """A step with one tree in every row.
-
-        >>> Work.of_tree(Tree.parse("2x1"))
-        Work(levels=2, reads=3, nodes=4)
-        """
+        """A step with one tree in every row."""
         return cls(tree.depth, sum(drafts > 0 for drafts in tree.drafts), len(tree) - 1)
 
 
@@ -234,25 +231,19 @@ def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
     nothing else is known, the first node is as dear as the others, and reading a node is of a draft model's pass what a
     node is of the target's.
     """
-    typical = [Timed(*map(quartile, zip(*runs, strict=True))) for runs in samples.values()]
+    typical = [Timed(*(sorted(own)[len(own) // 4] for own in zip(*runs, strict=True))) for runs in samples.values()]
     plain = min(one.own for one in typical if not one.nodes)
     more, node = explained([((1, one.nodes), one.own) for one in typical if one.nodes], (1, 0), plain)
     level, read = explained([(one[:2], one.draft) for one in typical if one.levels], (node, -plain - more))
     return Costs(plain, plain + more, node, level, read)
 
 
-def quartile(values: Sequence[float | int]) -> float | int:
-    """The lower one, or the least of few."""
-    return sorted(values)[len(values) // 4]
-
-
-Case = tuple[Sequence[float | int], float | int]  # shares of two numbers, and seconds
-
-
-def explained(cases: Sequence[Case], hint: Sequence[float | int], base: float | int = 0.0) -> tuple[float, float]:
+def explained(
+    cases: Sequence[tuple[Sequence[float | int], float | int]], hint: Sequence[float | int], base: float | int = 0.0
+) -> tuple[float, float]:
     """Two numbers, none below zero, whose sums in these shares and a base come nearest to the seconds, in proportion.
 
-    The hint is a combination of the two that is zero if nothing else is known.
+    A case has two shares and seconds. The hint is a combination of the two numbers that is zero if nothing is known.
     """
     if not cases:
         return 0.0, 0.0

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
-from multidraft.decoding.policy import DynamicTree
-from multidraft.decoding.tree import NodeLaw, TokenTree
+from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.tree import TokenTree
 from multidraft.models.ensemble import Copying
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import Reader
@@ -27,11 +27,11 @@ def kind_of(draft: Model) -> Kind:
     return "copying" if isinstance(draft, Copying) else "free" if isinstance(draft, Reader) else "model"
 
 
-class Growing(DynamicTree):
+class Growing(TreePolicy):
     """Drafts as long as their expected gain exceeds their price; say first what the prices are, in tokens."""
 
     def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
-        super().__init__(MOST, nodes + 1)
+        self.most_drafts, self.most_nodes, self.counts_drawn = MOST, nodes + 1, range(1, MOST + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
         self.node = self.first = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
         self.pays = True  # whether a draft model is expected to pay for its first pass
@@ -87,24 +87,21 @@ class Growing(DynamicTree):
 
     def best(self, reach: float, accepted: Sequence[float], free: bool) -> tuple[int, float]:
         """How many drafts pay, each for itself, at a node that is reached so often, and what they give beyond it."""
-        drafts, total = 0, 0.0
-        while drafts < MOST and (gain := self.gain(reach, drafts + 1, accepted, free)) > 0:
-            drafts, total = drafts + 1, total + gain
-        return drafts, total
-
-    def gain(self, reach: float, drafts: int, accepted: Sequence[float], free: bool) -> float:
-        """What the last of so many drafts at a node gives beyond its price, with the chain that may follow it."""
-        more = reach * (accepted[drafts] - accepted[drafts - 1])
         goes_on = max(accepted[1], GOES_ON) if free else self.rates.average[1]
         node = self.crowd * self.node
         price = node if free else node + self.level + self.crowd * self.read
-        total, further = more - node, more * goes_on
-        for _ in range(self.depth):
-            if further <= price:
-                break
-            total += further - price
-            further *= goes_on
-        return total
+        total = 0.0
+        for drafts in range(MOST):
+            more = reach * (accepted[drafts + 1] - accepted[drafts])
+            gain, further = more - node, more * goes_on
+            for _ in range(self.depth):  # of the chain that may follow it
+                if further <= price:
+                    break
+                gain, further = gain + further - price, further * goes_on
+            if gain <= 0:
+                return drafts, total
+            total += gain
+        return MOST, total
 
     def reach(self, tree: TokenTree, node: int) -> float:
         """How likely the accepted path comes through a node, as far as the confidence of those above it tells."""
@@ -131,14 +128,11 @@ class Growing(DynamicTree):
         room, found = self.most_nodes - len(tree), dict[int, int]()
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda one: -reach[one]):
-            if count := min(self.drafts(tree.laws[node], reach[node], depth == 0), room):
+            law = tree.laws[node]
+            free = law.known is not None or self.kind == "free"
+            count, total = self.best(reach[node], self.rates.of(law), free)
+            if depth == 0 and total <= self.crowd * self.first:  # those at the root have to pay for the tree
+                count = int(self.probes and not free)
+            if count := min(count, room):
                 found[node], room = count, room - count
         return found
-
-    def drafts(self, law: NodeLaw, reach: float, root: bool) -> int:
-        """How many drafts pay at a node; those at the root have to pay for the tree, and a probe is one."""
-        free = law.known is not None or self.kind == "free"
-        count, total = self.best(reach, self.rates.of(law), free)
-        if root and total <= self.crowd * self.first:
-            return int(self.probes and not free)
-        return count

@@ -107,28 +107,27 @@ class Profile:
                 raise ValueError("of another version")
             if found.pop("checksum") != checksum(found):
                 raise ValueError("its checksum is wrong")
-            return made(found)
+            made = cls(dict(found["identity"]), spent={int(rows): float(s) for rows, s in found["spent"].items()})
+            for rows, own in found["samples"].items():
+                made.samples[int(rows)] = {
+                    alike: [Timed(*map(float, run)) for run in runs] for alike, runs in own.items()
+                }
+            for temperature, learnt in found["acceptance"].items():
+                for name, table in vars(made.at(float(temperature))).items():
+                    table += np.array(learnt[name])
+            return made
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise AdviceError(f"it is no plan ({error}); make one with `multidraft tune --out`") from None
 
 
-def made(found: dict[str, Any]) -> Profile:
-    """A profile from its parts; raises ValueError, KeyError or TypeError where one is missing or of another size."""
-    samples = {
-        int(rows): {alike: [Timed(*map(float, run)) for run in runs] for alike, runs in own.items()}
-        for rows, own in found["samples"].items()
-    }
-    acceptance = dict[float, AcceptanceTracker]()
-    for temperature, learnt in found["acceptance"].items():
-        acceptance[float(temperature)] = own = AcceptanceTracker()
-        for name, table in vars(own).items():
-            table += np.array(learnt[name])
-    return Profile(dict(found["identity"]), samples, acceptance, {int(k): float(v) for k, v in found["spent"].items()})
+def digest(text: str) -> str:
+    """A short one."""
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def checksum(content: dict[str, Any]) -> str:
-    """A digest of all that a profile says."""
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    """A digest of all that a profile or an identity says."""
+    return digest(json.dumps(content, sort_keys=True))
 
 
 @dataclass(frozen=True)
@@ -155,26 +154,15 @@ def model(one: Any) -> dict[str, Any]:
     if not isinstance(one, PreTrainedModel):
         members = [model(member) for member in getattr(one, "drafters", ())]
         own = getattr(one, "identity", None) or {"digest": digest(str([one.vocabulary, getattr(one, "longest", None)]))}
-        return (
-            {"kind": type(one).__name__, "device": str(one.device)} | own | ({"drafters": members} if members else {})
-        )
+        own = {"kind": type(one).__name__, "device": str(one.device)} | own
+        return own | {"drafters": members} if members else own
     fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
-    text = json.dumps(fields, sort_keys=True, default=str) + "".join(map(str, some_weights(one)))
-    device = home(one)
+    parameters = list(one.parameters())
+    some = [own for own in parameters[:: max(len(parameters) // LOOKED_AT, 1)] if own.device.type != "meta"]
+    weights = [str(own.detach().reshape(-1)[:4].float().tolist()) for own in some]
+    text, device = json.dumps(fields, sort_keys=True, default=str) + "".join(weights), home(one)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"kind": type(one).__name__, "digest": digest(text), "dtype": str(one.dtype), "device": name}
-
-
-def some_weights(one: PreTrainedModel) -> list[list[float]]:
-    """A few numbers of a few parameters."""
-    parameters = list(one.parameters())
-    chosen = parameters[:: max(len(parameters) // LOOKED_AT, 1)]
-    return [weight.detach().reshape(-1)[:4].float().tolist() for weight in chosen if weight.device.type != "meta"]
-
-
-def digest(text: str) -> str:
-    """A short one."""
-    return sha256(text.encode()).hexdigest()[:16]
 
 
 def profile_for(subject: Subject, file: Path | None = None) -> Profile:
@@ -195,7 +183,7 @@ def adopt(subject: Subject, text: str) -> None:
 
 def place(wanted: dict[str, Any]) -> Path:
     """The file of the profile of a certain identity."""
-    return files.cache() / "plans" / f"{digest(json.dumps(wanted, sort_keys=True))}.json"
+    return files.cache() / "plans" / f"{checksum(wanted)}.json"
 
 
 def fresh(wanted: dict[str, Any]) -> Profile:
@@ -216,11 +204,9 @@ def shipped() -> list[Traversable]:
 
 def checked(file: Path, wanted: dict[str, Any]) -> Profile:
     """The profile of a file that a user has named; raises AdviceError where it is none, or is of something else."""
+    content = files.content(file, "the plan", LARGEST)
     try:
-        profile = read(file)
-    except OSError as error:
-        why = error.strerror
-        raise AdviceError(f"cannot read the plan {str(file)!r} ({why}); make one with `multidraft tune`") from None
+        profile = Profile.from_json(content)
     except AdviceError as error:
         raise AdviceError(f"plan {str(file)!r}: {error}") from None
     other = [name for name in wanted if profile.identity.get(name) != wanted[name]]
@@ -232,23 +218,12 @@ def checked(file: Path, wanted: dict[str, Any]) -> Profile:
     return profile
 
 
-def read(file: Path) -> Profile:
-    """The profile of a file; raises OSError where there is none, and AdviceError where it is no profile."""
-    if file.exists() and not file.is_file():
-        raise AdviceError("it is no file; make one with `multidraft tune --out`")
-    with file.open("rb") as stream:
-        content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise AdviceError("it is too large for a plan; make one with `multidraft tune --out`")
-    return Profile.from_json(content)
-
-
 def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
     """The profile that is kept, if it is whole; a damaged one is measured again."""
-    try:
-        profile = read(file)
-    except OSError:
+    if not file.is_file():
         return None
+    try:
+        profile = Profile.from_json(files.content(file, "the plan", LARGEST))
     except AdviceError:
         NOTES.warning("the plan %s is damaged; measuring again", file)
         return None

@@ -22,7 +22,6 @@ from multidraft.verification.law import Law
 
 SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
 Places = list[tuple[int, int]]  # rows with nodes
-Counts = dict[int, dict[int, int]]  # by row and node
 
 
 class Drafted(NamedTuple):
@@ -65,7 +64,8 @@ def read_level(
     ]
     if hasattr(state.draft, "frugal"):
         state.draft.frugal = getattr(config.policy, "frugal", False)
-    answer = state.draft.forward([own[0] for own in new], [own[1] for own in new], "all" if depth else "last")
+    tokens, parents = map(list, zip(*new, strict=True))
+    answer = state.draft.forward(tokens, parents, "all" if depth else "last")
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
     more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
@@ -116,13 +116,13 @@ def together(laws: Sequence[DraftLaw]) -> DraftLaw:
     return DraftLaw(ids, lines)
 
 
-def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: Counts) -> None:
+def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[int, dict[int, int]]) -> None:
     """Draw as many tokens as are wanted at every node, fresh from its law, and note what came."""
     groups = defaultdict[int, Places](list)
     for row, own in counts.items():
         for node, count in own.items():
             groups[count].append((row, node))
-    drawn: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+    drawn = dict[tuple[int, int], tuple[list[int], list[float]]]()
     for count, places in sorted(groups.items()):  # a row takes its numbers in an order of its own
         own_law = law.with_drafts(count)
         numbers = [rows[row].random.take(own_law.numbers) for row, _ in places]

@@ -8,38 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
-from typing import Any
 
 from multidraft.decoding.record import PARTS as STEP_PARTS
-from multidraft.decoding.record import Logprob, StepRecord
+from multidraft.decoding.record import Logprob, StepRecord, acceptance_of
 from multidraft.sampling.gate import RowFault
 
-COUNTS = ("lengths", "ranks")  # of Info: lists of numbers by index
 PARTS = (*STEP_PARTS, "rest")
-
-
-@dataclass
-class Moments:
-    """How many numbers there were, their sum, and that of their squares."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        """One more number."""
-        self.count, self.total, self.squares = self.count + 1, self.total + value, self.squares + value**2
-
-    def __add__(self, other: "Moments") -> "Moments":
-        """The numbers of both."""
-        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def error_of_sum(self) -> float:
-        """The standard error of the sum; of one number alone it is not known."""
-        if self.count < 2:
-            return math.nan
-        return math.sqrt(max(self.squares * self.count - self.total**2, 0.0) / (self.count - 1))
 
 
 @dataclass
@@ -58,11 +32,11 @@ class Info:
     ranks: list[int] = field(default_factory=list)  # accepted tokens, by which draft of their node drew them first
     acceptance: float = 0.0  # summed over row passes: what the rule accepts of the tuple drawn at the root
     measured: int = 0  # row passes of which the optimum is known
-    expected_acceptance: float = (
-        0.0  # summed over them: over all tuples where there is a formula, else of the one drawn
-    )
+    expected_acceptance: float = 0.0  # summed: over all tuples where there is a formula, else of the one drawn
     optimal_acceptance: float = 0.0  # summed over them
-    gaps: Moments = field(default_factory=Moments)  # from what was drawn to the optimum, where there is no formula
+    gaps: int = 0  # of them without a formula
+    gap: float = 0.0  # the sum of their differences from what was drawn to the optimum, and of squares
+    gap_squares: float = 0.0
     levels: int = 0  # forward passes of the draft model, each over the whole batch
     shapes: Counter[str] = field(default_factory=Counter)  # trees by how many row passes had them
     predicted_tokens: float = 0.0  # by the plan, over all row passes that it has predicted
@@ -73,7 +47,7 @@ class Info:
 
     def add(self, record: StepRecord) -> None:
         """One more step."""
-        self.target_passes += record.target_pass
+        self.target_passes += any(record.scored)
         self.levels += record.draft_passes
         self.add_seconds(record.seconds)
         if record.expected is not None:
@@ -87,7 +61,8 @@ class Info:
             self.expected_acceptance += own.expected
             self.optimal_acceptance += own.optimal
             if not own.exact:
-                self.gaps.add(own.optimal - own.expected)
+                gap = own.optimal - own.expected
+                self.gaps, self.gap, self.gap_squares = self.gaps + 1, self.gap + gap, self.gap_squares + gap**2
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
         """Time that was spent, by part."""
@@ -103,7 +78,7 @@ class Info:
         self.nodes += len(tree) - 1
         self.bonus += record.emitted[row].kinds[-1] == "bonus"
         self.corrected += record.emitted[row].kinds[-1] == "corrected"
-        self.acceptance += record.acceptance(row)
+        self.acceptance += acceptance_of(record.events[row])
         if len(tree) > 1:
             self.drafts += 1
             tally(self.lengths, len(path), tree.depths[-1])
@@ -112,14 +87,13 @@ class Info:
 
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
-        both = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        sums: dict[str, Any] = {
-            name: sum_of_counts(*pair) if name in COUNTS else pair[0] + pair[1]
-            for name, pair in both.items()
-            if not isinstance(pair[0], dict) or isinstance(pair[0], Counter)
-        }
-        seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        return Info(**sums, seconds=seconds, faults=self.faults | other.faults)
+        names = {f.name for f in fields(self)} - {"lengths", "ranks", "seconds", "faults"}
+        both = Info(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        both.lengths = [x + y for x, y in zip_longest(self.lengths, other.lengths, fillvalue=0)]
+        both.ranks = [x + y for x, y in zip_longest(self.ranks, other.ranks, fillvalue=0)]
+        both.seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
+        both.faults = self.faults | other.faults
+        return both
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -187,7 +161,9 @@ class Info:
         """Standard error of the difference between the two: 0 where the rate is exact, no number if it is not known."""
         if not self.measured:
             return math.nan
-        return self.gaps.error_of_sum / self.measured if self.gaps.count else 0.0
+        if self.gaps < 2:  # of one difference alone it is not known
+            return math.nan if self.gaps else 0.0
+        return math.sqrt(max(self.gap_squares * self.gaps - self.gap**2, 0.0) / (self.gaps - 1)) / self.measured
 
     @property
     def total_seconds(self) -> float:
@@ -201,29 +177,27 @@ class Info:
 
     def as_dict(self) -> dict[str, object]:
         """Plain names and numbers, for `--json`; None for what was not measured."""
-        return (
-            dict(
-                tokens=self.tokens,
-                target_passes=self.target_passes,
-                block_efficiency=self.block_efficiency,
-                acceptance_rate=self.acceptance_rate,
-                optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
-                acceptance_error=None if math.isnan(self.acceptance_error) else self.acceptance_error,
-                tokens_per_second=self.tokens_per_second,
-                accepted_tokens=self.accepted,
-                bonus_tokens=self.bonus,
-                corrected_tokens=self.corrected,
-                drafted_nodes=self.nodes,
-                draft_levels=self.levels,
-                trees=dict(self.shapes.most_common()),
-                predicted_tokens=self.predicted_tokens or None,
-                predicted_seconds=self.predicted_seconds or None,
-                accepted_at_rank=self.ranks,
-                rank_acceptance_rates=self.rank_rates,
-                seconds=self.seconds | {"total": self.total_seconds},
-            )
-            | self.as_vllm()
+        own = dict(
+            tokens=self.tokens,
+            target_passes=self.target_passes,
+            block_efficiency=self.block_efficiency,
+            acceptance_rate=self.acceptance_rate,
+            optimal_acceptance_rate=self.optimal_acceptance_rate if self.measured else None,
+            acceptance_error=None if math.isnan(self.acceptance_error) else self.acceptance_error,
+            tokens_per_second=self.tokens_per_second,
+            accepted_tokens=self.accepted,
+            bonus_tokens=self.bonus,
+            corrected_tokens=self.corrected,
+            drafted_nodes=self.nodes,
+            draft_levels=self.levels,
+            trees=dict(self.shapes.most_common()),
+            predicted_tokens=self.predicted_tokens or None,
+            predicted_seconds=self.predicted_seconds or None,
+            accepted_at_rank=self.ranks,
+            rank_acceptance_rates=self.rank_rates,
+            seconds=self.seconds | {"total": self.total_seconds},
         )
+        return own | self.as_vllm()
 
     def as_vllm(self) -> dict[str, object]:
         """What vLLM reports too, in its names."""
@@ -243,8 +217,3 @@ def tally(counts: list[int], index: int, last: int) -> None:
     """Count one more at an index; the list reaches at least to `last`."""
     counts.extend([0] * (max(index, last) + 1 - len(counts)))
     counts[index] += 1
-
-
-def sum_of_counts(first: list[int], second: list[int]) -> list[int]:
-    """Two lists of counts added up, the shorter one filled with zeros."""
-    return [x + y for x, y in zip_longest(first, second, fillvalue=0)]

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from multidraft.decoding.tree import TokenTree, TreeShape
 
-Record = Any  # a StepRecord, whose file needs this one
-
 
 class Outlook(NamedTuple):
     """What a policy expects of a step."""
@@ -22,26 +20,19 @@ class Outlook(NamedTuple):
 
 @runtime_checkable
 class TreePolicy(Protocol):
-    """What drafting asks for, in this order: `begin`, then by depth `reads` and `counts`, and `observe` in the end."""
+    """What drafting asks for, in this order: `begin`, then by depth `reads` and `counts`, and `observe` in the end.
 
-    @property
-    def most_drafts(self) -> int:
-        """The largest number of drafts at a node; 0 where nothing is ever drafted."""
-        ...
+    `most_drafts` is the largest number of drafts at a node (0 where nothing is ever drafted), `counts_drawn` which ones
+    a node may have beside none, `most_nodes` the size of the largest tree with its root: caches have room for it.
+    """
 
-    @property
-    def counts_drawn(self) -> Sequence[int]:
-        """The numbers of drafts that a node may have, beside none."""
-        ...
-
-    @property
-    def most_nodes(self) -> int:
-        """The largest number of nodes in a tree, the root included: what the caches must have room for."""
-        ...
+    most_drafts: int
+    most_nodes: int
+    counts_drawn: Sequence[int]
 
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
-        ...
+        return
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """For every row the nodes at a depth that the draft model is to read; drafting ends where there are none."""
@@ -52,15 +43,15 @@ class TreePolicy(Protocol):
         ...
 
     def name(self, tree: TokenTree) -> str:
-        """What reports call the shape of a row's tree."""
-        ...
+        """What reports call the shape of a row's tree: what it has grown to, unless a policy knows a better name."""
+        return tree.shape.name
 
-    def observe(self, record: Record) -> None:
-        """What came of the step; also of steps in which nothing was drafted."""
-        ...
+    def observe(self, record: Any) -> None:
+        """What came of the step, a StepRecord; also of steps in which nothing was drafted."""
+        return
 
 
-class StaticTree:
+class StaticTree(TreePolicy):
     """A shape that is known beforehand, the same for every row.
 
     Slots that got the same token below the same node are one node, which draws what all of them would draw.
@@ -69,9 +60,6 @@ class StaticTree:
     def __init__(self, shape: TreeShape):
         self.shape, self.most_drafts, self.most_nodes = shape, max(shape.drafts), len(shape)
         self.counts_drawn = sorted(set(shape.drafts) - {0})
-
-    def begin(self, rows: int) -> None:
-        """Every root stands in slot 0."""
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """The nodes whose slots draw anything."""
@@ -84,13 +72,10 @@ class StaticTree:
     def place(self, tree: TokenTree, depth: int) -> None:
         """Note where the children of a level stand: a node's tokens go to its slots' children, in their order."""
         shape = self.shape
-        for node in tree.level(depth):
-            if node in tree.counts:
-                below = (
-                    shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot])
-                )
-                for token, slot in zip(tree.drawn(node), below, strict=False):
-                    tree.slots.setdefault(tree.children[node][token], []).append(slot)
+        for node in filter(tree.has_drafts, tree.level(depth)):
+            below = (shape.first_child[slot] + rank for slot in tree.slots[node] for rank in range(shape.drafts[slot]))
+            for token, slot in zip(tree.drawn(node), below, strict=False):
+                tree.slots.setdefault(tree.children[node][token], []).append(slot)
 
     def drafts(self, tree: TokenTree, node: int) -> int:
         """What a node draws."""
@@ -105,48 +90,6 @@ class StaticTree:
     def name(self, tree: TokenTree) -> str:
         """The shape's, whatever came out empty or twice."""
         return self.shape.name
-
-    def observe(self, record: Record) -> None:
-        """It makes no difference."""
-
-
-class DynamicTree:
-    """Trees that grow with what is drawn: give it `decide`, and say how large a tree may become."""
-
-    def __init__(self, most_drafts: int, most_nodes: int):
-        self.most_drafts, self.most_nodes = most_drafts, most_nodes
-        self.counts_drawn = range(1, most_drafts + 1)
-
-    def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> Sequence[int]:
-        """How many drafts each of a row's nodes of a level gets; it may look at all but the tokens drawn there."""
-        raise NotImplementedError
-
-    def begin(self, rows: int) -> None:
-        """Nothing is known of any tree."""
-
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        """All nodes of the level, while there is room for more."""
-        return [tree.level(depth) if len(tree) < self.most_nodes else [] for tree in trees]
-
-    def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """What `decide` says of the nodes that have been read, as far as there is room."""
-        return [self.cut(row, tree, [n for n in tree.level(depth) if n in tree.laws]) for row, tree in enumerate(trees)]
-
-    def cut(self, row: int, tree: TokenTree, nodes: list[int]) -> dict[int, int]:
-        """One row's numbers of drafts by node."""
-        room, counts = self.most_nodes - len(tree), dict[int, int]()
-        for node, wanted in zip(nodes, self.decide(row, tree, nodes) if nodes else (), strict=True):
-            if (count := min(wanted, self.most_drafts, room)) > 0:
-                counts[node] = count
-                room -= count
-        return counts
-
-    def name(self, tree: TokenTree) -> str:
-        """What it grew to."""
-        return tree.shape.name
-
-    def observe(self, record: Record) -> None:
-        """It makes no difference, unless you say so."""
 
 
 def policy_of(tree: TreeShape | TreePolicy) -> TreePolicy:

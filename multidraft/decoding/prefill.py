@@ -1,22 +1,31 @@
-"""Prompts are read: both models keep all of each but its last token, the root of the first tree.
+"""Before the first step: what is compiled is used once before any clock runs, and prompts are read.
 
-Where the target reads that one as well, it has said all that the first new token is drawn from: the row's first step
-then drafts nothing, and takes no pass. Prompts of similar lengths are read together, which pads little.
+Both models keep all of a prompt but its last token, the root of the first tree. Where the target reads that one as
+well, it has said all that the first new token is drawn from: the row's first step then drafts nothing, and takes no
+pass. Prompts of similar lengths are read together, which pads little.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from functools import cache
+from operator import add
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, heard_by
-from multidraft.models.huggingface import Model, reader
+from multidraft.models.huggingface import Model, prepare, reader
+from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
+from multidraft.verification.distributions import pick_each
+from multidraft.verification.scheme import Scheme
 
 CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention mask
 SIMILAR = 1.25  # the longest prompt of a group beside the shortest
@@ -24,12 +33,8 @@ SIMILAR = 1.25  # the longest prompt of a group beside the shortest
 Generators = torch.Generator | list[torch.Generator] | None
 
 
-class Read(NamedTuple):
-    """A reader that has kept texts, one a row, and what it has told of each."""
-
-    model: LanguageModel
-    said: list[Float[Tensor, " vocabulary"]] | None  # the logits after it, if they were asked for
-    states: list[Float[Tensor, "_ layers width"]]  # the hidden states of its tokens; none if nobody reads them
+Said = list[Float[Tensor, " vocabulary"]]  # the logits after texts, if they were asked for
+States = list[Float[Tensor, "_ layers width"]]  # the hidden states of texts' tokens; none if nobody reads them
 
 
 def start(
@@ -58,7 +63,7 @@ def start(
     if draft_model is not None:
         with clock.part("draft"):
             texts = [[] for _ in prompts] if rests else roots
-            draft = read_all(draft_model, texts, capacity, config.compile, states=states).model
+            draft, _, _ = read_all(draft_model, texts, capacity, config.compile, states=states)
     return at_roots(target, draft, prompts, sampling, generator, seen, said, roots if rests else None)
 
 
@@ -70,31 +75,28 @@ def read_all(
     score: bool = False,
     tells: Sequence[int] = (),
     states: Sequence[Float[Tensor, "_ layers width"]] = (),
-) -> Read:
-    """Keep these texts, one a row; those of similar lengths are read side by side.
+) -> tuple[LanguageModel, Said, States]:
+    """A reader that has kept these texts, one a row; those of similar lengths are read side by side.
 
     A target `tells` hidden states of theirs, a draft model hears the target's `states` first.
     """
-    groups, readers = similar([len(text) for text in texts]), list[LanguageModel]()
-    said, told = list[Tensor](), list[Tensor]()
-    for rows in groups:
+    readers, said, told = list[LanguageModel](), dict[int, Tensor](), dict[int, Tensor]()
+    for rows in (groups := similar([len(text) for text in texts])):
         readers.append(own := reader(model, capacity, compiled, tells))
         if states and heard_by(own):
             cast(Any, own).hear([states[row] for row in rows])
         logits, noted = read(own, [texts[row] for row in rows], score)
-        said, told = said + logits, told + noted
+        said |= zip(rows, logits, strict=False)
+        told |= zip(rows, noted, strict=False)
     for other in readers[1:]:
         readers[0].join(other)
     order = [row for rows in groups for row in rows]
-    places = sorted(range(len(order)), key=order.__getitem__)
-    if places != sorted(places):
-        readers[0].select(places)
-    return Read(readers[0], [said[place] for place in places] if score else None, [told[p] for p in places if told])
+    if order != sorted(order):
+        readers[0].select([order.index(row) for row in range(len(order))])
+    return readers[0], [said[row] for row in sorted(said)], [told[row] for row in sorted(told)]
 
 
-def read(
-    model: LanguageModel, texts: list[list[int]], score: bool
-) -> tuple[list[Float[Tensor, " vocabulary"]], list[Float[Tensor, "_ layers width"]]]:
+def read(model: LanguageModel, texts: list[list[int]], score: bool) -> tuple[Said, States]:
     """Keep these texts piece by piece, which end together; the logits after each, and hidden states if it tells any."""
     longest, told = max(map(len, texts)), []
     for ahead in reversed(range(0, max(longest, 1), CHUNK)):  # once at least, which settles the number of rows
@@ -115,7 +117,7 @@ def at_roots(
     sampling: list[Sampling],
     generator: Generators = None,
     seen: list[list[int]] | None = None,
-    said: list[Float[Tensor, " vocabulary"]] | None = None,
+    said: Said | None = None,
     unread: list[list[int]] | None = None,
 ) -> State:
     """The state of readers that have read all of each prompt but its last token; the target that too, if it `said` so.
@@ -124,23 +126,16 @@ def at_roots(
     """
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
-    rows = [
-        Row(own, random, prompt[-1], len(prompt) - 1)
-        for own, random, prompt in zip(sampling, for_rows(generator, len(prompts)), prompts, strict=True)
-    ]
-    for number, row in enumerate(rows):
-        row.unread = list(unread[number]) if unread else []
-        row.said = said[number] if said else None
-        row.prefix = torch.tensor((seen or prompts)[number], device=target.device) if row.sampling.looks_back else None
+    rows = []
+    for number, (own, random) in enumerate(zip(sampling, for_rows(generator, len(prompts)), strict=True)):
+        prompt, left = prompts[number], list(unread[number]) if unread else []
+        prefix = torch.tensor((seen or prompts)[number], device=target.device) if own.looks_back else None
+        rows.append(Row(own, random, prompt[-1], len(prompt) - 1, left, prefix, said[number] if said else None))
     return State(target, draft, rows)
 
 
 def similar(lengths: list[int]) -> list[list[int]]:
-    """Rows whose texts are about as long, from the longest on.
-
-    >>> similar([100, 3, 90])
-    [[0, 2], [1]]
-    """
+    """Rows whose texts are about as long, from the longest on."""
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if groups and lengths[groups[-1][0]] <= SIMILAR * lengths[row]:
@@ -148,3 +143,36 @@ def similar(lengths: list[int]) -> list[list[int]]:
         else:
             groups.append([row])
     return groups
+
+
+def warm_up(config: DecodeConfig, device: torch.device) -> None:
+    """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
+    if loops.HAS_NUMBA and device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
+        for count in config.policy.counts_drawn:
+            use_once(config.scheme.with_drafts(count))
+        for dtype in (torch.float32, torch.float64):
+            draft_laws(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
+
+
+def compile_steps(
+    config: DecodeConfig, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int]
+) -> None:
+    """Compile the steps of such a run, where models can be compiled; what is there already is not compiled again."""
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(map(add, lengths, budgets)) + 2 * config.policy.most_nodes + 2
+    for number, model in enumerate(models):
+        branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.most_nodes > 1
+        if isinstance(model, PreTrainedModel):
+            prepare(model, len(prompts), (1 + branches, config.policy.most_nodes), (min(lengths), longest))
+
+
+@cache
+def use_once(scheme: Scheme) -> None:
+    """All loops that a step may call, on a few tokens: with duplicates and without, with an anchor and without."""
+    numbers = torch.zeros(1, scheme.law.numbers, dtype=torch.float64)
+    for first in (0.0, 2.0):
+        target = torch.tensor([[first] + [0.0] * (2 * scheme.drafts)], dtype=torch.float64).softmax(-1)
+        for weights in (target, target.float()):
+            pick_each(weights, [0.5])
+        draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.several else target
+        _ = scheme.verify(target, draft, scheme.law.draw(draft, numbers)).residual

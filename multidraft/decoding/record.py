@@ -1,18 +1,26 @@
 """What came of a step: everything that metrics, traces, learning and a server's picture want to know of it."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from multidraft.decoding.draft import stacked
 from multidraft.decoding.policy import Outlook
-from multidraft.decoding.state import Scored
+from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.walks import Ending, Verdict
+from multidraft.decoding.verify import Coin, Decision, Visit, compressed
+from multidraft.decoding.walks import Ending
+from multidraft.sampling.from_logits import log_laws
 from multidraft.sampling.gate import RowFault
+from multidraft.verification.laws import optimum
+from multidraft.verification.scheme import Scheme
 
 PARTS = ("draft", "target", "rule", "cache", "measure")
 
@@ -53,22 +61,6 @@ class Emitted:
         return Emitted(self.tokens[:count], self.kinds[:count], self.logprobs[:count])
 
 
-class Visit(NamedTuple):
-    """A node that a walk came to: with its target scaled to a weight, the rule said this."""
-
-    node: int
-    weight: float
-    verdict: Verdict
-
-
-class Coin(NamedTuple):
-    """A coin that a walk threw: it shows yes where the number is below the probability."""
-
-    probability: float
-    number: float
-    yes: bool
-
-
 class Measured(NamedTuple):
     """The acceptance rate at a row's root, beside the largest that any rule can reach for its drafting law."""
 
@@ -87,7 +79,7 @@ class StepRecord:
     endings: list[Ending]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
     numbers: list[float]  # which the one more token was drawn with
-    scored: list[bool]  # whether the target has read the row's tree; the pass over its prompt said all there is to say
+    scored: list[bool]  # whether the target has read the row's tree, or had said all with the row's prompt
     draft_passes: int
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
@@ -103,21 +95,43 @@ class StepRecord:
         """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
         return self.scores.faults
 
-    @property
-    def target_pass(self) -> bool:
-        """Whether the target took a pass: not where all rows' prompts have just been read."""
-        return any(self.scored)
-
-    def acceptance(self, row: int) -> float:
-        """What the rule accepts of the tuple that was drawn at a row's root."""
-        return acceptance_of(self.events[row])
-
-    @property
-    def visits(self) -> list[list[Visit]]:
-        """By row the nodes that its walk came to, in order."""
-        return [[event for event in events if isinstance(event, Visit)] for events in self.events]
-
 
 def acceptance_of(events: list[Visit | Coin]) -> float:
     """What the rule accepts of the tuple at a walk's root, which it comes to first; 0 where nothing was drawn."""
     return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)
+
+
+def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
+    """What is to be expected of every row whose target was asked; nothing is accepted where nothing was drafted."""
+    found, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
+    for row, tree in enumerate(scored.trees):
+        if tree.has_drafts(0) and row not in scored.faults:
+            groups[tree.counts[0]].append(row)
+        elif scored.rows[row].said is None and row not in scored.faults:
+            found[row] = Measured(0.0, 0.0, True)
+    for count, rows in groups.items():
+        own, laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]
+        target = torch.from_numpy(compressed(scored.targets([(row, 0) for row in rows]), laws))
+        draft = stacked(laws, count, more=1)
+        best, expected = optimum(target, draft, own.law), own.expected_acceptance(target, draft)
+        came = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
+        rates = came if expected is None else expected.minimum(best)  # above the optimum only by rounding
+        for row, rate, optimal in zip(rows, rates.tolist(), best.tolist(), strict=True):
+            found[row] = Measured(rate, optimal, expected is not None)
+    return found
+
+
+def look_up(scored: Scored, row: int, path: list[int], tokens: list[int], top: int) -> list[Logprob]:
+    """For the accepted tokens of one row and its last one, each from the node above it."""
+    places = [(row, node) for node in (0, *path)]
+    settings = [scored.rows[row].sampling] * len(places)
+    logs = log_laws(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
+    return listed(logs, tokens, top)
+
+
+def listed(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
+    """Every token's logarithm in its line, and the largest of the line."""
+    chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
+    best = logs.topk(min(top, logs.shape[-1]), -1)
+    pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [Logprob(*both) for both in zip(chosen, pairs, strict=True)]

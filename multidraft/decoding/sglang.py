@@ -1,11 +1,10 @@
-"""A tree verified as SGLang asks for it: tensors in, tensors out, for engines that keep their own loop.
+"""A tree verified as SGLang asks for it (`eagle_utils`, 0.5.23): for engines that keep their own loop.
 
-Names, shapes and types are those of SGLang's tree verification (`eagle_utils`, 0.5.23). A tree is three tables: where a
-node stands in the flat batch, its first child and its next sibling, -1 where there is none. Node 0 is the root, the
-last known token. Row i of `target_probs` and of `draft_probs` says what comes after node i.
+A tree is three tables: where a node stands in the flat batch, its first child and its next sibling, -1 where there is
+none. Node 0 is the root, the last known token. Row i of `target_probs` and of `draft_probs` says what comes after it.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.walks import Asked, Child, Coin, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.decoding.verify import claims
+from multidraft.decoding.walks import Asked, Coin, Ending, Rest, Verdict, Walker, drive, walker
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import check_distribution, pick_each, uniform
 from multidraft.verification.outcome import Outcome
@@ -58,10 +58,10 @@ def verify_tree(
     """
     tables = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     trees, shape, device = trees_of(tables, target_probs), candidates.shape, target_probs.device
-    numbers = uniform(shape, generator, device) if uniform_samples is None else uniform_samples
+    numbers, final = uniform_samples, uniform_samples_for_final_sampling
+    numbers = uniform(shape, generator, device) if numbers is None else numbers
     coins = [Coins(row) for row in numbers.double().tolist()]
     endings = Batch(trees, target_probs, draft_probs, scheme_of(scheme, draft_probs)).walked(walk, coins)
-    final = uniform_samples_for_final_sampling
     final = uniform(shape[:1], generator, device) if final is None else final
     laws = torch.stack([law_at(ending, own) for ending, own in zip(endings, target_probs, strict=True)])
     predicts, accepted, counts = written(trees, endings, pick_each(laws, final.tolist()), num_speculative_tokens)
@@ -107,10 +107,6 @@ class Left(Rest):
         """The weight of every token."""
         return self.weights
 
-    def draw(self, number: float) -> int:
-        """A token in proportion to it."""
-        return pick_each(self.weights[None], [number])[0]
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -128,17 +124,16 @@ class Batch:
 
     def __call__(self, asked: Asked) -> dict[int, Verdict]:
         """Verdicts at one node of each row; nodes with as many children go together."""
-        groups = defaultdict[int, list[int]](list)
-        for row, (node, _) in asked.items():
-            groups[len(self.trees[row].children[node])].append(row)
+        siblings = {row: self.trees[row].children[node] for row, (node, _) in asked.items()}
         answers: dict[int, Verdict] = {}
-        for rows in groups.values():
-            siblings = [self.trees[row].children[asked[row][0]] for row in rows]
-            tokens = [[self.trees[row].tokens[node] for node in own] for row, own in zip(rows, siblings, strict=True)]
+        for count in {len(own) for own in siblings.values()}:
+            rows = [row for row, own in siblings.items() if len(own) == count]
+            tokens = [[self.trees[row].tokens[node] for node in siblings[row]] for row in rows]
             outcome = self.outcome(rows, asked, torch.tensor(tokens, device=self.target.device))
             parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
-            for row, own, drawn, (accept, *left) in zip(rows, siblings, tokens, parts, strict=True):
-                answers[row] = Verdict(claims(own, drawn, accept), Left(*left))
+            for row, drawn, (accept, *left) in zip(rows, tokens, parts, strict=True):
+                first = dict(zip(reversed(drawn), reversed(siblings[row]), strict=True))  # of equal ones
+                answers[row] = Verdict(claims(first, drawn, accept), Left(*left))
         return answers
 
     def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:
@@ -152,15 +147,6 @@ class Batch:
         if max(nodes) >= self.draft.shape[1]:
             raise AdviceError(f"draft_probs has no row for node {max(nodes)}, which has children; give one for it")
         return own.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
-
-
-def claims(siblings: list[int], tokens: list[int], accept: list[float]) -> tuple[Child, ...]:
-    """What each child may claim; equal siblings are one, the first, with what all of them may claim."""
-    node = dict(zip(reversed(tokens), reversed(siblings), strict=True))
-    claimed = dict.fromkeys(tokens, 0.0)
-    for token, claim in zip(tokens, accept, strict=True):
-        claimed[token] += claim
-    return tuple(Child(node[token], claim) for token, claim in claimed.items() if claim > 0)
 
 
 def trees_of(tables: Sequence[Tensor], target: Tensor) -> list[Table]:

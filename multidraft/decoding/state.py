@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -41,10 +41,7 @@ class DecodeConfig:
 
 
 class Randomness:
-    """Numbers in [0, 1) with 53 random bits from one generator, taken in blocks.
-
-    Its own stream, so that a row's tokens do not depend on its neighbours.
-    """
+    """A row's own stream of numbers in [0, 1) with 53 random bits: its tokens do not depend on its neighbours."""
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
@@ -102,10 +99,8 @@ class State:
     def take_over(self) -> None:
         """Mark the state as used, because its models are about to move on; raise if they already have."""
         if self.used:
-            raise AdviceError(
-                "this state has been used, or was interrupted while its caches were written; go on from the newest "
-                "one, or start again from the tokens so far"
-            )
+            why = "this state has been used, or was interrupted while its caches were written"
+            raise AdviceError(f"{why}; go on from the newest one, or start again from the tokens so far")
         self.used = True
 
     @property
@@ -155,18 +150,13 @@ class Scored:
         self.faults: dict[int, RowFault] = {}
 
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
-        """The target's logits at nodes."""
-        said = [self.rows[row].said for row, _ in places]
-        if self.logits is not None and all(line is None for line in said):
-            rows, nodes = zip(*places, strict=True)
-            return self.logits[rows[0], nodes[0]][None] if len(rows) == 1 else self.logits[rows, nodes]
-        both = zip(places, said, strict=True)
-        return torch.stack([self.at(place) if line is None else line for place, line in both])
-
-    def at(self, place: tuple[int, int]) -> Float[Tensor, " vocabulary"]:
-        """The logits of the target's pass at a node."""
-        assert self.logits is not None  # rows without an answer of their own have taken part in a pass
-        return self.logits[place]
+        """The target's logits at nodes; rows without an answer of their own have taken part in a pass."""
+        said, logits = [self.rows[row].said for row, _ in places], self.logits
+        if logits is None or any(line is not None for line in said):
+            both = zip(places, said, strict=True)
+            return torch.stack([cast(Tensor, logits)[place] if line is None else line for place, line in both])
+        rows, nodes = zip(*places, strict=True)
+        return logits[rows[0], nodes[0]][None] if len(rows) == 1 else logits[rows, nodes]
 
     def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""

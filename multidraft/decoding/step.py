@@ -3,8 +3,7 @@
 import torch
 
 from multidraft.decoding.draft import Drafted, draft_tree
-from multidraft.decoding.measures import look_up, measured
-from multidraft.decoding.record import Clock, Emitted, StepRecord
+from multidraft.decoding.record import Clock, Emitted, StepRecord, look_up, measured
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
@@ -82,8 +81,7 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
         kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
             state.draft.keep(kept)
-    parts = zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)
-    rows = [moved(*own) for own in parts]
+    rows = [moved(*own) for own in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
 
 

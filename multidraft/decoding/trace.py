@@ -14,8 +14,9 @@ from zlib import crc32
 import torch
 
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.record import Coin, StepRecord, Visit
+from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.verify import Coin, Visit
 from multidraft.io import journal
 from multidraft.sampling.settings import Sampling
 
@@ -66,10 +67,9 @@ def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
 
 def describe_sampling(sampling: Sampling) -> dict[str, Any]:
     """How logits become distributions; processors by their names."""
-    parts = [part.listed for part in (sampling.before, sampling.after) if part is not None]
-    names = dict.fromkeys(type(processor).__name__ for listed in parts for processor in listed)
+    listed = [one for part in (sampling.before, sampling.after) if part is not None for one in part.listed]
     numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
-    return numbers | {"processors": list(names)}
+    return numbers | {"processors": list(dict.fromkeys(type(one).__name__ for one in listed))}
 
 
 def plain(value: object) -> object:
@@ -78,14 +78,17 @@ def plain(value: object) -> object:
 
 
 def describe_step(record: StepRecord, index: int) -> dict[str, Any]:
-    """One row's tree, its walk, and what it emits."""
-    tree, emitted = record.trees[index], record.emitted[index]
-    last = {"token": emitted.tokens[-1], "kind": emitted.kinds[-1], "number": record.numbers[index]}
+    """One row's tree, its walk, and what it emits: the last token with its share of what it was drawn from."""
+    emitted, ending = record.emitted[index], record.endings[index]
+    weights = record.scores.targets([(index, ending.leaf)])[0] if ending.rest is None else ending.rest.law()
+    cumulative, token = weights.cumsum(-1, dtype=torch.float64), emitted.tokens[-1]
+    share = {"from": float(cumulative[token - 1]) if token > 0 else 0.0, "to": float(cumulative[token])}
+    last = {"token": token, "kind": emitted.kinds[-1], "number": record.numbers[index]}
     return {
-        "nodes": [describe_node(record, index, node) for node in range(len(tree))],
+        "nodes": [describe_node(record, index, node) for node in range(len(record.trees[index]))],
         "walk": [describe_event(event) for event in record.events[index]],
-        "path": record.endings[index].path,
-        "last": last | span(record, index),
+        "path": ending.path,
+        "last": last | share | {"of": float(cumulative[-1])},
     }
 
 
@@ -115,15 +118,6 @@ def describe_event(event: Visit | Coin) -> dict[str, Any]:
     return {"node": event.node, "weight": float(event.weight), "claims": claims, "rest": event.verdict.residual_mass}
 
 
-def span(record: StepRecord, index: int) -> dict[str, float]:
-    """The last token's share of what it was drawn from, from where to where of the sum."""
-    ending, token = record.endings[index], record.emitted[index].tokens[-1]
-    weights = record.scores.targets([(index, ending.leaf)])[0] if ending.rest is None else ending.rest.law()
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    start = float(cumulative[token - 1]) if token > 0 else 0.0
-    return {"from": start, "to": float(cumulative[token]), "of": float(cumulative[-1])}
-
-
 class TraceFile:
     """A trace that is written as it comes. Every line brings the text of the tokens that are new in it."""
 
@@ -142,11 +136,16 @@ class TraceFile:
             record = record | {"row": self.first_row + record["row"]}
         new = sorted(tokens_in(record) - self.known)
         self.known |= set(new)
-        self.write(record | {"pieces": {token: piece(self.tokenizer, token) for token in new}})
+        self.write(record | {"pieces": {token: self.piece(token) for token in new}})
 
     def write(self, record: dict[str, Any]) -> None:
         """One line, at once."""
         self.writer.write(record | {"check": checksum(record)})
+
+    def piece(self, token: int) -> str:
+        """A token's text, or its name where it is only part of a character."""
+        text = str(self.tokenizer.decode([token]))
+        return text if text.strip("\ufffd") else str(self.tokenizer.convert_ids_to_tokens(token))
 
 
 def checksum(record: dict[str, Any]) -> int:
@@ -156,13 +155,7 @@ def checksum(record: dict[str, Any]) -> int:
 
 def tokens_in(record: dict[str, Any]) -> set[int]:
     """Every token that a record names."""
-    lists = [*record.get("prompts", ()), *record.get("tokens", ())]
+    last = [[record["last"]["token"]]] if "last" in record else []
+    lists = [*record.get("prompts", ()), *record.get("tokens", ()), *last]
     lists += [[node["token"], *node.get("drafted", ())] for node in record.get("nodes", ())]
-    lists += [[record["last"]["token"]]] if "last" in record else []
     return {token for tokens in lists for token in tokens}
-
-
-def piece(tokenizer: "PreTrainedTokenizerBase", token: int) -> str:
-    """A token's text, or its name where it is only part of a character."""
-    text = str(tokenizer.decode([token]))
-    return text if text.strip("\ufffd") else str(tokenizer.convert_ids_to_tokens(token))

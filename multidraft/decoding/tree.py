@@ -4,12 +4,11 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -46,18 +45,15 @@ class TreeShape:
         for count in counts:
             drafts += [count] * width
             width *= count
-            if len(drafts) + width > MOST_NODES:  # before they are made
-                raise too_large()
+            limited(len(drafts) + width)  # before they are made
         return cls.from_drafts(drafts + [0] * width)
 
     @classmethod
     def paths(cls, paths: Sequence[Sequence[int]]) -> "TreeShape":
         """A list of paths as in EAGLE: every node by the ranks of the children leading to it, parents added."""
-        if max(map(len, paths), default=0) > MOST_NODES or len(paths) > MOST_NODES:
-            raise too_large()
+        limited(max([len(paths), *map(len, paths)]))
         nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
-        if len(nodes) > MOST_NODES:
-            raise too_large()
+        limited(len(nodes))
         ordered = sorted(nodes, key=lambda path: (len(path), path))
         index = {path: slot for slot, path in enumerate(ordered)}
         drafts = [0] * len(ordered)
@@ -80,7 +76,8 @@ class TreeShape:
         if re.fullmatch(r"\d+(x\d+)*", text):
             return cls.levels([number(count) for count in text.split("x")])
         if re.fullmatch(r"\d+(,\d+)*(/\d+(,\d+)*)+", text):
-            return cls.from_drafts(drafts_of(text))
+            drafts = [number(count) for count in re.split("[/,]", text)]
+            return cls.from_drafts(drafts + [0] * (1 + limited(sum(drafts)) - len(drafts)))  # the last level's: leaves
         if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
             return cls.levels([number(match[1])] + [1] * (number(match[2]) - 1))
         try:
@@ -93,11 +90,7 @@ class TreeShape:
 
     @classmethod
     def from_drafts(cls, drafts: Sequence[int]) -> "TreeShape":
-        """The shape whose slots, in their order, draw so many tokens each.
-
-        >>> TreeShape.from_drafts([2, 1, 0, 0]).parents
-        (-1, 0, 0, 1)
-        """
+        """The shape whose slots, in their order, draw so many tokens each."""
         parents = [-1, *(slot for slot, count in enumerate(drafts) for _ in range(count))]
         if len(parents) != len(drafts) or any(parent >= slot for slot, parent in enumerate(parents)):
             raise AdviceError(f"drafts {list(drafts)} make no tree; give one number for every slot")
@@ -119,9 +112,9 @@ class TreeShape:
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of every slot; the root has depth 0."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
         return tuple(depths)
 
     @property
@@ -132,10 +125,7 @@ class TreeShape:
     @cached_property
     def first_child(self) -> dict[int, int]:
         """By drawing slot its first child's slot; the others follow it."""
-        first: dict[int, int] = {}
-        for slot, parent in enumerate(self.parents[1:], 1):
-            first.setdefault(parent, slot)
-        return first
+        return {parent: slot for slot, parent in reversed([*enumerate(self.parents)]) if slot}
 
 
 Tree = TreeShape  # its public name
@@ -172,16 +162,6 @@ class NodeLaw:
             return 1.0
         logits = self.logits.float().cpu().numpy()
         return math.exp(logits.max()) if self.partial else 1 / float(np.exp(logits - logits.max()).sum())
-
-    def dense(self, vocabulary: int) -> Float[Tensor, "*drafters vocabulary"]:
-        """The law as probabilities of all tokens.
-
-        >>> NodeLaw(np.array([2, 3]), np.array([0.25, 0.75])).dense(5)
-        tensor([0.0000, 0.0000, 0.2500, 0.7500, 0.0000], dtype=torch.float64)
-        """
-        law = np.zeros((*self.probabilities.shape[:-1], vocabulary))
-        law[..., self.ids] = self.probabilities
-        return torch.from_numpy(law)
 
 
 @dataclass
@@ -255,11 +235,8 @@ class TokenTree:
 
     def copy(self) -> "TokenTree":
         """Another tree that has grown to the same, and may go on by itself."""
-        held: dict[str, Any] = {
-            name: value.copy() for name, value in vars(self).items() if isinstance(value, dict | list)
-        }
-        levels, slots = [own.copy() for own in self.levels], {node: own.copy() for node, own in self.slots.items()}
-        return replace(self, **held | {"levels": levels, "slots": slots})
+        held = {name: copy(value) for name, value in vars(self).items()}
+        return TokenTree(**held | {"levels": deepcopy(self.levels), "slots": deepcopy(self.slots)})
 
     @property
     def shape(self) -> TreeShape:
@@ -267,32 +244,20 @@ class TokenTree:
         return TreeShape(tuple(self.parents), tuple(len(self.children.get(node, ())) for node in range(len(self))))
 
 
-def drafts_of(text: str) -> list[int]:
-    """The drafts of every slot, from those of each level; the last level's slots are leaves."""
-    drafts = [number(count) for level in text.split("/") for count in level.split(",")]
-    leaves = 1 + sum(drafts) - len(drafts)
-    if sum(drafts) > MOST_NODES:
-        raise too_large()
-    return drafts + [0] * max(leaves, 0)
-
-
 def number(digits: str) -> int:
     """A number of drafts or levels, as long as a tree can have so many."""
-    if len(digits) > 9 or int(digits) > MOST_NODES:
-        raise too_large()
-    return int(digits)
+    return limited(int(digits) if len(digits) < 10 else 10**9)
 
 
-def too_large() -> AdviceError:
-    """What to say of a tree that nobody can want."""
-    return AdviceError(f"the tree has more than {MOST_NODES} nodes; use a smaller one")
+def limited(nodes: int) -> int:
+    """So many nodes, if anybody can want them."""
+    if nodes > MOST_NODES:
+        raise AdviceError(f"the tree has more than {MOST_NODES} nodes; use a smaller one")
+    return nodes
 
 
 def is_paths(listed: object) -> bool:
     """Whether JSON is a list of paths that lead somewhere."""
-    return (
-        isinstance(listed, list)
-        and bool(listed)
-        and all(isinstance(path, list) and path for path in listed)
-        and all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)
-    )
+    if not isinstance(listed, list) or not listed or not all(isinstance(path, list) and path for path in listed):
+        return False
+    return all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)

@@ -17,7 +17,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.draft import stacked
-from multidraft.decoding.record import Coin, Visit
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
@@ -27,8 +26,24 @@ from multidraft.verification.rules.recursive_rejection import left_by_one
 from multidraft.verification.scheme import Scheme
 
 Line = Float[np.ndarray, " places"]
-Compressed = tuple[Line, Line]  # of one node, the target and what is left of it
+Parts = Callable[[], tuple[Line, Line]]  # of one node, the target and what is left of it
 NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
+
+
+class Visit(NamedTuple):
+    """A node that a walk came to: with its target scaled to a weight, the rule said this."""
+
+    node: int
+    weight: float
+    verdict: Verdict
+
+
+class Coin(NamedTuple):
+    """A coin that a walk threw: it shows yes where the number is below the probability."""
+
+    probability: float
+    number: float
+    yes: bool
 
 
 class Decision(NamedTuple):
@@ -76,9 +91,8 @@ def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
 
     A single draft is coupled with the target, which takes two numbers; all else goes in one batch a draft count.
     """
-    places = [(row, node) for row, (node, _) in asked.items()]
-    targets = dict(zip(asked, scored.targets(places), strict=True))
-    answers, groups = dict[int, Verdict](), defaultdict[int, list[int]](list)
+    targets = dict(zip(asked, scored.targets([(row, node) for row, (node, _) in asked.items()]), strict=True))
+    answers, groups = dict[int, Verdict](), defaultdict[int, Asked](dict)
     for row, (node, weight) in asked.items():
         tree = scored.trees[row]
         if row in scored.faults:
@@ -87,9 +101,9 @@ def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
         if scheme.with_drafts(count).is_coupling and tree.children[node]:
             answers[row] = coupled(tree, node, weight, targets[row])
         else:
-            groups[count].append(row)
-    for count, rows in groups.items():
-        answers |= evaluated(scheme.with_drafts(count), scored.trees, {row: asked[row] for row in rows}, targets)
+            groups[count][row] = node, weight
+    for count, some in groups.items():
+        answers |= evaluated(scheme.with_drafts(count), scored.trees, some, targets)
     return {row: answers[row] for row in asked if row in answers}
 
 
@@ -102,12 +116,12 @@ def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dic
     outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
     answers, accepts = {}, outcome.accept.tolist()
     for index, (row, (node, _)) in enumerate(asked.items()):
-        rest = Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
-        answers[row] = Verdict(claims(trees[row], node, accepts[index]), rest)
+        tree, rest = trees[row], Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
+        answers[row] = Verdict(claims(tree.children[node], tree.tuples[node], accepts[index]), rest)
     return answers
 
 
-def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Callable[[], Compressed], Callable[[], float]]:
+def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Parts, Callable[[], float]]:
     """One node's residual beside the target, and its sum, computed when they are asked for."""
     return (
         lambda: (target[index].numpy(), outcome.residual[index].numpy()),
@@ -130,12 +144,11 @@ def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw])
     return lines
 
 
-def claims(tree: TokenTree, node: int, accept: list[float]) -> tuple[Child, ...]:
-    """What each child may claim, duplicates added up."""
-    claimed = dict.fromkeys(tree.tuples[node], 0.0)
-    for token, claim in zip(tree.tuples[node], accept, strict=True):
+def claims(children: dict[int, int], drafted: list[int], accept: list[float]) -> tuple[Child, ...]:
+    """What each child of a node may claim, by token; duplicates added up."""
+    claimed = dict.fromkeys(drafted, 0.0)
+    for token, claim in zip(drafted, accept, strict=True):
         claimed[token] += claim
-    children = tree.children[node]
     return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
 
 
@@ -146,7 +159,7 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
     likely, drawn = weight * float(target[token]), float(law.probabilities[place])
     accept = 1.0 if likely >= drawn else likely / drawn
 
-    def parts() -> Compressed:
+    def parts() -> tuple[Line, Line]:
         places = compressed([target], [law])[0]
         return places, left_by_one(places, law.probabilities, weight, accept)
 
@@ -159,11 +172,11 @@ class Expanded(Rest):
 
     draft: NodeLaw
     target: Float[Tensor, " vocabulary"]
-    parts: Callable[[], Compressed]
+    parts: Parts
     total: Callable[[], float] | None = None  # the sum, if it can be had without the parts
 
     @cached_property
-    def known(self) -> Compressed:
+    def known(self) -> tuple[Line, Line]:
         """The target in these places, and what is left of it."""
         return self.parts()
 
@@ -180,18 +193,19 @@ class Expanded(Rest):
         weights[self.draft.ids] = residual[: len(self.draft.ids)]
         return torch.from_numpy(weights)
 
-    def draw(self, number: float) -> int:
-        """A token in proportion to it; the likeliest where nothing but rounding is left."""
-        token = pick_each(self.law()[None], [number])[0]
-        return token if token >= 0 else int(self.target.argmax())
-
 
 def draw_last(scored: Scored, endings: list[Ending], numbers: list[float]) -> list[int]:
     """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf."""
     bonus = {row: ending.leaf for row, ending in enumerate(endings) if ending.rest is None and row not in scored.faults}
-    last = dict.fromkeys(range(len(endings)), -1)
+    last = [-1] * len(endings)
     if bonus:
         laws = torch.stack(scored.targets(list(bonus.items())))
-        last |= zip(bonus, pick_each(laws, [numbers[row] for row in bonus]), strict=True)
-    last |= {row: ending.rest.draw(numbers[row]) for row, ending in enumerate(endings) if ending.rest is not None}
-    return list(last.values())
+        for row, token in zip(bonus, pick_each(laws, [numbers[row] for row in bonus]), strict=True):
+            last[row] = token
+    for row, ending in enumerate(endings):
+        if ending.rest is not None:
+            (token,) = pick_each(ending.rest.law()[None], [numbers[row]])
+            if token < 0:  # nothing but rounding is left: the likeliest
+                token = int(scored.targets([(row, ending.leaf)])[0].argmax())
+            last[row] = token
+    return last

@@ -6,7 +6,6 @@ in a test. `coin(probability)` is its only source of randomness.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,21 +29,17 @@ class Child(NamedTuple):
     accept: float  # what it may claim
 
 
-class Rest(ABC):
+class Rest:
     """What a rule leaves for the emitted token if it is no draft."""
 
     @property
-    @abstractmethod
     def mass(self) -> float:
         """Its sum, computed when it is first asked for."""
+        raise NotImplementedError
 
-    @abstractmethod
     def law(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token, unnormalised."""
-
-    @abstractmethod
-    def draw(self, number: float) -> int:
-        """A token in proportion to its weight, by a number in [0, 1)."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,15 @@ from transformers.modeling_outputs import ModelOutput
 
 from multidraft.autotune.controller import auto
 from multidraft.autotune.plans import Subject
-from multidraft.decoding.loop import Stream, Streamer, as_stream, loop
+from multidraft.decoding.loop import Stopping, Stream, Streamer, as_stream, from_criteria, loop, stop_strings
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prefill import compile_steps, start, warm_up
 from multidraft.decoding.record import Clock, Logprob
 from multidraft.decoding.state import check_generators
-from multidraft.decoding.stopping import Stopping, from_criteria, stop_strings
 from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
-from multidraft.decoding.warming import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given

@@ -10,10 +10,10 @@ import torch
 
 from multidraft.autotune.controller import Auto
 from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefill import warm_up
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
-from multidraft.decoding.warming import warm_up
 from multidraft.models.base import closed_up
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model

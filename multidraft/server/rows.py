@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.decoding.measures import listed
+from multidraft.decoding.loop import Stopping
 from multidraft.decoding.prefill import CHUNK, at_roots
-from multidraft.decoding.record import Emitted, Logprob
+from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, State
-from multidraft.decoding.stopping import Stopping
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
 from multidraft.sampling.gate import RowFault, problem_of, softmax

@@ -12,18 +12,16 @@ import pytest
 import torch
 from decoded import WANTED, accepted, always, drafted, records
 from plans import costs, profile, rates
+from steps import law_error
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import Auto, Limits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.plans import FIRST, Profile
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.step import step
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
@@ -31,7 +29,6 @@ from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.settings import Sampling
 
 EXACT, BIASED = 1e-12, 1e-4
 RIGHT, WRONG, EVEN = always(lambda _: WANTED), always(lambda _: WANTED.roll(1)), always(lambda _: torch.ones(3) / 3)
@@ -77,9 +74,8 @@ class LooksAtItself(Growing):
 def error(name: str, walk: str, policy: TreePolicy) -> float:
     """How far the law of the first three tokens is from the target's."""
     target, draft = (TableModel(random_table(3, 3, seed, 2.0), 3) for seed in (1, 2))
-    law = step_law(target, draft, [0], DecodeConfig(md.scheme(name), policy, walk, measure=0)).law
-    conditional = lambda tokens: target.conditional((0, *tokens))  # noqa: E731
-    return largest_difference(first_tokens(law, conditional, 3), target_law(conditional, 3))
+    config, conditional = DecodeConfig(md.scheme(name), policy, walk), lambda tokens: target.conditional((0, *tokens))
+    return law_error(target, draft, [0], config, conditional, count=3)
 
 
 def whole() -> TreePolicy:
@@ -154,14 +150,9 @@ def test_copied_drafts_are_free(
     draft: LanguageModel, prompt: list[int], level: float, longest: int, asks: bool
 ) -> None:
     policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=kind_of(draft))
-    config = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
-    target = TableModel(random_table(10, 1, 0, 1.0), 10)
-    state = start([prompt], target, draft, config, [Sampling()], 99, torch.Generator().manual_seed(0))
-    asked, depths = False, []
-    for _ in range(4):
-        state, record = step(state, config)
-        asked |= any(law.known is None for law in record.trees[0].laws.values())
-        depths.append(max(record.trees[0].depths))
+    found = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
+    depths = [max(record.trees[0].depths) for record in found]
+    asked = any(law.known is None for record in found for law in record.trees[0].laws.values())
     assert depths[0] >= longest
     assert depths[0] > 0 or not longest
     assert asked == asks
@@ -172,10 +163,7 @@ def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: in
     """A node costs 0.3 tokens of a row, and is right nearly always: worth it unless three others have none."""
     prompts = [[1, 2, 3, 4, 5] * 6 + [1, 2]] * copying + [[1, 2, 3, 4, 5]] * others
     policy = growing(rates(0.6), costs(10.0, 0.0, 3.0), kind="free", depth=4)
-    config = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
-    target = TableModel(random_table(10, 1, 0, 1.0), 10)
-    state = start(prompts, target, LOOKUP, config, [Sampling()] * len(prompts), 99, torch.Generator().manual_seed(0))
-    _, record = step(state, config)
+    [record] = records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), LOOKUP, 1, prompts=prompts)
     assert [len(tree) - 1 for tree in record.trees] == [4 * drafts] * copying + [0] * others
     assert work_of(record.trees, "free") == Work(0, 0, 4 * drafts)
 

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 from itertools import product
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -56,16 +55,9 @@ def tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
     return tiny_model("llama"), tiny_model("gpt2")
 
 
-def padded_tiny() -> tuple[PreTrainedModel, PreTrainedModel]:
-    return tiny_model("mistral window"), tiny_model("qwen2", vocab_size=62)
-
-
-def without_draft() -> tuple[PreTrainedModel, None]:
-    return tiny_model("llama"), None
-
-
-def with_ngrams() -> tuple[PreTrainedModel, NGram]:
-    return tiny_model("llama"), NGram(VOCABULARY)
+PADDED = lambda: (tiny_model("mistral window"), tiny_model("qwen2", vocab_size=62))  # noqa: E731
+ALONE = lambda: (tiny_model("llama"), None)  # noqa: E731
+NGRAMS = lambda: (tiny_model("llama"), NGram(VOCABULARY))  # noqa: E731
 
 
 def generator(seed: int) -> torch.Generator:
@@ -104,7 +96,7 @@ def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None 
 
 
 def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> DecodeConfig:
-    tree = NO_DRAFTS if models is without_draft else Tree.parse("3x2x1")
+    tree = NO_DRAFTS if models is ALONE else Tree.parse("3x2x1")
     return DecodeConfig(md.scheme(scheme), StaticTree(tree), walk, measure=0, **settings)
 
 
@@ -124,8 +116,8 @@ def alone(models: Models, config: DecodeConfig, row: int, **settings: float) -> 
 
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(("models", "scheme"), [
-    *product((tables, tiny, padded_tiny, with_ngrams), ("anchored:lorenz", "iid:lorenz", "top:naive")),
-    (without_draft, "iid:lorenz"),
+    *product((tables, tiny, PADDED, NGRAMS), ("anchored:lorenz", "iid:lorenz", "top:naive")),
+    (ALONE, "iid:lorenz"),
 ])  # fmt: skip
 def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme, walk):
     """In float32 too: products of other batch sizes round otherwise, but hardly ever move a draw."""
@@ -152,11 +144,11 @@ def test_misuse_gets_advice():
     for use in (lambda: step(state, config), lambda: select(state, [0]), lambda: join(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
-    newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, padded_tiny))
+    newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, PADDED))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
         join(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        join(begin(tiny, PROMPTS[:1], config, [2]), begin(without_draft, PROMPTS[:1], config, [2]))
+        join(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
         begin(tiny, PROMPTS[:2], config, [0, 1], [Sampling()])
 
@@ -182,7 +174,7 @@ SOFTMAX = [*OWN[:1], *[(dict(temperature=t), Sampling(t)) for t in (0.5, 1.0, 1.
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize(("models", "scheme"), [
     (tables, "anchored:lorenz"), (tables, "iid:lorenz"), (tables, "top:naive"), (tiny, "iid:lorenz"),
-    (padded_tiny, "anchored:lorenz"), (with_ngrams, "anchored:lorenz"), (without_draft, "iid:lorenz"),
+    (PADDED, "anchored:lorenz"), (NGRAMS, "anchored:lorenz"), (ALONE, "iid:lorenz"),
 ])  # fmt: skip
 def test_rows_with_settings_of_their_own_get_the_tokens_that_they_get_alone(models, scheme, walk, settings):
     config = config_of(models, scheme, walk)
@@ -221,40 +213,25 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
 COUNT = 5  # tokens a row
 
 
-class Alarm:
-    """Raises KeyboardInterrupt at the n-th call of whatever it is set on."""
+def set_alarm(patch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> None:
+    """The n-th call raises KeyboardInterrupt."""
+    plainly, calls = getattr(owner, name), itertools.count(1)
 
-    def __init__(self, after: int):
-        self.left = after
+    def watched(*arguments, **settings):
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return plainly(*arguments, **settings)
 
-    def set_on(self, monkeypatch: pytest.MonkeyPatch, owner: type | ModuleType, name: str) -> None:
-        plainly = getattr(owner, name)
-
-        def watched(*arguments, **settings):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-            return plainly(*arguments, **settings)
-
-        monkeypatch.setattr(owner, name, watched)
+    patch.setattr(owner, name, watched)
 
 
-PLACES = [
-    (BufferLayer, "update"),
-    (Block, "move"),
-    (Block, "move_rows"),
-    (Block, "_hold"),
-    (Block, "resize"),
-    (Storage, "reserve"),
-    (Storage, "select"),
-    (CausalLM, "forward"),
-    (CausalLM, "keep"),
-    (CausalLM, "select"),
-    (TreeCache, "append"),
-    (TreeCache, "masks"),
-    (TreeCache, "_settle"),
-    (TreeCache, "_move"),
-]
+PLACES = {
+    BufferLayer: ["update"],
+    Block: ["move", "move_rows", "_hold", "resize"],
+    Storage: ["reserve", "select"],
+    CausalLM: ["forward", "keep", "select"],
+    TreeCache: ["append", "masks", "_settle", "_move"],
+}
 
 
 class Server:
@@ -286,11 +263,11 @@ def test_an_interruption_anywhere_leaves_a_state_usable_or_says_so(monkeypatch):
     """At temperature 0 the right tokens are known whatever random numbers an interrupted step has used up."""
     config = config_of(tiny, "anchored:lorenz", "deferred")
     truth, outcomes = Server(config).run(COUNT), {"went on": 0, "said so": 0}
-    for owner, name in PLACES:
+    for owner, name in [(owner, name) for owner, names in PLACES.items() for name in names]:
         for after in itertools.chain(range(1, 7), itertools.count(8, 3)):  # each of the first calls, then every third
-            server, alarm = Server(config), Alarm(after)
+            server = Server(config)
             with monkeypatch.context() as patch:
-                alarm.set_on(patch, owner, name)
+                set_alarm(patch, owner, name, after)
                 try:
                     server.run(COUNT)
                     break  # fewer calls than that

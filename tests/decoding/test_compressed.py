@@ -5,14 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from steps import config_of, law_error
 from torch import Tensor
 
 import multidraft as md
-from multidraft.auditing.enumeration import first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding import draft, verify
-from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.tree import NodeLaw, TokenTree, Tree
+from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
 from multidraft.models.table import TableModel, random_table
 from multidraft.verification.scheme import Scheme
@@ -41,10 +39,9 @@ def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
 def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
     """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
     drafted, _ = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
-    whole, found = (
-        draft.stacked([replace(law, ids=np.arange(SIZE), probabilities=law.dense(SIZE).numpy())], scheme.drafts),
-        [],
-    )
+    dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
+    dense[..., law.ids] = law.probabilities
+    whole, found = draft.stacked([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
         (verdict,) = verify.evaluated(scheme, [tree], {0: (0, weight)}, {0: target}).values()
@@ -110,13 +107,9 @@ def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str, monkey
 def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens of four are drafted."""
 
-    def error() -> float:
-        config = DecodeConfig(md.scheme(name), StaticTree(Tree.parse("2x1")), walk)
-        models = (TableModel(random_table(4, 3, seed), 4) for seed in (1, 2))
-        law, target = step_law(*models, [0], config).law, random_table(4, 3, 1)
-        conditional = lambda tokens: target((0, *tokens))  # noqa: E731
-        return largest_difference(first_tokens(law, conditional, 2), target_law(conditional, 2))
-
+    models = [TableModel(random_table(4, 3, seed), 4) for seed in (1, 2)]
+    conditional = lambda tokens: models[0].conditional((0, *tokens))  # noqa: E731
+    error = lambda: law_error(*models, [0], config_of(name, "2x1", walk), conditional, count=2)  # noqa: E731
     monkeypatch.setattr(draft, "SUPPORT", 2)
     assert error() <= EXACT
     monkeypatch.setattr(verify, "stacked", sharing)

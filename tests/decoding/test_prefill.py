@@ -1,11 +1,21 @@
-"""Prompts of any lengths side by side are read as each would be alone, and stay in their order."""
+"""Prompts side by side are read as each would be alone, in their order; before that, compiled loops have run once."""
 
 import pytest
 import torch
 from tiny import tiny_model
 
 import multidraft as md
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.prefill import start, use_once, warm_up
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.step import step
+from multidraft.decoding.tree import Tree
+from multidraft.models.ensemble import Several
 from multidraft.models.huggingface import CausalLM
+from multidraft.models.table import TableModel, random_table
+from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
+from multidraft.verification.registry import SCHEMES
 
 ORDERS = [(20, 10), (10, 20), (9, 30, 8, 31), (400, 8, 9), (8, 400, 9)]
 
@@ -29,3 +39,24 @@ def test_rows_stay_in_the_order_of_their_prompts(lengths: tuple[int, ...]) -> No
 def test_rows_in_the_order_in_which_they_were_read_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CausalLM, "select", lambda self, rows: None)
     assert not alike((10, 20))
+
+
+@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba there are no loops")
+@pytest.mark.parametrize("name", [name for name, entry in SCHEMES.items() if not entry.small])
+def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> None:
+    asked: set[str] = set()
+    for pair, twin in loops.PAIRS.items():
+        heard = lambda *arguments, pair=pair, twin=twin: asked.add(pair) or twin(*arguments)  # noqa: E731
+        monkeypatch.setitem(loops.PAIRS, pair, heard)
+    scheme = md.scheme(name, 2)
+    use_once.cache_clear()
+    warm_up(DecodeConfig(scheme, StaticTree(Tree.parse("2"))), torch.device("cpu"))
+    warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
+    asked.clear()
+    models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
+    draft = Several(models[1:]) if scheme.law.several else models[1]
+    config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
+    state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
+    for _ in range(20):
+        state, _ = step(state, config)
+    assert asked <= warmed

@@ -10,6 +10,7 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
+from multidraft.models.base import LanguageModel
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
@@ -25,16 +26,17 @@ def always(wanted: Callable[[int], torch.Tensor]) -> TableModel:
 def records(
     policy: TreePolicy,
     target: TableModel,
-    draft: TableModel,
+    draft: LanguageModel,
     steps: int,
     rows: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
+    prompts: list[list[int]] | None = None,
 ) -> Iterator[StepRecord]:
-    """What came of every step of some equal rows."""
-    config = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0)
-    sampling, generator = [Sampling(temperature=temperature)] * rows, torch.Generator().manual_seed(seed)
-    state = start([[0]] * rows, target, draft, config, sampling, 9999, generator)
+    """What came of every step of some equal rows, or of these."""
+    config, prompts = DecodeConfig(md.scheme("anchored:lorenz"), policy, measure=0), prompts or [[0]] * rows
+    sampling, generator = [Sampling(temperature=temperature)] * len(prompts), torch.Generator().manual_seed(seed)
+    state = start(prompts, target, draft, config, sampling, 9999, generator)
     for _ in range(steps):
         state, record = step(state, config)
         yield record

@@ -40,10 +40,11 @@ def law_error(
     conditional: Callable[[tuple[int, ...]], Tensor],
     steps: int = 1,
     sampling: Sampling = Sampling(),  # noqa: B008  # which nobody changes
+    count: int = 0,
 ) -> float:
     """How far the law of the first tokens of some steps is from the target's: `conditional`, by the new tokens."""
     law, known = law_of_steps(first_state(target, draft, prompt, config, sampling), config, steps), cache(conditional)
-    count = steps * (config.policy.shape.depth + 1)
+    count = count or steps * (config.policy.shape.depth + 1)
     return largest_difference(first_tokens(law, known, count), target_law(known, count))
 
 
