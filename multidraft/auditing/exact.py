@@ -19,9 +19,11 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum as optimal
 from multidraft.verification.outcome import Outcome, over_all_tuples
+from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 
 SHOWN = 6
+SOLVER = "iid:linear_program"  # whose rule is optimal for any law
 TREES = ("1x1x1", "2x1", "2x2")
 KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals
 MOST_TREES = 5_000
@@ -92,7 +94,7 @@ def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> Case:
         number((law - target).abs().sum() / 2),
         impossible(found.outcome, target),
         float(found.acceptance),
-        optimum(scheme.law, target, draft) if float(target.sum()) > 1 - 1e-9 else None,
+        optimum(scheme.law, target, draft, SOLVER) if float(target.sum()) > 1 - 1e-9 else None,
     )
 
 
@@ -105,9 +107,17 @@ def impossible(outcome: Outcome, target: Tensor) -> float:
     return max(0.0, *map(number, worst))
 
 
-def optimum(law: Law, target: Tensor, draft: Tensor) -> float | None:
-    """The largest acceptance rate that a lossless rule can reach; None where nobody knows it of the law."""
-    return None if law.optimal is None else float(optimal(target.double(), draft.double(), law))
+def optimum(law: Law, target: Tensor, draft: Tensor, solver: str = "") -> float | None:
+    """The largest acceptance rate that a lossless rule can reach, by the law's formula, or by a solver over all tuples.
+
+    None where the law has no formula and the solver is not installed.
+    """
+    if law.optimal is not None:
+        return float(optimal(target.double(), draft.double(), law))
+    try:
+        return float(over_all_tuples(entries()[solver].rule, law, target[None], draft[None]).acceptance)
+    except (ImportError, KeyError):
+        return None
 
 
 def number(value: Tensor) -> float:

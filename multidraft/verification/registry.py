@@ -227,6 +227,8 @@ def resolve(text: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A registered name, or what else a name says where to import, with the settings beside it and behind it."""
     name, *written = text.split(",")
     for key, value in map(setting, written):
+        if key in ("name", "drafts"):
+            raise AdviceError(f"{key} is no setting in a scheme's name; give the number of drafts beside it")
         if settings.setdefault(key, value) != value:
             raise AdviceError(f"{key} is set to {value} in the name and to {settings[key]} beside it; set it once")
     return name if name in SCHEMES or name in entries() else imported(name), settings

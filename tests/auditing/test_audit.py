@@ -51,6 +51,17 @@ def assert_lossless(name: str, **settings):
     return report
 
 
+class Unknown(Iid):
+    """A law whose optimum nobody has a formula for."""
+
+    optimal = None
+
+
+def test_the_optimum_of_a_law_without_a_formula_is_a_solvers() -> None:
+    known, solved = (md.audit(recursive_rejection, law=law(2), vocabulary=()).exact.optimum for law in (Iid, Unknown))
+    assert solved == pytest.approx(known, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].law.repeats])
 def test_solvers_know_nodes_that_drew_twice(name: str) -> None:
     """Where two drafts of a node are one token, its children come from two tuples."""
@@ -310,7 +321,8 @@ def test_command_advises_on_one_line() -> None:
         ([], "give one scheme"),
         (["iid:naive", "--all"], "give one scheme"),
         (["iid:naive", "--trees", "0"], "draft"),
-        (["anchored:lorenz,draft_probability=0.5", "--draft-probability", "0.6"], "set twice"),
+        (["anchored:lorenz,draft_probability=0.5", "--draft-probability", "0.6"], "set it once"),
+        (["iid:lorenz,drafts=3"], "give the number of drafts beside it"),
         (["anchored:lorenz", "--draft-probability", "0"], "out of range"),
         (["iid:naive", "--corners", "100", "--trials", "500"], "no meaning with --corners"),
         (["iid:max_flow", "--corners", "100"], "small vocabularies only"),

@@ -148,7 +148,7 @@ def test_rows_do_not_notice_each_other(policy: Growing) -> None:
 
 def test_a_law_that_takes_another_number_of_drafts_is_refused() -> None:
     """Also where the configuration is made by hand."""
-    with pytest.raises(md.AdviceError, match="spechub drafts 2 tokens a node, not 3"):
+    with pytest.raises(md.AdviceError, match="spechub drafts exactly two tokens a node, not 3"):
         DecodeConfig(md.scheme("spechub:spechub"), StaticTree(Tree.parse("2x3")))
 
 
