@@ -4,12 +4,14 @@ import base64
 import json
 import re
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 from captures import keep
 from commands import ends_with_advice, printed, run
+from multidraft_research.captures.folder import Capture
 from multidraft_research.captures.recording import Recording
 from multidraft_research.cli import everything, others
 from multidraft_research.studies import solve_time
@@ -17,17 +19,59 @@ from multidraft_research.studies.acceptance import random_pairs
 from multidraft_research.studies.curves import HIGH, LOW, Case, telling_case
 from multidraft_research.studies.listed import LISTED
 from multidraft_research.studies.on_captures import top_k
-from multidraft_research.studies.on_cases import walks
+from multidraft_research.studies.on_cases import curves, walks
+from multidraft_research.studies.on_cases import solve_time as solved
+from multidraft_research.studies.running.cells import ratio, sums
 from multidraft_research.studies.running.report import page
 from multidraft_research.studies.running.results import Results
+from multidraft_research.studies.solve_time import Result
+from multidraft_research.studies.solve_time_table import lines
 from multidraft_research.studies.toys import figures
+from multidraft_research.studies.walks import measure
 
 import multidraft as md
-from multidraft.verification.rules.schedule import schedule
+from multidraft.verification.rules.schedule import schedule, shifted
 
 EXACT = 1e-12
 CELLS = [[top_k.RATE, top_k.ALL, float(n), n / 20, 1.0] for n in (2, 10)]
 RECORDS = [{"id": str(i), "cells": CELLS} for i in range(3)]
+RESULTS = [
+    Result("recorded", 10, 4, 0, "linear_program", "solved", 0.002, 0.5, "", 0.5, 0.0, "x"),
+    Result("recorded", 10, 4, 1, "linear_program", "solved", 0.004, 0.7, "", 0.7, 0.0, "x"),
+    Result("recorded", 10, 4, 0, solved.RESOLUTION, "solved", 0.001, 0.5, "", 0.4, 0.1, "x"),
+    Result("recorded", 10, 4, 1, solved.RESOLUTION, "failed", 0.009, 0.7),
+    Result("recorded", 10, 5, 0, "linear_program", "over the limit", 9.0, 0.5),
+]
+
+
+def recording(seed: int, spread: float = 1.5) -> Recording:
+    """Random logits at 40 positions, where the draft is a noisy copy."""
+    generator = torch.Generator().manual_seed(seed)
+    target = spread * torch.randn(40, 30, generator=generator)
+    return Recording(target, target + spread * torch.randn(40, 30, generator=generator))
+
+
+@pytest.mark.parametrize(("drafts", "top_k"), [(1, 12), (2, 5), (4, 12), (4, 30)])
+def test_the_picture_shows_what_the_rule_accepts_where_resets_lose_most(drafts: int, top_k: int) -> None:
+    """Shares of the machine add up to it; resets use up their tokens and leave work over."""
+    case, pairs = telling_case(recording(drafts), drafts, top_k), recording(drafts)
+    shares, ends, remainder = case.shares(), case.ends, case.plan.remainder()[case.tokens]
+    assert torch.allclose(shares.sum(1), torch.ones(case.size, dtype=torch.float64), atol=EXACT)
+    time = shares.T @ (ends - shifted(ends))
+    assert (time <= case.draft + EXACT).all()
+    work = shares.T @ (case.some_draft_within(ends) - case.some_draft_within(shifted(ends)))
+    assert torch.allclose(work, case.target - remainder, atol=EXACT)
+    assert float(work.sum()) == pytest.approx(float(case.plan.optimum), abs=EXACT)
+    last = max(case.resets)
+    assert (remainder[last + 1 :] <= EXACT).all()
+    assert torch.allclose(time[: last + 1], case.draft[: last + 1], atol=EXACT)
+    target = pairs.target.double().softmax(-1)
+    top = pairs.draft.double().topk(case.size)
+    cut = torch.zeros_like(target).scatter(-1, top.indices, top.values.softmax(-1))
+    rates = md.scheme("iid:lorenz", drafts=drafts).optimal_acceptance_rate(target, cut)
+    lost = (target * (cut > 0)).sum(-1) - rates
+    assert lost[(rates >= LOW) & (rates <= HIGH)].max() == lost[case.position]
+    assert rates[case.position].item() == pytest.approx(float(case.plan.optimum), abs=EXACT)
 
 
 def test_a_group_that_will_run_out_of_time_is_not_joined() -> None:
@@ -52,21 +96,77 @@ def test_pictures_are_written_or_what_stands_in_their_way_is_said(tmp_path, monk
     assert len(data["tokens"]) == len(data["phase_ends"]) == 12
     assert 10_000 < (tmp_path / "lorenz.svg").stat().st_size < 200_000
     ends_with_advice(run("study", "toys", "--out", Path(__file__) / "x.svg"), "another path")
-    ends_with_advice(run("study", "curves", "--out", tmp_path / "x.doc"), "end its name in .svg")
+    for name in ("toys", "curves"):
+        ends_with_advice(run("study", name, "--out", tmp_path / "x.doc"), "end its name in .svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ends_with_advice(run("study", "toys", "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
-    same = random_pairs(40, 30, 0).target
+    for name in ("toys", "curves"):
+        ends_with_advice(run("study", name, "--out", tmp_path / "x.svg"), 'pip install "multidraft[plot]"')
+    same = recording(0).target
     with pytest.raises(md.AdviceError, match="at none of 40 positions; record more"):
         telling_case(Recording(same, same), 4, 30)
 
 
+def estimates(records: list[dict]) -> dict:
+    return {place: ratio(own) for place, own in sums(records).items()}
+
+
+def test_walks_are_those_of_the_command(monkeypatch) -> None:
+    monkeypatch.setattr(walks, "TREES", ("1x1", "2"))
+    monkeypatch.setattr(walks, "SCHEMES", ("iid:lorenz",))
+    found = estimates([walks.OverTables(2, 5)(case) for case in range(2)])
+    for s, tree in walks.jobs(walks.SCHEMES, walks.TREES, 2):
+        line = measure(s, tree, 2, 2, 5)
+        for walk, accepted in (line.walks | {walks.BOUND: line.bound}).items():
+            assert found[walks.ACCEPTED, walks.row(s.name, walk), tree].value == pytest.approx(accepted, abs=1e-12)
+
+
+def test_solve_times_are_means_over_what_was_solved() -> None:
+    found = estimates(list(solved.records(RESULTS)))
+    for line in lines(RESULTS):
+        place = line.method, solved.size(line.k, line.n)
+        assert found[(solved.panel(solved.SUCCESS, "recorded"), *place)].value == line.success
+        time, share = (found.get((solved.panel(what, "recorded"), *place)) for what in (solved.TIME, solved.SHARE))
+        assert (time is None) == (line.milliseconds is None)
+        if time is not None:
+            assert (time.value, share.value) == pytest.approx((line.milliseconds, line.share))
+
+
+def test_the_curves_are_those_of_the_first_telling_prompt_and_only_the_first_positions_are_solved(tmp_path) -> None:
+    pairs = [random_pairs(8, 30, seed) for seed in range(2)]
+    capture = Capture.open(keep(tmp_path / "some", *pairs))
+    case, prompt = curves.first_telling(capture)
+    assert prompt == "p0"
+    same = telling_case(pairs[0], curves.DRAFTS, curves.TOP_K)
+    cells = curves.record(case, ["a"] * case.size, prompt)["cells"]
+    assert [cell.total for cell in cells if cell.row == "draft q"] == same.draft.tolist()
+    assert len({cell.column for cell in cells}) == case.size  # though all have one name
+    assert curves.first_telling(Capture.open(keep(tmp_path / "flat", random_pairs(1, 2, 0)))) is None
+    assert capture.first(9).target.tolist() == [*pairs[0].target.tolist(), pairs[1].target[0].tolist()]
+
+
+class Balance(HTMLParser):
+    """Counts what is opened and closed, and keeps what is linked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attributes) -> None:
+        self.links += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+
 def test_the_page_is_whole_and_needs_nothing_else() -> None:
     results = Results.of(top_k.STUDY, RECORDS, {"about": "a < b"})
-    made = page("x & y", {"seed": 0}, {"top-k": (results, b"<svg/>")})
-    for tag in set(re.findall(r"<([a-z]+[0-9]?)\b", made)) - {"meta", "img"}:
-        assert len(re.findall(rf"<{tag}\b", made)) == made.count(f"</{tag}>"), tag
-    picture = "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()
-    assert re.findall(r'(?:src|href)="([^"]*)"', made) == ["#top-k", picture]
+    made, parser = page("x & y", {"seed": 0}, {"top-k": (results, b"<svg/>")}), Balance()
+    parser.feed(made)
+    assert parser.open == []
+    assert parser.links == ["#top-k", "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()]
     for text in ("x &amp; y", "a &lt; b", 'class="shown"', ">50.00 ± 0.00<", ">+40.00 ± 0.00<"):
         assert text in made  # ten drafts accept more than two, by the same in every prompt: the paired difference
     assert made.index("10 drafts accept more than 2") < made.index("<details")  # what was found comes first
