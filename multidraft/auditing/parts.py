@@ -48,8 +48,8 @@ def audit(
     sampler verify(target, draft, drafted, generator) returns N token ids. For functions, `law` names what the drafts
     are really drawn from, and `settings` are that law's (`draft_probability`, `anchors`, ...).
 
-    Three parts: every tuple of small vocabularies (or of your own `pairs`); bets on `trials` drawn tuples (5,000, or
-    3,000 of more than 8,192 tokens; 75,000 for a sampler) for a draft near the target and one far from it, at each size
+    Three parts: every tuple of small vocabularies (or of your own `pairs`); bets on `trials` drawn tuples (10,000, or
+    6,000 of more than 8,192 tokens; 75,000 for a sampler) for a draft near the target and one far from it, at each size
     in `vocabulary` (4,096 and 32,000, or 32 for rules of small vocabularies; `()` for none), with false alarms at
     `odds` in all; with `walks`, every tree that a decode step can draw (`trees`), by every walk or by those you give.
 
@@ -120,7 +120,7 @@ def sampling(
     sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
     jobs: list[Job] = []
     for size in sizes:
-        usual = 75_000 if isinstance(audited, Sampler) else 5_000 if size <= 8_192 else 3_000
+        usual = 75_000 if isinstance(audited, Sampler) else 10_000 if size <= 8_192 else 6_000
         draws, each = usual if trials is None else trials, odds / (TESTS * len(sizes) * len(DRAFTS))
         jobs += [partial(sample, audited, size, kind, draws, each, within, seed) for kind in DRAFTS]
     return jobs

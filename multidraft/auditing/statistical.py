@@ -11,6 +11,7 @@ capital on it,
 has one unit on average at the end (never less than nothing, since stake |y| < 1). By Markov's inequality it reaches
 1 / odds with probability at most `odds`: no normal approximation, no bins that are expected often enough. Where there
 is a bias of d and y has variance s^2, the best stake is about d / s^2, and log capital grows by d^2 / (2 s^2) a draw.
+The stake is bounded by what y can be at all. What it was in some draws is no bound: the mean may hang on a rare tuple.
 """
 
 import math
@@ -41,7 +42,6 @@ DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one
 ROUNDING = 2e-6  # sums of float32 outcomes may be off by so much
 PILOT = 5  # one draw in so many tells what to stake, and is no part of the test
 RIDGE = 2.5e-4  # keeps what the pilot explains by chance small
-NARROW, WIDE = 0.05, 1.5  # times the farthest that the pilot shows: what lies further out is cut to that
 
 
 @dataclass(frozen=True)
@@ -240,9 +240,11 @@ def bet(draws: Draws, features: Features, part: slice, allowed: float, odds: flo
     if part.start == 0:
         known, first = draws.surprises[:pilot], y[:pilot, 0] - y[:pilot, 0].mean()  # least squares, pulled to nothing
         square = known.T @ known + RIDGE * pilot * torch.eye(known.shape[1], dtype=known.dtype)
-        y[:, 0] -= draws.surprises @ torch.linalg.solve(square, known.T @ first)
-        high[0] = (WIDE * y[:pilot, 0].abs().max()).clamp(min=NARROW)
-        low[0] = -high[0]
+        weights = torch.linalg.solve(square, known.T @ first)
+        y[:, 0] -= draws.surprises @ weights
+        of_tokens = features.table[:, part].double() @ weights[1:].unflatten(0, (-1, y.shape[1])).T
+        reach = weights[0].abs() + (of_tokens.amax(0) - of_tokens.amin(0)).sum()  # whatever is drafted
+        low[0], high[0] = low[0] - reach, high[0] + reach
     bets = Bets(low, high, allowed, y[:pilot].var(0), len(y) - pilot, odds)
     return bets.p_value(y[pilot:]), bets.smallest(features.shift[part])
 

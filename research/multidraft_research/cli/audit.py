@@ -54,7 +54,7 @@ def audit(
         ),
     ] = None,
     trials: Annotated[
-        int | None, Option(min=100, help="Tuples to draw at each size.", show_default="5,000, or 3,000 of many tokens")
+        int | None, Option(min=100, help="Tuples to draw at each size.", show_default="10,000, or 6,000 of many tokens")
     ] = None,
     trees: Annotated[
         list[str] | None, Option(help="Small trees to walk over; repeat it.", show_default="1x1x1, 2x1 and 2x2")
