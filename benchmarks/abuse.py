@@ -89,7 +89,8 @@ class Serve:
         command += ["--target", str(self.folder / "target"), "--draft", str(self.folder / "draft")]
         command += ["--name", "toy", "--tree", TREE, "--drain", str(DRAIN), "--max-tokens-in-cache", "4096"]
         self.log.write_text("")
-        self.process = subprocess.Popen(command, stderr=self.log.open("ab"))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log)
         while not (found := re.search(r"serving toy at (http://[\d.:]+)/v1", self.log.read_text())):
             if self.process.poll() is not None:
                 raise SystemExit(f"the server did not begin: {self.log.read_text()[-500:]}")
@@ -372,6 +373,7 @@ def run(chosen: list[str], counts: dict[str, int], folder: Path) -> list[Part]:
             print(f"{name}: {dict(part.answers)}, broken: {part.broken or 'nothing'}", file=sys.stderr)
     finally:
         server.process.kill()
+        server.process.wait()
     return parts
 
 
