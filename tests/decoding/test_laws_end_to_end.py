@@ -247,7 +247,7 @@ def test_samples_of_the_loop_agree_with_the_target(name, tree, walk, rows, token
 # Mutants: each is a mistake that a decoder could make, and both kinds of checks must see it
 
 
-SLIGHT = ["accepts 5 % too often", "counts duplicates twice"]
+SLIGHT = ["accepts 5 % too often", "counts duplicates twice", "the walk forgets what is left"]
 SCHEME_OF = {
     "counts duplicates twice": "iid:naive",
     "accepts 5 % too often": "iid:recursive_rejection",
