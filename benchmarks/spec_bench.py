@@ -3,6 +3,7 @@
     python benchmarks/spec_bench.py runs/spec.jsonl --prompts spec_bench.jsonl
     python benchmarks/spec_bench.py runs/spec_q4.jsonl --prompts spec_bench.jsonl --engine llama.cpp --target q4_0.gguf
     python benchmarks/spec_bench.py --show runs/spec.jsonl    # the table, also of an unfinished file
+    python benchmarks/spec_bench.py --plot speed.svg --show runs/spec.jsonl --over '`model.generate`'
 
 Each contestant takes its turn on a prompt before the next prompt comes, so that a noisy machine hits all alike. Every
 run is a line of the file as soon as it is done; the same command continues where one was stopped. Prompts go through
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from multidraft_research.studies import pictures
 from rich.console import Console
 from rich.table import Table
 from spec_contestants import contestants
@@ -166,12 +168,34 @@ def show(path: Path, processor: bool, over: str | None) -> None:
     Console(width=max(180, Console().width)).print(heading(settings, runs), table, sep="\n")
 
 
+def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
+    """Ratios over one contestant in all tasks, with their intervals, a panel for each temperature."""
+    settings, runs = read(path, processor)
+    names = list(dict.fromkeys(run["who"] for run in runs))
+    drawn, axes = pictures.figure(len(settings["temperatures"]), width=4.0, height=2.2)
+    for axis, temperature in zip(axes[0], settings["temperatures"], strict=True):
+        here = [run for run in runs if run["temperature"] == temperature]
+        found = [(who, *ratios(here, who, over or names[0])) for who in names if any(r["who"] == who for r in here)]
+        labels, means, lows, highs = zip(*found, strict=True)
+        beside = np.array([np.subtract(means, lows), np.subtract(highs, means)])
+        axis.barh([name.strip("`") for name in labels], means, xerr=beside, color=pictures.COLOURS[: len(labels)])
+        for at, mean in enumerate(means):
+            axis.text(0.05, at, f"{mean:.2f}", va="center", color="white")
+        axis.invert_yaxis()
+        axis.set_title(f"temperature {temperature:g}", fontsize=10)
+    drawn.supxlabel(
+        f"speed over {(over or names[0]).strip('`')}, 95 % over prompts\n{heading(settings, runs)}", fontsize=6
+    )
+    pictures.save(drawn, picture)
+
+
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", help="JSON lines; the same command continues with what is there")
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: the table of a file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="measure nothing: the table for a page")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="with --show: draw the ratios")
     parser.add_argument("--over", metavar="WHO", help="whose speed the ratios are over; left out, the first one's")
     parser.add_argument("--processor", action="store_true", help="show seconds of the processor, not of the clock")
     parser.add_argument("--prompts", type=Path, help='one {"id", "task", "prompt"} a line, such as Spec-Bench')
@@ -198,7 +222,9 @@ def main(given: list[str] | None = None) -> None:
         if options.markdown:
             print(markdown(options.markdown, *shown))
         else:
-            show(options.show or measure(options), *shown)
+            show(path := options.show or measure(options), *shown)
+            if options.plot:
+                plot(path, options.plot, *shown)
     except AdviceError as error:
         sys.exit(f"spec_bench.py: {error}")
     except KeyboardInterrupt:
