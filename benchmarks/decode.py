@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/decode.py runs/decode.jsonl    # an hour on two slow cores
     OMP_NUM_THREADS=1 python benchmarks/decode.py runs/some.jsonl --some    # fixed trees and auto, half of the time
     python benchmarks/decode.py --show runs/decode.jsonl               # the table, also of an unfinished file
-    python benchmarks/decode.py --show runs/decode.jsonl --into results/embedded_pair.md --plot docs/pictures/speed.svg
+    python benchmarks/decode.py --show runs/decode.jsonl --into results/embedded_pair.md --plot runs/speed.svg
     python benchmarks/decode.py --over runs/some.jsonl runs/twelve.jsonl    # auto over the fixed trees, in all settings
 
 Every case takes its turn on every prompt before the next prompt comes, so that a noisy machine hits all alike. Every

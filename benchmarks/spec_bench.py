@@ -154,8 +154,8 @@ def heading(settings: dict[str, Any], runs: list[Run]) -> str:
     days = sorted({run["day"] for run in runs})
     count, length = len(settings["prompts"]), settings["new_tokens"]
     what = f"{settings['target']}, {settings['engine']}, {count} prompts of {length} tokens"
-    where = f"{settings['threads']} threads, {settings['hardware']}, commit {settings['commit']}, {' to '.join(days)}"
-    return f"{what}, {where}"
+    machine = f"{settings['threads']} threads of {settings['hardware']['cpu']} with {settings['hardware']['vectors']}"
+    return f"{what}, {machine}, commit {settings['commit']}, {' to '.join(days)}"
 
 
 def show(path: Path, processor: bool, over: str | None) -> None:
