@@ -14,7 +14,6 @@ from multidraft.cli.prompts import Prompt, converse, read_prompts
 from multidraft.cli.report import Report, rival, rivals
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.files import hold
 
 JSONL = (
     "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
@@ -108,10 +107,10 @@ def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Draft
     job.check()
     if (run.workers or 1) > 1 or run.ray is not None:
         folder = output.folder(asked.talks)
-        with hold(folder, output.wait):
+        with files.hold(folder, output.wait):
             return spread(job, folder, crew_of(run.workers, run.ray), output.as_json)
     output.check(asked, asked.prompts, named.target, named.draft, drafting.plan)
-    with hold(output.jsonl, output.wait), hold(output.trace, output.wait):
+    with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
         here(job, asked.talks, output, None in (named.target, named.draft))
 
 

@@ -15,7 +15,6 @@ from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME
 from multidraft.io import files
-from multidraft.io.files import hold
 
 if TYPE_CHECKING:
     from multidraft.autotune.plans import Profile, Subject
@@ -78,7 +77,7 @@ def tune(
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair)
     own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [each.tokens for each in chosen])
-    with hold(out, wait):
+    with files.hold(out, wait):
         profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
         if out is not None:
             files.write(out, profile.as_json().encode())

@@ -11,7 +11,6 @@ from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED, settle, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
-from multidraft.io.files import hold
 from multidraft.machine import commit, hardware, versions
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def distill(
     lesson, source = Lesson(steps, batch, learning_rate, seed=seed), Capture.open(capture)
     lesson.parts(len(source.entries))
     files.make_folder(out, "--out")
-    with hold(out, wait):
+    with files.hold(out, wait):
         teach(draft, source, lesson, out, as_json)
     terminal.note(f"{out / 'draft'} is ready for `multidraft generate --target ... --draft ...`")
 

@@ -14,7 +14,6 @@ from multidraft.cli import terminal
 from multidraft.cli.models import silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.files import hold
 from multidraft.machine import hardware, versions
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def train(
     if recipe.window > recipe.context:
         raise AdviceError(f"--window {recipe.window} is longer than the models' context, {recipe.context}")
     files.make_folder(out, "--out")
-    with hold(out, wait):
+    with files.hold(out, wait):
         report = run(corpus, out, recipe, taught)
     if as_json:
         return terminal.print_json(report)

@@ -13,7 +13,6 @@ from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, Loader, load_models, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.files import hold
 from multidraft_research.cli.pretrained import check_pretrained_names
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def train_head(
     files.make_folder(out, "--out")
     lesson = Lesson(steps, batch, learning_rate, depth=depth, mix=mix, seed=seed)
     noted = asdict(lesson) | {"kind": kind.value, "target": target, "layers": layers, "vocabulary": vocabulary}
-    with hold(out, wait):
+    with files.hold(out, wait):
         check_same(out / "lesson.json", noted)
         check_pretrained_names(Loader(), target)
         model: Any
