@@ -164,6 +164,23 @@ def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape
     assert late.holds()
 
 
+@pytest.mark.parametrize("shapes", KINDS)
+def test_rows_that_have_read_nothing_have_their_place(shapes: list[Shape]):
+    """As they come while a draft model rests: the first that leaves moves one of them."""
+    fake = Fake(shapes, [[]])
+    fake.write([[1, 2]])
+    fake.keep([1])
+    for _ in range(3):
+        late = Fake(shapes, [[]])
+        late.cache.begin(1)
+        fake.join(late, [0])
+    fake.select([1, 3, 0])
+    assert fake.holds()
+    fake.write([[3, 4], [5], [6, 7, 8]])
+    fake.keep([2, 1, 2])
+    assert fake.holds()
+
+
 @pytest.mark.parametrize("wrong", ["move", "move_rows"])
 def test_the_check_catches_blocks_left_as_they_were(wrong: str, monkeypatch):
     fake = written(TWO_KINDS)
