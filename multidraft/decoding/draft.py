@@ -1,7 +1,7 @@
 """Drafting: every row's tree grows level by level, each level in one forward pass of the draft model.
 
-What the draft model has not read yet is a chain above the tree: the root, and above it the tokens before, of steps that
-ended on a leaf which only the target had read, or that drafted nothing.
+The draft model may lag behind: it first reads the accepted tokens that it has not seen, then the root. Where these are
+many, because it has rested, a step reads a piece of them, and the row drafts nothing until the rest is short.
 """
 
 from collections import defaultdict
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.models.base import Scores, answers
+from multidraft.models.base import CHUNK, Scores, answers
 from multidraft.sampling.drafting import DraftLaw, draft_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
 SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
 Places = list[tuple[int, int]]  # rows with nodes
+MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
 
 class Drafted(NamedTuple):
@@ -42,11 +43,27 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     policy.begin(len(rows))
     while any(wanted := policy.reads(growing, depth)):
         places = [(row, node) for row, nodes in zip(rows, wanted, strict=True) for node in nodes]
+        if not depth:
+            places = catching_up(state.rows, trees, places)
         faults |= read_level(state, config, trees, places, depth)
+        drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
-        draw_level(state.rows, config.scheme.law, trees, {row: own for row, own in counts.items() if row not in faults})
+        draw_level(state.rows, config.scheme.law, trees, {row: own for row, own in counts.items() if row in drafting})
         depth += 1
     return Drafted(trees, depth, faults)
+
+
+def catching_up(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:
+    """The roots to draft at; rows that lag far behind read on instead, a chunk at most of all together."""
+    drafting, room = Places(), CHUNK
+    for row, root in places:
+        lag = len(rows[row].unread)
+        if lag > MAX_LAG:
+            trees[row].backlog = min(lag, room)
+            room -= trees[row].backlog
+        else:
+            drafting.append((row, root))
+    return drafting
 
 
 def read_level(
@@ -59,13 +76,15 @@ def read_level(
         lines.append(len(nodes[row]))
         nodes[row].append(node)
     new = [
-        reading(row, tree, nodes.get(number, []))
+        reading(row, tree, nodes.get(number, []), depth)
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
     if hasattr(state.draft, "frugal"):
         state.draft.frugal = getattr(config.policy, "frugal", False)
     tokens, parents = map(list, zip(*new, strict=True))
-    answer = state.draft.forward(tokens, parents, "all" if depth else "last")
+    answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
+    if not places:  # all of them are still catching up
+        return {}
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
     more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
@@ -87,11 +106,13 @@ def read_level(
     return faults
 
 
-def reading(row: Row, tree: TokenTree, nodes: list[int]) -> tuple[list[int], list[int]]:
+def reading(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
     """The tokens of nodes, and the places that they follow among the draft model's pending ones."""
-    if nodes == [0]:
-        tree.read[0] = len(row.unread)
-        return [*row.unread, row.root], list(range(-1, len(row.unread)))
+    if depth == 0:
+        if nodes:
+            tree.read[0] = tree.backlog = len(row.unread)
+        tokens = [*row.unread[: tree.backlog], *(tree.tokens[node] for node in nodes)]
+        return tokens, list(range(-1, len(tokens) - 1))
     parents = [tree.read[tree.parents[node]] for node in nodes]
     first = 1 + max(tree.read.values(), default=-1)
     tree.read |= {node: place for place, node in enumerate(nodes, first)}

@@ -19,7 +19,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, heard_by
+from multidraft.models.base import CHUNK, LanguageModel, heard_by
 from multidraft.models.huggingface import Model, prepare, reader
 from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.settings import Sampling
@@ -27,7 +27,6 @@ from multidraft.verification import loops
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.scheme import Scheme
 
-CHUNK = 512  # prompt tokens a forward pass: bounds the memory of the attention mask
 SIMILAR = 1.25  # the longest prompt of a group beside the shortest
 
 Generators = torch.Generator | list[torch.Generator] | None

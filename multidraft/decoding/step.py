@@ -88,12 +88,10 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
 def kept_of(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:
     """The pending places that the draft model keeps, and the tokens that it has not read.
 
-    `path` leads from the root to the last accepted node. The chain above the tree comes first, and is kept.
+    `path` leads from the root to the last accepted node. The backlog stands before the tree, and is kept.
     """
-    if not tree.read:
-        return [], row.unread + [tree.tokens[node] for node in path]
-    kept = [*range(len(row.unread)), *(tree.read[node] for node in path if node in tree.read)]
-    return kept, [tree.tokens[node] for node in path if node not in tree.read]
+    kept = [*range(tree.backlog), *(tree.read[node] for node in path if node in tree.read)]
+    return kept, row.unread[tree.backlog :] + [tree.tokens[node] for node in path if node not in tree.read]
 
 
 def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[int]) -> Row:

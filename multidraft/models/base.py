@@ -14,6 +14,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_integer
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
+CHUNK = 512  # tokens of a text that a forward pass reads at most: bounds the memory of the attention mask
 Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 

@@ -11,14 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
+from multidraft.models.base import CHUNK, LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
 SURE = 0.5  # how certain a match is that needs no second opinion
-CHUNK = 512  # kept tokens that are caught up with in one pass
 
 
 class Together:

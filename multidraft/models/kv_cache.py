@@ -336,7 +336,7 @@ class TreeCache:
     def add(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
         """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
         check_nothing_pending(self.width)
-        self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing, and write nothing
+        self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and rows:
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])

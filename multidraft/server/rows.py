@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from multidraft.decoding.loop import Stopping
-from multidraft.decoding.prefill import CHUNK, at_roots
+from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
@@ -167,11 +167,11 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether both have read, or the draft model may read what is left together with other rows' tokens."""
+        """Whether both have read, or the draft model rests: it catches up later, in steps that draft."""
         if self.state is None:
             return False
-        unread, rests = len(self.state.rows[0].unread), getattr(self.config.policy, "rests", False)
-        return self.state.draft is None or not unread or (unread <= CHUNK and rests)
+        rests = getattr(self.config.policy, "rests", False)
+        return self.state.draft is None or not self.state.rows[0].unread or rests
 
     def advance(self, most: int) -> int:
         """Read on by so many tokens at most, and return their number; the draft model begins after the first answer."""
