@@ -13,6 +13,10 @@ class AdviceError(ValueError):
     """Bad input; the command line prints the message on one line and exits with code 2."""
 
 
+class BrokenProgram(RuntimeError):
+    """A fault of ours that nothing here can mend; the command line prints the message and exits with code 70."""
+
+
 class MissingExtra(AdviceError, ImportError):
     """A package is not installed that only some users need."""
 

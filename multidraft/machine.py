@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 LOADING = "<frozen importlib._bootstrap>"
 STOPPED = 130  # the exit code of an interrupted command, as a shell gives it
+BROKEN = 70  # that of a program with a fault of its own (EX_SOFTWARE), which a supervisor starts anew
 
 
 def hardware() -> dict[str, str | int | None]:

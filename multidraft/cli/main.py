@@ -15,7 +15,7 @@ from multidraft.cli.generate import generate
 from multidraft.cli.options import Checked, without_types
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, BrokenProgram
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
@@ -25,7 +25,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, a
 
 @contextmanager
 def one_line(ctx: Any) -> Iterator[None]:
-    """Whatever a user can mend ends with one line on stderr and exit code 2; Ctrl-C with one line and 130."""
+    """What a user can mend ends with one line on stderr and exit code 2; Ctrl-C with 130, a fault of ours with 70."""
     code = 2
     try:
         yield
@@ -36,6 +36,8 @@ def one_line(ctx: Any) -> Iterator[None]:
     except UsageError as error:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
+    except BrokenProgram as error:
+        line, code = str(error), machine.BROKEN
     except KeyboardInterrupt as interrupt:
         line, code = str(interrupt) or "stopped", machine.STOPPED
     except BrokenPipeError:

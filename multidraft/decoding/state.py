@@ -46,6 +46,7 @@ class Randomness:
     def __init__(self, generator: torch.Generator):
         self.generator = generator
         self.block: list[float] = []
+        self.taken: list[list[float]] = []  # by a step that may still fail
 
     def take(self, count: int) -> list[float]:
         """So many numbers."""
@@ -54,7 +55,13 @@ class Randomness:
             more = torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.generator.device)
             self.block = more.tolist() + self.block
         taken, self.block = self.block[len(self.block) - count :], self.block[: len(self.block) - count]
+        self.taken.append(taken)
         return taken
+
+    def give_back(self) -> None:
+        """Take the same numbers again, since `taken` was emptied: what a failed step was about to emit comes again."""
+        while self.taken:
+            self.block = self.block + self.taken.pop()
 
     def number(self) -> float:
         """One number."""
@@ -86,13 +93,17 @@ class State:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Take the state over; a failure leaves both caches as they were, and the state ready for another try."""
+        """Take the state over; a failure leaves caches and random numbers as they were, ready for another try."""
         self.take_over()
+        for row in self.rows:
+            row.random.taken.clear()
         try:
             yield
         except BaseException:
             for model in self.models:
                 model.keep([[] for _ in self.rows])
+            for row in self.rows:
+                row.random.give_back()
             self.used = False
             raise
 

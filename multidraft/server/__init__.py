@@ -8,6 +8,7 @@ from dataclasses import dataclass
 FULL = 429, "the queue is full; try again a little later"
 LOADING = 503, "the model is being loaded; try again a little later"
 CLOSED = 503, "the server is being stopped, or its engine has died; try again later"
+BROKEN = 500, "this answer could not be computed, through a fault of the server's; its log says more"
 LATE = 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from multidraft.decoding.metrics import Info, tally
@@ -97,8 +98,8 @@ def overlap(text: str, stop: str) -> int:
 class Answers:
     """All answers to one request, as they grow. Leave it with `cancel`, or the engine goes on for nobody."""
 
-    def __init__(self, service: Service, body: Sampled, jobs: list[Job]):
-        self.service, self.body, self.info = service, body, Info()
+    def __init__(self, service: Service, body: Sampled, jobs: list[Job], request_id: str = ""):
+        self.service, self.body, self.info, self.request_id = service, body, Info(), request_id
         self.began, self.created, self.id = time.monotonic(), int(time.time()), uuid.uuid4().hex
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.choices = [Choice(index, job, service, body) for index, job in enumerate(jobs)]
@@ -217,7 +218,7 @@ class Completion(Answers):
             if self.body.streams("include_usage"):
                 yield sent(self.envelope(self.chunk_object, []) | self.numbers())
         except Exception as error:
-            yield sent(as_json(error))
+            yield sent(as_json(error, self.request_id))
         yield "data: [DONE]\n\n"
 
     def said(self, choice: Choice, pieces: list[Piece], streamed: bool = False) -> Json:
@@ -288,6 +289,10 @@ def sent(value: Json) -> str:
     return f"data: {AS_JSON(value)}\n\n"
 
 
+class StreamUnread(Exception):
+    """A client has not taken a part of its stream in time; no OSError, which Starlette takes for a lost connection."""
+
+
 class Stream(StreamingResponse):
     """Events as they come; however it ends, the engine does not go on for nobody.
 
@@ -300,11 +305,16 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), self.form.service.limits.unread)
+            try:
+                await asyncio.wait_for(send(message), self.form.service.limits.unread)
+            except TimeoutError:
+                raise StreamUnread from None
 
         try:
             await super().__call__(scope, receive, patient)
-        except TimeoutError:
+        except ClientDisconnect:
+            LOG.info("a client has gone before its stream was read to the end")
+        except StreamUnread:
             LOG.info("a client has left its stream unread")
         except asyncio.CancelledError:
             if not self.form.service.engine.closing:

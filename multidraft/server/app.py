@@ -49,8 +49,8 @@ def build(service: Service) -> FastAPI:
         yield
         service.close()
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
-        return refusal(error)
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return refusal(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
         title="multidraft",
@@ -126,7 +126,8 @@ def add_answers(app: FastAPI, service: Service) -> None:
 
     async def answer(request: Request, body: Sampled, form: type[Completion]) -> Response:
         check_name(service, body.model)
-        return await reply(request, form(service, body, await service.aside(service.jobs, body)))
+        jobs = await service.aside(service.jobs, body)
+        return await reply(request, form(service, body, jobs, request.scope.get("request_id", "")))
 
     posted(app, service, "/v1/completions", CompletionBody, partial(answer, form=Completion))
     posted(app, service, "/v1/chat/completions", ChatBody, partial(answer, form=Chat))
@@ -181,8 +182,10 @@ def add_state(app: FastAPI, service: Service) -> None:
         return {"id": name} | card | {"max_model_len": service.context}
 
     @app.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if service.engine.alive else 503)
+    async def health() -> JSONResponse:
+        engine = service.engine
+        status = "stopping" if not engine.alive else "recovering" if engine.failures else "ok"
+        return JSONResponse({"status": status, "faults": engine.faults}, 200 if engine.alive else 503)
 
     @app.get("/version")
     async def show_version() -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""The engine: one thread owns the models, and jobs come and go between its steps."""
+"""The engine: one thread owns the models, and jobs come and go between its steps.
+
+No fault ends it silently. One that comes while a row is read, or steps alone, ends that row. After any other one all
+rows are read again from their tokens, and each steps alone before it joins the others: that names the row that is to
+blame, if there is one, and the others get the tokens that they would have got. Where nothing helps, the engine ends.
+"""
 
 import logging
 from collections import deque
@@ -17,11 +22,13 @@ from multidraft.decoding.step import step
 from multidraft.models.base import closed_up
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
-from multidraft.server import CLOSED, FULL, Limits, Refused
+from multidraft.sampling.gate import RowFault
+from multidraft.server import BROKEN, CLOSED, FULL, Limits, Refused
 from multidraft.server.rows import Event, Job, Kept, PrefixCache, Reading, Step, Told, hear_all
 
 LOG = logging.getLogger(__name__)
 MEASURED_EVERY = 32  # steps; the optimal acceptance rate takes time, and a sample of it is enough
+MAX_FAILURES = 3  # in a row, without a new token in between: then the engine ends
 
 
 class Engine:
@@ -33,6 +40,7 @@ class Engine:
         self.slack = 2 * config.policy.most_nodes + 2  # slots that a row may need beyond its tokens
         self.room = limits.tokens_in_cache - self.slack  # the most tokens that one row may come to
         self.waiting: deque[Job] = deque()
+        self.suspects: deque[Job] = deque()  # rows that are read again after a fault, before others begin
         self.running: list[Job] = []
         self.state: State | None = None  # of the running jobs
         self.reading: Reading | None = None
@@ -44,6 +52,9 @@ class Engine:
         self.deliver: Callable[[Told], object] = hear_all
         self.changed = Condition()
         self.closing = self.stopped = False
+        self.faults = self.failures = 0  # all so far, and those in a row without a new token in between
+        self.fault: BaseException | None = None  # that the engine has died of
+        self.on_death: Callable[[], object] = bool  # is called then, in the engine's thread
         self.thread = Thread(target=self.run, name="engine", daemon=True)
         warm_up(config, home(target))  # compiles what is compiled
         self.start = self.thread.start  # from then on jobs are taken
@@ -56,7 +67,12 @@ class Engine:
     @property
     def tokens_in_cache(self) -> int:
         """Slots that are taken."""
-        return self.slots([*self.running, self.reading.job] if self.reading else self.running)
+        return self.slots(self.rows_begun)
+
+    @property
+    def rows_begun(self) -> list[Job]:
+        """Those that decode, and the one that is read."""
+        return [*self.running, self.reading.job] if self.reading else self.running
 
     def submit(self, jobs: list[Job]) -> None:
         """Queue the jobs of one request, none above `room`, all or none: a queue with any room takes them."""
@@ -81,27 +97,39 @@ class Engine:
 
     def run(self) -> None:
         """Work until closed; whatever is left then, or when the engine dies, hears that it failed."""
-        fault: BaseException = Refused(*CLOSED)
         try:
             with torch.inference_mode():
-                while self.has_work():
-                    self.turn()
+                self.work()
         except BaseException as error:
-            fault = error
-            LOG.critical("the engine has died", exc_info=error)
+            self.fault = error
+            LOG.critical("the engine has died, %d faults after each other", self.failures, exc_info=error)
         with self.changed:
             self.closing = True
-            left = [*self.running, *self.waiting, *([self.reading.job] if self.reading else [])]
-            self.running, self.waiting, self.reading, self.state = [], deque(), None, None
-        self.told += [(job, Event(error=fault)) for job in left]
+            left = [job for job in (*self.rows_begun, *self.suspects, *self.waiting) if not job.has_ended]
+            self.running, self.waiting, self.suspects, self.reading, self.state = [], deque(), deque(), None, None
+        self.told += [(job, Event(error=Refused(*CLOSED))) for job in left]
         self.flush()
+        if self.fault is not None:
+            self.on_death()
+
+    def work(self) -> None:
+        """Turn after turn, whatever comes of one, until there will be nothing to do any more."""
+        while True:
+            try:
+                if not self.has_work():
+                    return
+                self.turn()
+            except Exception as error:
+                self.take_apart(error)
 
     def has_work(self) -> bool:
         """Wait for some; False where there will be none."""
         with self.changed:
-            while not (self.waiting or self.running or self.reading or self.closing):
+            while not (has_rows := bool(self.waiting or self.suspects or self.running or self.reading)):
+                if self.closing:
+                    return False
                 self.changed.wait()
-            return not self.stopped and bool(self.waiting or self.running or self.reading)
+            return has_rows and not self.stopped
 
     def turn(self) -> None:
         """Forget who has gone, read a little, step once."""
@@ -118,6 +146,7 @@ class Engine:
         """Nobody waits for these any more."""
         with self.changed:
             self.waiting = deque(job for job in self.waiting if not job.cancelled)
+            self.suspects = deque(job for job in self.suspects if not job.cancelled)
         if self.reading is not None and self.reading.job.cancelled:
             self.reading = None
         self.go_on([index for index, job in enumerate(self.running) if not job.cancelled])
@@ -127,13 +156,18 @@ class Engine:
         if not self.running:
             self.width = 0  # with rows in it, a batch does not become narrower
         with self.changed:
-            rows = [*self.running, *list(self.waiting)[:1]]
+            queue = self.suspects or self.waiting
+            rows = [*self.running, *list(queue)[:1]]
             fits = len(rows) <= self.limits.rows and self.slots(rows) <= self.limits.tokens_in_cache
-            if not self.waiting or not fits:
+            if not queue or not fits:
                 return None
-            job = self.waiting.popleft()
-        self.width = max(self.width, job.longest + self.slack)
-        self.reading = Reading(job, self.target, self.draft, self.config, self.prefixes)
+            try:
+                again = queue is self.suspects
+                self.reading = Reading(rows[-1], self.target, self.draft, self.config, self.prefixes, again)
+            except Exception as error:
+                self.blame(rows[-1], error)
+            queue.popleft()
+        self.width = max(self.width, rows[-1].longest + self.slack)
         self.prefixes.shrink(self.limits.tokens_in_cache - self.tokens_in_cache)
         return self.reading
 
@@ -143,43 +177,50 @@ class Engine:
 
     def read(self, reading: Reading, budget: int) -> int:
         """Read on by so many tokens at most, and return their number; the row joins the others when its prompt ends."""
-        count, was_waiting = 0, reading.state is None
+        job = reading.job
         try:
-            count = reading.advance(budget)
-            if reading.state is None:
-                return count
-            if not was_waiting or self.answer(reading, reading.state):
-                if not reading.is_over:
-                    return count
-                self.state = reading.state if self.state is None else join(self.state, reading.state)
-                self.running.append(reading.job)
+            count = self.advance(reading, budget)
         except Exception as error:
-            self.told.append((reading.job, Event(error=error)))
-        self.reading = None
+            self.reading = None
+            self.blame(job, error)
+            return 0
+        if job.has_ended:
+            self.reading = None
+        elif reading.is_over and reading.state is not None:
+            state = reading.state if self.state is None else join(self.state, reading.state)
+            self.state, self.running, self.reading = state, [*self.running, job], None
         return count
 
-    def answer(self, reading: Reading, state: State) -> bool:
-        """Tell what the target says of a prompt, perhaps with the first new token; whether the row goes on."""
+    def advance(self, reading: Reading, budget: int) -> int:
+        """Read on; at the end of the prompt its answer is told, and a row that is read again steps alone."""
+        was_waiting = reading.state is None
+        count = reading.advance(budget)
+        if reading.state is not None and was_waiting and not reading.again:
+            self.answer(reading, reading.state)
+        elif reading.is_over and reading.again:
+            reading.again = False
+            self.step_alone(reading)
+        return count
+
+    def answer(self, reading: Reading, state: State) -> None:
+        """Tell what the target says of a prompt, perhaps with the first new token."""
         job = reading.job
         self.prompt_tokens += len(job.prompt)
         self.reused_tokens += reading.reused
-        self.told.append((job, Event(prompt=reading.logprobs, end=None if job.new_tokens else "length")))
+        self.tell(job, Event(prompt=reading.logprobs, end=None if job.new_tokens else "length"))
         if job.new_tokens and state.rows[0].said is not None:
-            reading.state, record = self.stepped(state, [job])
-            return self.pass_on(job, record, 0)
-        return job.new_tokens > 0
+            self.step_alone(reading)
+
+    def step_alone(self, reading: Reading) -> None:
+        """A step of a row that has not joined the others."""
+        assert reading.state is not None
+        reading.state, record = self.stepped(reading.state, [reading.job])
+        self.pass_on(reading.job, record, 0)
 
     def step(self) -> None:
-        """One step of all rows; where it fails, and no row can be named for it, all of them end."""
+        """One step of all rows."""
         assert self.state is not None
-        try:
-            self.state, record = self.stepped(self.state, self.running)
-        except Exception as error:
-            LOG.error("a step has failed", exc_info=error)
-            fault = Event(error=RuntimeError("a step has failed"))  # whatever it was, no request is to blame
-            self.told += [(job, fault) for job in self.running]
-            self.running, self.state = [], None
-            return
+        self.state, record = self.stepped(self.state, self.running)
         self.go_on([row for row, job in enumerate(self.running) if self.pass_on(job, record, row)], record.faults)
 
     def stepped(self, state: State, jobs: list[Job]) -> tuple[State, StepRecord]:
@@ -194,13 +235,19 @@ class Engine:
     def pass_on(self, job: Job, record: StepRecord, row: int) -> bool:
         """Tell a row what it has got; whether it goes on."""
         if fault := record.faults.get(row):
-            self.told.append((job, Event(error=fault)))
+            self.tell(job, Event(error=fault))
             return False
         tree, path = record.trees[row], record.endings[row].path
         new, reason = job.cut(record.emitted[row])
+        event = Event(Step(new, tree.tokens, tree.parents, path, len(tree.levels) - 1), reason)
+        # Nothing can fail from here on: either the row has its tokens and hears of them, or they come again.
+        self.told.append((job, event))
+        job.tokens += new.tokens
+        job.has_ended = reason is not None
+        job.random.taken.clear()
         self.info.tokens += len(new.tokens)
-        self.told.append((job, Event(Step(new, tree.tokens, tree.parents, path, len(tree.levels) - 1), reason)))
-        return reason is None
+        self.failures = 0
+        return not job.has_ended
 
     def go_on(self, going: list[int], faulty: Collection[int] = ()) -> None:
         """The other rows leave the batch, and what they have read is kept while there is room."""
@@ -216,7 +263,7 @@ class Engine:
     def put_aside(self, state: State, index: int, taken: int) -> None:
         """Keep what a row has read, if there is room beside the slots that others take."""
         job, row, room = self.running[index], state.rows[index], self.limits.tokens_in_cache - taken
-        tokens = [*job.prompt, *job.tokens][: row.position]
+        tokens = job.text[: row.position]
         drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
         if not 0 < len(tokens) <= room:
             return
@@ -228,8 +275,55 @@ class Engine:
         except Exception as error:  # where memory ends, say: it is read again, then
             LOG.warning("a conversation has not been kept", exc_info=error)
 
+    def tell(self, job: Job, event: Event) -> None:
+        """Note what a row's owner is to hear."""
+        self.told.append((job, event))
+        job.has_ended = event.end is not None or event.error is not None
+
     def flush(self) -> None:
         """Pass on what rows have to be told since the last time, as one message."""
         if self.told:
-            told, self.told = self.told, []
-            self.deliver(told)
+            self.deliver(self.told)
+            self.told = []
+
+    def note(self, what: str, error: BaseException) -> None:
+        """Count a fault, and log it, once."""
+        self.faults, self.failures = self.faults + 1, self.failures + 1
+        LOG.error(what, exc_info=error)
+
+    def blame(self, job: Job, error: Exception) -> None:
+        """End the row that a fault came of; raises it where no other row can be answered either."""
+        if isinstance(error, RowFault):  # its own processor's, say
+            return self.tell(job, Event(error=error))
+        self.note("a row has failed, and ends", error)
+        self.prefixes = PrefixCache()  # of which something may have come
+        self.tell(job, Event(error=Refused(*BROKEN)))
+        if self.failures >= MAX_FAILURES and not self.answers_a_token():
+            raise error
+
+    def take_apart(self, error: Exception) -> None:
+        """After a fault that no row can be named for, read all rows again; raises it where nothing has come since."""
+        self.note("a turn of the engine has failed; its rows are read again", error)
+        unread = [self.reading.job] if self.reading and self.reading.state is None and not self.reading.again else []
+        begun = [job for job in self.rows_begun if job not in unread]
+        self.running, self.reading, self.state, self.prefixes = [], None, None, PrefixCache()
+        for job in begun:
+            job.random.give_back()
+        with self.changed:
+            self.waiting.extendleft(unread)
+            self.suspects.extendleft(job for job in reversed(begun) if not (job.has_ended or job.cancelled))
+        if self.failures >= MAX_FAILURES:
+            raise error
+
+    def answers_a_token(self) -> bool:
+        """Whether a prompt of one token gets its next one, so that the last rows to fail were to blame themselves."""
+        try:
+            reading = Reading(Job([0], 1), self.target, self.draft, self.config, PrefixCache())
+            while not reading.is_over or reading.state is None:
+                reading.advance(1)
+            step(reading.state, self.config)
+        except Exception as error:
+            LOG.error("not even a prompt of one token is answered", exc_info=error)
+            return False
+        self.failures = 0
+        return True

@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, BrokenProgram
 from multidraft.server import LOADING, Limits, Refused
 
 if TYPE_CHECKING:
@@ -63,20 +63,22 @@ def fault_of(error: Exception) -> tuple[int, str, str | None]:
     return 500, "something went wrong in the server; this is a bug", None
 
 
-def as_json(error: Exception) -> dict[str, Any]:
-    """The error as a client reads it."""
+def as_json(error: Exception, request_id: str = "") -> dict[str, Any]:
+    """The error as a client reads it; where it is ours, with the name by which the request is found in the log."""
     status, message, parameter = fault_of(error)
+    message += f" (request {request_id})" if status == 500 and request_id else ""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     text = " ".join(message.encode(errors="replace").decode().split())
     message = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
     return {"error": {"message": message, "type": kind, "param": parameter, "code": status}}
 
 
-def refusal(error: Exception) -> JSONResponse:
+def refusal(error: Exception, request_id: str = "") -> JSONResponse:
     """The response to a request that failed."""
     status = fault_of(error)[0]
     headers = dict(getattr(error, "headers", None) or {})  # which address takes what, say
-    return JSONResponse(as_json(error), status, headers | ({"Retry-After": "1"} if status in (429, 503) else {}))
+    headers |= {"Retry-After": "1"} if status in (429, 503) else {}
+    return JSONResponse(as_json(error, request_id), status, headers)
 
 
 def named(app: ASGIApp) -> ASGIApp:
@@ -87,6 +89,7 @@ def named(app: ASGIApp) -> ASGIApp:
             return await app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
         name, began, status = given if NAME.fullmatch(given) else uuid.uuid4().hex, time.monotonic(), 499
+        scope["request_id"] = name
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -199,11 +202,19 @@ class Server(uvicorn.Server):
         """Load, and say so; or stop, with what went wrong."""
         try:
             app = await asyncio.wrap_future(apart(self.load))
+            engine, loop = app.state.service.engine, asyncio.get_running_loop()
+            engine.on_death = lambda: loop.call_soon_threadsafe(self.give_up, engine.fault)
             await self.life.enter_async_context(app.router.lifespan_context(app))
             self.app = app
             self.ready()
         except Exception as error:
             self.fault, self.should_exit = error, True
+
+    def give_up(self, fault: BaseException) -> None:
+        """End the process, whose engine has died: a supervisor starts it anew."""
+        what = f"{type(fault).__name__}: {fault}"
+        self.fault = BrokenProgram(f"the engine has died ({what}); the log says more, start the server anew")
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nothing new; what is under way has its time, and then ends with an error that says so."""

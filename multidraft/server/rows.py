@@ -15,7 +15,7 @@ from torch import Tensor
 from multidraft.decoding.loop import Stopping
 from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.record import Emitted, Logprob, listed
-from multidraft.decoding.state import DecodeConfig, State
+from multidraft.decoding.state import DecodeConfig, Randomness, State
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
 from multidraft.sampling.gate import RowFault, problem_of, softmax
@@ -60,16 +60,25 @@ class Job:
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     cancelled: bool = False
     tokens: list[int] = field(default_factory=list)  # so far
+    has_ended: bool = False  # its owner has heard the end
+    random: Randomness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = Randomness(self.generator)
 
     @property
     def longest(self) -> int:
         """The number of tokens that it may come to."""
         return len(self.prompt) + self.new_tokens
 
+    @property
+    def text(self) -> list[int]:
+        """The prompt and what has come after it."""
+        return [*self.prompt, *self.tokens]
+
     def cut(self, new: Emitted) -> tuple[Emitted, str | None]:
         """A step's tokens up to the row's end, and the reason if that is reached."""
         new, goes_on = Stopping([self.new_tokens], self.ends).cut(0, self.tokens, new)
-        self.tokens += new.tokens
         reason = "stop" if new.tokens and new.tokens[-1] in self.ends else "length"
         return new, None if goes_on else reason
 
@@ -136,18 +145,32 @@ def common(tokens: list[int], others: list[int]) -> int:
 
 
 class Reading:
-    """The readers of both models, and how far they have come: what is in the cache need not be read again."""
+    """The readers of both models, and how far they have come: what is in the cache need not be read again.
 
-    def __init__(self, job: Job, target: Model, draft: Model | None, config: DecodeConfig, cache: PrefixCache):
-        self.job, self.models, self.config = job, (target, draft), config
+    A row that is read again, after a fault, goes on where it was: with the step whose numbers it has given back.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        target: Model,
+        draft: Model | None,
+        config: DecodeConfig,
+        cache: PrefixCache,
+        again: bool = False,
+    ):
+        self.job, self.models, self.config, self.again = job, (target, draft), config, again
+        self.text = job.text
         self.logprobs: list[Logprob] = []
-        self.kept, self.reused = cache.find(job.prompt[:-1] if job.prompt_logprobs is None else [])
+        self.scored = None if again else job.prompt_logprobs
+        self.kept, self.reused = cache.find(self.text[:-1] if self.scored is None else [])
         self.tells = heard_by(draft)
         if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
             self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)
             self.kept = self.kept if self.reused else None
         self.drafted = min(self.reused + bool(self.tells), self.kept.drafted) if self.kept else 0  # for the draft model
-        self.done, self.last = self.reused, len(job.prompt) - (not answers_prompts(target))  # of the target's tokens
+        whole = answers_prompts(target) and not again
+        self.done, self.last = self.reused, len(self.text) - (not whole)  # of the target's tokens
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property
@@ -185,17 +208,18 @@ class Reading:
 
     def advance_target(self, most: int) -> int:
         """Let the target read on, to its end; what it says of the prompt is noted if it was asked for."""
-        job, prompt, wanted = self.job, self.job.prompt, self.job.prompt_logprobs
-        piece = prompt[self.done : min(self.done + most, self.last)]
+        job, text, wanted = self.job, self.text, self.scored
+        piece = text[self.done : min(self.done + most, self.last)]
         self.done += len(piece)
-        is_whole = self.done == len(prompt)
+        is_whole = self.done == len(text)
         scores = read(self.readers[0], piece, "all" if wanted is not None else "last" if is_whole else "none")
         tell(*self.readers)
         if wanted is not None and piece:
-            self.note(scores[0], prompt[self.done - len(piece) + 1 :][: len(piece)], wanted)
+            self.note(scores[0], text[self.done - len(piece) + 1 :][: len(piece)], wanted)
         if self.done == self.last:
-            said, unread = [scores[0, -1]] if is_whole else None, prompt[self.drafted : -1]
-            self.state = at_roots(*self.readers, [prompt], [job.sampling], [job.generator], said=said, unread=[unread])
+            said, unread = [scores[0, -1]] if is_whole else None, text[self.drafted : -1]
+            state = at_roots(*self.readers, [text], [job.sampling], [job.generator], said=said, unread=[unread])
+            state.rows[0].random, self.state = job.random, state
         return len(piece)
 
     def note(self, scores: Tensor, follow: list[int], top: int) -> None:

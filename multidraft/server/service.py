@@ -79,6 +79,7 @@ class Metrics(Collector):
             (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.drafts),
             (counter, "vllm:spec_decode_num_draft_tokens", "Drafted nodes.", info.nodes),
             (counter, "vllm:spec_decode_num_accepted_tokens", "Accepted ones.", info.accepted),
+            (counter, "multidraft:engine_faults", "Faults of the engine that it has gone on from.", engine.faults),
             (gauge, "multidraft:acceptance_rate", "Of a step's first token.", info.acceptance_rate),
             (
                 gauge,

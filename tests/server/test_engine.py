@@ -161,14 +161,6 @@ def test_an_exception_in_one_row_ends_it_alone(engine, worst):
     assert [good.tokens] == alone(tables, good)
 
 
-def test_a_step_that_fails_ends_its_rows_and_the_engine_goes_on(engine, monkeypatch):
-    server = engine()
-    with monkeypatch.context() as patch:
-        patch.setattr(engines, "step", lambda *_: 1 / 0)
-        assert ask(server, Heard([1, 2], 9))[0].error
-    assert ask(server, Heard([1, 2], 9))[0].end
-
-
 def test_rows_take_as_much_room_as_the_longest():
     server = Engine(tiny_model("llama"), None, config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
     server.waiting.extend(Heard([1] * prompt, 5).job for prompt in (30, 3, 3))

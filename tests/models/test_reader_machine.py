@@ -1,0 +1,158 @@
+"""A reader's life at random: rows come with texts or with nothing, read, draft, give up, leave, and go on elsewhere.
+
+After everything each row's logits are those of reading its whole text anew.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hybrids import hybrid
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from reading import TOLERANCE, Forest, Session, chain, drawn, error, forest
+from tiny import tiny_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from multidraft.models import kv_cache
+from multidraft.models.huggingface import reader
+from multidraft.models.kv_cache import TreeCache
+
+MAX_ROWS, MAX_LENGTH, STEPS = 33, 48, 50  # steps of one life
+CHECKED = 5  # rows of a batch whose logits are compared, others each time
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: tiny_model("llama"),
+    "gemma3": lambda: tiny_model("gemma3"),
+    "qwen3_next": lambda: hybrid("qwen3_next"),
+    "lfm2": lambda: hybrid("lfm2"),
+}
+SEEDS = st.integers(0, 2**32 - 1)
+ROWS = st.one_of(st.integers(1, 3), st.integers(1, 5), st.integers(1, MAX_ROWS))
+
+
+class Life(RuleBasedStateMachine):
+    """One reader beside the texts that its rows should hold; no reader where there are no rows."""
+
+    model: PreTrainedModel
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: Session | None = None
+
+    def session(self, texts: list[list[int]], seed: int, capacity: int) -> Session:
+        """A new reader that has read these texts."""
+        made = Session(self.model, reader(self.model, capacity), texts, torch.Generator().manual_seed(seed))
+        made.model.forward(texts, [chain(len(text)) for text in texts], "none")
+        made.model.keep([list(range(len(text))) for text in texts])
+        return made
+
+    @rule(rows=ROWS, seed=SEEDS, empty=st.booleans(), capacity=st.sampled_from([4, 64]))
+    def come(self, rows: int, seed: int, empty: bool, capacity: int) -> None:
+        """Rows join, or begin; with `empty` they have read nothing, as while a draft model rests."""
+        rows = min(rows, MAX_ROWS - (len(self.run.sequences) if self.run else 0))
+        if rows < 1:
+            return
+        generator = torch.Generator().manual_seed(seed)
+        texts = [[] if empty else drawn(drawn(1, generator, 0, 9)[0], generator) for _ in range(rows)]
+        other = self.session(texts, seed, capacity)
+        if self.run is None:
+            self.run = other
+            return
+        self.run.model.join(other.model)
+        self.run.sequences += other.sequences
+
+    @precondition(lambda self: self.run)
+    @rule(seed=SEEDS, split=st.sampled_from([0, 0, 2]), accepts=st.booleans(), some=st.booleans())
+    def draft(self, seed: int, split: int, accepts: bool, some: bool) -> None:
+        """Trees are read, of all rows or some; paths in them are kept, or the step is given up."""
+        assert self.run is not None
+        self.run.generator = torch.Generator().manual_seed(seed)
+        trees = forest(len(self.run.sequences), 1 + seed % 5, self.run.generator)
+        off = [len(text) > MAX_LENGTH or (some and (seed >> row) % 2) for row, text in enumerate(self.run.sequences)]
+        trees = Forest(*([[] if o else own for o, own in zip(off, each, strict=True)] for each in vars(trees).values()))
+        if not any(trees.tokens):
+            return
+        assert self.wrong(trees, self.run.read(trees, split), seed) < TOLERANCE
+        counts = [len(tokens) if accepts else 0 for tokens in trees.tokens]
+        ends = [drawn(1, self.run.generator, 0, count)[0] if count else -1 for count in counts]
+        self.run.keep(trees, [trees.path(row, end) if end >= 0 else [] for row, end in enumerate(ends)])
+
+    def wrong(self, trees: Forest, logits: Tensor, seed: int) -> float:
+        """How wrong the logits of some rows are."""
+        assert self.run is not None
+        rows = [row for row in range(len(trees.tokens)) if trees.tokens[row]]
+        rows = [rows[(seed + place) % len(rows)] for place in range(min(CHECKED, len(rows)))]
+        parts = logits.split([len(tokens) for tokens in trees.tokens])
+        few = Session(self.model, self.run.model, [self.run.sequences[row] for row in rows], self.run.generator)
+        return error(torch.cat([parts[row] for row in rows]), few.expected(trees.of(rows)))
+
+    @precondition(lambda self: self.run)
+    @rule(seed=SEEDS, count=ROWS)
+    def leave(self, seed: int, count: int) -> None:
+        """Some rows go on, in any order."""
+        assert self.run is not None
+        order = torch.randperm(len(self.run.sequences), generator=torch.Generator().manual_seed(seed))
+        self.run.select(order[:count].tolist())
+
+    @precondition(lambda self: self.run)
+    @rule()
+    def all_leave(self) -> None:
+        """The batch has come to its end."""
+        self.run = None
+
+    @precondition(lambda self: self.run)
+    @rule(seed=SEEDS, capacity=st.sampled_from([4, 64]))
+    def go_on_elsewhere(self, seed: int, capacity: int) -> None:
+        """The beginning of a row is read on by itself."""
+        assert self.run is not None
+        row = seed % len(self.run.sequences)
+        if not (text := self.run.sequences[row]):
+            return
+        length = 1 + seed % len(text)
+        part = Session(self.model, self.run.model.part(row, length, capacity), [text[:length]], self.run.generator)
+        trees = forest(1, 2, part.generator)
+        assert error(part.read(trees), part.expected(trees)) < TOLERANCE
+
+
+def live(name: str, lives: int) -> None:
+    """So many lives of a reader of this model."""
+    machine = type("Life", (Life,), {"model": MODELS[name]()})
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=lives,
+            stateful_step_count=STEPS,
+            phases=[Phase.generate],
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=checks,
+        ),
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("name", "lives"),
+    [("llama", 14), ("qwen3_next", 4), *(pytest.param(name, 500, marks=pytest.mark.slow) for name in MODELS)],
+)
+def test_rows_are_read_as_alone_whatever_comes(name: str, lives: int) -> None:
+    live(name, lives)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_without_a_place_are_caught(monkeypatch) -> None:
+    """The broken twin makes no room for rows that have read nothing."""
+
+    class Forgetful(kv_cache.Storage):
+        def reserve(self, rows: int, capacity: int) -> None:
+            if capacity:
+                super().reserve(rows, capacity)
+
+    monkeypatch.setattr(kv_cache, "Storage", Forgetful)
+    assert TreeCache(2, 4).storage.__class__ is Forgetful
+    with pytest.raises((IndexError, AssertionError, RuntimeError)):
+        live("llama", 12)

@@ -1,0 +1,215 @@
+"""An engine that cannot die silently: a fault in a turn ends one row at most, and the others notice nothing."""
+
+import gc
+import logging
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from serving import GOOD, check_refused, events, serving, toy, until
+from test_engine import Heard, alone, config_for, tables, tiny
+
+import multidraft
+from multidraft.decoding import state as states
+from multidraft.decoding.state import Randomness
+from multidraft.models.kv_cache import TreeCache
+from multidraft.sampling.settings import Sampling
+from multidraft.server import Limits, Refused
+from multidraft.server import engine as engines
+from multidraft.server.app import build
+from multidraft.server.engine import MAX_FAILURES, Engine
+
+HOME = str(Path(multidraft.__file__).parent)
+UNTOUCHED = {"hear_all", "take_apart", "note", "blame", "<genexpr>"}  # faults of owners, or while one is dealt with
+FILES = ("engine", "rows", "step", "state")
+OUTSIDE = ("engine.Engine.__init__", "engine.Engine.run", "engine.Engine.work")  # of any turn
+ROWS, NEW = 8, 4
+ALL = [pytest.param(models, 1, marks=pytest.mark.slow) for models in (tables, tiny)]
+
+
+class Injected(RuntimeError):
+    """A fault."""
+
+
+@dataclass
+class Injection:
+    """Raises before the body of the n-th call of a function of ours, of all or of one; counts calls by function."""
+
+    at: int
+    function: str | None = None
+
+    def __post_init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.is_done = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(HOME) or code.co_name in UNTOUCHED:
+            return
+        name = f"{Path(code.co_filename).stem}.{code.co_qualname}"
+        self.calls[name] += 1
+        count = self.calls[name] if self.function else self.calls.total()
+        if count == self.at and self.function in (None, name):
+            self.is_done = True
+            sys.settrace(None)
+            raise Injected(name)
+
+
+def rows() -> list[Heard]:
+    """Prompts of several lengths, some the beginning of others, at two temperatures."""
+    prompts = [[0, 3, 1, 4, 2][: 1 + seed % 5] + [seed % 3] * (seed % 4) for seed in range(ROWS)]
+    return [Heard(own, NEW, seed, sampling=Sampling(0.7 + 0.3 * (seed % 2))) for seed, own in enumerate(prompts)]
+
+
+def run(models: Callable, heard: list[Heard], injection: Injection | None = None, limit: int = ROWS) -> Engine:
+    """An engine that works in this thread until all have ended."""
+    engine = Engine(*models(), config_for("2x1"), Limits(rows=limit, prefill=8))
+    engine.waiting.extend(each.job for each in heard)
+    engine.closing = True
+    try:
+        sys.settrace(injection)
+        engine.run()
+    finally:
+        sys.settrace(None)
+    return engine
+
+
+def calls(models: Callable) -> Counter[str]:
+    """How often each function of ours is called in such a run."""
+    injection = Injection(0)
+    run(models, rows(), injection)
+    return injection.calls
+
+
+def check(models: Callable, injection: Injection, limit: int = ROWS) -> None:
+    """No row hangs; all but one at most have their tokens; what they took is given back."""
+    heard, caches, made = rows(), list[weakref.ref](), TreeCache.__init__
+
+    def noted(cache: TreeCache, *arguments: object) -> None:
+        made(cache, *arguments)
+        caches.append(weakref.ref(cache))
+
+    TreeCache.__init__ = noted  # type: ignore[method-assign]
+    try:
+        engine = run(models, heard, injection, limit)
+    finally:
+        TreeCache.__init__ = made  # type: ignore[method-assign]
+    assert injection.is_done
+    assert engine.fault is None
+    assert (engine.running, engine.state, engine.tokens_in_cache) == ([], None, 0)
+    failed = [each for each in heard if each.events[-1].error]
+    assert len(failed) <= 1
+    assert all(isinstance(each.events[-1].error, Refused) and each.events[-1].error.status == 500 for each in failed)
+    assert all(each.events[-1].end for each in heard if each not in failed)
+    assert [each.tokens for each in heard if each not in failed] == [
+        tokens for each, tokens in zip(heard, expected(models), strict=True) if each not in failed
+    ]
+    assert engine.faults <= 1
+    engine.prefixes.rows.clear()
+    gc.collect()
+    assert not [cache for cache in caches if cache() is not None]
+
+
+KNOWN: dict[Callable, list[list[int]]] = {}
+
+
+def expected(models: Callable) -> list[list[int]]:
+    """The tokens of each row alone."""
+    if models not in KNOWN:
+        KNOWN[models] = alone(models, *rows(), tree="2x1")
+    return KNOWN[models]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("models", "stride"), [(tables, 8), (tiny, 12), *ALL])
+def test_a_fault_at_any_call_of_the_engine_harms_one_row_at_most(models, stride, caplog):
+    """In each function of the engine's own files, or some: its first call, or one in the middle."""
+    caplog.set_level(logging.CRITICAL + 1)
+    found = [(name, count) for name, count in calls(models).items() if name.split(".")[0] in FILES]
+    found = [(name, count) for name, count in found if not name.startswith(OUTSIDE)]
+    assert len(found) > 40
+    for number, (name, count) in enumerate(found[::stride]):
+        check(models, Injection(1 + (count // 2) * (number % 2), name), ROWS if number % 3 else 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("models", [tables, tiny])
+def test_a_fault_at_any_call_of_anything_harms_one_row_at_most(models, caplog):
+    """A hundred calls of all functions of ours."""
+    caplog.set_level(logging.CRITICAL + 1)
+    for at in range(100, total := calls(models).total(), total // 100):
+        check(models, Injection(at))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_that_are_not_given_back_are_caught(monkeypatch, caplog):
+    """The broken twin goes on with other random numbers, so its rows get other tokens than alone."""
+    monkeypatch.setattr(Randomness, "give_back", lambda self: self.taken.clear())
+    with pytest.raises(AssertionError):
+        check(tables, Injection(3, "step.emit"))
+
+
+def test_a_fault_is_logged_once(caplog):
+    run(tables, rows(), Injection(2, "verify.verify"))
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_row_that_makes_every_step_fail_ends_alone(caplog):
+    """Whatever it is: here the token that only this row has been asked to continue."""
+
+    def spoilt(prefix, conditional):
+        return 1 / 0 if prefix[0] == 4 else conditional(prefix)
+
+    def models() -> tuple:
+        target, draft = tables()
+        conditional = target.conditional
+        target.conditional = lambda prefix: spoilt(prefix, conditional)
+        return target, draft
+
+    heard = [Heard([1, 2], 9, 3), Heard([4, 2], 9, 1), Heard([4, 3], 9, 1), Heard([4, 4], 9, 1), Heard([0], 9, 1)]
+    engine = run(models, heard)
+    assert [bool(each.events[-1].error) for each in heard] == [False, True, True, True, False]
+    assert (engine.fault, engine.failures) == (None, 0)
+    good = [heard[0], heard[-1]]
+    assert [each.tokens for each in good] == alone(tables, *good, tree="2x1")
+
+
+def test_where_nothing_is_answered_any_more_the_engine_ends(monkeypatch, caplog):
+    """Rows that wait hear of it; each has an error of its own, because one that is shared grows as it is raised."""
+    monkeypatch.setattr(engines, "step", lambda *_: 1 / 0)
+    heard = rows()
+    engine = run(tables, heard)
+    assert isinstance(engine.fault, ZeroDivisionError)
+    errors = [each.events[-1].error for each in heard]
+    assert Counter(error.status for error in errors) == {500: MAX_FAILURES - 1, 503: ROWS - MAX_FAILURES + 1}
+    assert len({id(error) for error in errors}) == ROWS
+
+
+def test_a_process_whose_engine_has_died_ends_and_says_why(caplog):
+    made = toy()
+    with serving(lambda: build(made)) as (client, server):
+        until(lambda: server.app is not None)
+        assert client.get("/health").json() == {"status": "ok", "faults": 0}
+        made.engine.stepped = lambda *_: 1 / 0  # type: ignore[method-assign]
+        headers = {"x-request-id": "mine"}
+        check_refused(first := client.post("/v1/completions", json=GOOD, headers=headers), 500)
+        assert first.json()["error"]["message"].endswith("(request mine)")
+        assert client.get("/health").json()["faults"] > 0
+        assert events(client, "/v1/completions", GOOD)[-1]["error"]["code"] in (500, 503)
+        until(lambda: server.should_exit)
+    assert "the engine has died (ZeroDivisionError: division by zero)" in str(server.fault)
+
+
+def test_random_numbers_come_again_once_they_are_given_back():
+    numbers, twin = (Randomness(torch.Generator().manual_seed(7)) for _ in range(2))
+    first = [numbers.take(count) for count in (3, 1, states.BLOCK, 5)]
+    numbers.give_back()
+    assert [numbers.take(count) for count in (3, 1, states.BLOCK, 5)] == first
+    assert [twin.take(count) for count in (3, 1, states.BLOCK, 5)] == first
