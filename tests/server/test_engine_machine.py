@@ -1,0 +1,173 @@
+"""An engine's life at random, in every mood of its policy: resting, probing, timing, drafting, and changing its mind.
+
+Rows come in bursts, share prefixes, are cancelled, and end. Greedily each gets the tokens that it gets alone.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from heads import head_of
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from plans import costs, profile, rates
+from test_engine import Heard
+from tiny import tiny_model
+
+import multidraft as md
+from multidraft.autotune.controller import Auto
+from multidraft.autotune.plans import Profile
+from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.tree import TokenTree, Tree
+from multidraft.sampling.settings import Sampling
+from multidraft.server import Limits
+from multidraft.server import engine as engines
+from multidraft.server.engine import Engine
+
+MAX_ROWS, MAX_NEW, STEPS, SIZE = 33, 9, 25, 20
+MANY = 40  # rows of one life, after which there are no more bursts
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+class Moody(StaticTree):
+    """A fixed tree, and steps in which nothing is drafted: whenever somebody says so."""
+
+    rests = False
+
+    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+        """Nothing while it rests."""
+        return [[] for _ in trees] if self.rests else super().reads(trees, depth)
+
+
+def auto(known: Profile, budget: float = 0.0) -> Auto:
+    """Probes that come soon."""
+    policy = Auto(known, 0.0, budget=budget)
+    policy.pause = policy.left = 3
+    return policy
+
+
+POLICIES: dict[str, Callable[[], TreePolicy]] = {
+    "a fixed tree that rests at times": lambda: Moody(Tree.parse("2x1x1")),
+    "auto where drafts pay": lambda: auto(
+        profile(by_rows={1: costs(level=0.1), 8: costs(level=0.1)}, found=rates(0.9))
+    ),
+    "auto where drafts do not pay": lambda: auto(profile(by_rows={1: costs(1.0, 5.0, 3.0)}, found=rates(0.1))),
+    "auto of a new pair": lambda: auto(Profile({}), budget=1e9),
+}
+DRAFTERS: dict[str, Callable] = {"a model": lambda: tiny_model("gpt2"), "a head": lambda: head_of("eagle3")}
+
+
+@torch.no_grad()
+def greedily(prompts: list[list[int]]) -> list[list[int]]:
+    """The target's own tokens, read from the beginning for each of them."""
+    texts, rows = [list(prompt) for prompt in prompts], torch.arange(len(prompts))
+    for _ in range(MAX_NEW):
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        last = tiny_model("llama")(padded, use_cache=False).logits[rows, [len(text) - 1 for text in texts]]
+        for text, token in zip(texts, last.argmax(-1).tolist(), strict=True):
+            text.append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+class Life(RuleBasedStateMachine):
+    """One engine without a thread, and the rows that it has been asked for."""
+
+    policy: Callable[[], TreePolicy]
+    draft: Callable
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = DecodeConfig(md.scheme("anchored:lorenz"), type(self).policy())
+        limits = Limits(rows=MAX_ROWS, prefill=16, tokens_in_cache=6000)
+        self.engine = Engine(tiny_model("llama"), type(self).draft(), config, limits)
+        self.rows: list[Heard] = []
+
+    @rule(count=st.one_of(st.integers(1, 3), st.integers(1, MAX_ROWS)), seed=SEEDS, goes_on=st.booleans())
+    def come(self, count: int, seed: int, goes_on: bool) -> None:
+        """A burst of rows, which may begin as a row that was there before."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count if len(self.rows) < MANY else 1):
+            length, new, place = (int(torch.randint(1, end, (1,), generator=generator)) for end in (14, 9, 99))
+            prompt = torch.randint(0, SIZE, (length,), generator=generator).tolist()
+            if goes_on and self.rows:
+                before = self.rows[place % len(self.rows)].job
+                prompt = [*before.text[: place % 25], *prompt]
+            self.rows.append(Heard(prompt, min(new, MAX_NEW), seed, sampling=Sampling(temperature=0)))
+            self.engine.waiting.append(self.rows[-1].job)
+
+    @rule(turns=st.integers(1, 6))
+    def go_on(self, turns: int) -> None:
+        """The engine takes some turns."""
+        with torch.inference_mode():
+            for _ in range(turns):
+                self.engine.turn()
+
+    @rule(seed=SEEDS)
+    def cancel(self, seed: int) -> None:
+        """Some of the rows that are under way are wanted no more."""
+        for place, row in enumerate(row for row in self.rows if not row.job.has_ended):
+            row.job.cancelled = row.job.cancelled or (seed >> place % 32) % 4 == 0
+
+    @rule()
+    def change_mind(self) -> None:
+        """What drafted rests, and what rested drafts or probes."""
+        policy = self.engine.config.policy
+        if isinstance(policy, Moody):
+            policy.rests = not policy.rests
+        elif isinstance(policy, Auto):
+            policy.left = -1 if policy.rests else 0
+
+    def teardown(self) -> None:
+        """All come to their ends, as alone."""
+        self.engine.closing = True
+        self.engine.run()
+        assert (self.engine.fault, self.engine.faults) == (None, 0)
+        found = greedily([row.job.prompt for row in self.rows]) if self.rows else []
+        for row, tokens in zip(self.rows, found, strict=True):
+            wanted = tokens[: row.job.new_tokens]
+            assert row.tokens == (wanted[: len(row.tokens)] if row.job.cancelled else wanted)
+
+
+def live(policy: str, drafter: str, lives: int) -> None:
+    """So many lives of an engine with such a policy and drafter."""
+    machine = type("Life", (Life,), {"policy": POLICIES[policy], "draft": DRAFTERS[drafter]})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=lives,
+            stateful_step_count=STEPS,
+            phases=[Phase.generate],
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+CASES = [(policy, drafter) for policy in POLICIES for drafter in DRAFTERS]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("policy", "drafter", "lives"),
+    [(*case, 4) for case in CASES] + [pytest.param(*case, 400, marks=pytest.mark.slow) for case in CASES],
+)
+def test_rows_get_their_own_tokens_in_every_mood(policy: str, drafter: str, lives: int) -> None:
+    live(policy, drafter, lives)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_rows_that_swap_places_are_caught(monkeypatch) -> None:
+    """The broken twin forgets which row is which when some leave the batch."""
+
+    def swapped(state, going, selected=engines.select):
+        state = selected(state, going)
+        state.rows.reverse()
+        return state
+
+    monkeypatch.setattr(engines, "select", swapped)
+    with pytest.raises(AssertionError):
+        live("auto where drafts pay", "a model", 4)
