@@ -230,6 +230,16 @@ def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
     return profile if profile.identity == wanted else None
 
 
+@lru_cache(maxsize=32)
+def how_often(file: Path) -> str:
+    """How often steps are timed for a profile that is kept in a file, or cannot be, in words."""
+    try:
+        files.make_folder(file.parent, "the cache")
+    except AdviceError:
+        return f"in every run, as nothing can be kept in {file.parent}"
+    return f"once; kept in {file}"
+
+
 def save(profile: Profile) -> bool:
     """Keep a profile where the next run finds it; False where that is not possible, which is said once."""
     file = place(profile.identity)
