@@ -24,6 +24,7 @@ import multidraft as md
 from multidraft.errors import AdviceError
 from multidraft.models.heads.drafters import head
 from multidraft.models.heads.files import load_head
+from multidraft.models.loading import settings_in
 
 REFERENCE = Path(__file__).parent / "reference"
 REDUCED, BLOCKS, WHOLE, MEDUSA = "eagle3 reduced, two layers", "dflash reduced, from anchor", "eagle3", "medusa"
@@ -231,6 +232,16 @@ def test_settings_out_of_range_are_named(name: str, change: dict[str, Any], mess
     files.write_settings(files.settings | change)
     with pytest.raises(AdviceError, match=rf"{message}.*; (get|give)"):
         head(files.name, files.target)
+
+
+def test_a_configuration_that_has_no_end_is_not_read(tmp_path: Path) -> None:
+    files = Files(WHOLE, tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(AdviceError, match=r"no config\.json"):  # a device is no file
+        head(files.name, files.target)
+    with pytest.raises(AdviceError, match="holds no JSON object"):
+        settings_in(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64])
