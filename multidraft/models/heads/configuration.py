@@ -153,8 +153,10 @@ def usual_layers(count: int) -> tuple[int, int, int]:
 
     >>> usual_layers(30)
     (2, 15, 27)
+    >>> usual_layers(2)
+    (2, 1, 0)
     """
-    return 2, count // 2, count - 3
+    return min(2, count), count // 2, max(count - 3, 0)
 
 
 def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
@@ -163,8 +165,6 @@ def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
     if said["num_aux_hidden_states"] not in (None, len(layers)):
         count = said["num_aux_hidden_states"]
         raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; {AGAIN}")
-    if min(layers) < 0:
-        raise AdviceError(f"the head does not say which of its target's {count} layers it reads; {AGAIN}")
     return {"layers": layers, "logit_scale": said["logit_scale"]} | {name: said[name] for name in FLAGS}
 
 
