@@ -91,7 +91,7 @@ class Capture:
         own = self.entries[index]
         path = self.folder / own.file
         try:
-            is_same = path.stat().st_size == own.bytes and digest(path) == own.sha256
+            is_same = is_of(path, own)
         except OSError as error:
             raise AdviceError(f"cannot read the shard {path} ({error.strerror}); {AGAIN}") from None
         if not is_same:
@@ -119,15 +119,17 @@ def is_whole(folder: Path, record: dict[str, Any]) -> bool:
     """Whether the shard of a line is there, as it was when the line was written."""
     try:
         made = entry(record, folder)
-        return digest(folder / made.file) == made.sha256
+        return is_of(folder / made.file, made)
     except (OSError, AdviceError):
         return False
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, a piece at a time."""
+def is_of(path: Path, own: Entry) -> bool:
+    """Whether a file is the one that a line names; one of another size, as a device has, is not read at all."""
+    if path.stat().st_size != own.bytes:
+        return False
     with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+        return file_digest(file, "sha256").hexdigest() == own.sha256
 
 
 def clear(folder: Path) -> None:
