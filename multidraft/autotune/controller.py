@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
-from multidraft.autotune.plans import FIRST, MOST_SAMPLES, Profile, Subject, place, profile_for, save, say_once
+from multidraft.autotune.plans import (
+    FIRST,
+    MOST_SAMPLES,
+    Profile,
+    Subject,
+    how_often,
+    place,
+    profile_for,
+    save,
+    say_once,
+)
 from multidraft.decoding.policy import Outlook, StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
@@ -27,8 +37,8 @@ MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts,
 NODES = 1000.0  # nodes that drafts were verified at, after which a profile learns no more of acceptance
 SAVE = 2.0  # seconds of timed steps after which a profile is kept
 TIMING = (
-    "timing the steps of this pair while it decodes, for at most %g s, once; kept in %s (--tune-budget 0, from Python "
-    "tune_budget=0, does without)"
+    "timing the steps of this pair while it decodes, for at most %g s, %s (--tune-budget 0, from Python tune_budget=0, "
+    "does without)"
 )
 NO_DRAFTS_BEST = "no drafts are best here: pass None in place of the draft model (--draft none)"
 NOTHING = Work(0, 0, 0)  # is drafted
@@ -171,7 +181,7 @@ class Auto(Growing):
         self.idle += not work.nodes
         if self.budget or not self.profile.known:
             if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
-                say_once(TIMING, self.budget, place(self.profile.identity))
+                say_once(TIMING, self.budget, how_often(place(self.profile.identity)))
             self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
             if self.unsaved > SAVE:
                 self.finish(advise=False)

@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 
 from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fitted
 from multidraft.decoding.walks import Walker
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, shown
 from multidraft.io import files
+from multidraft.io.fields import Field, Items, Number, Object, Table, read
+from multidraft.io.journal import parse
 from multidraft.machine import cpu, versions
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
@@ -37,7 +39,28 @@ FORM = 10
 FIRST = 3  # steps without drafts, and with some, after which costs can be told
 MOST_SAMPLES = 9  # alike steps that are kept, of which the lower quartile counts
 FEW, APART = 8, 4  # drafted nodes that are told apart, and of which more are told apart by so many
+MAX_ROWS, MAX_STEPS, MAX_TEMPERATURES = 1024, 4096, 256  # of a plan: numbers of rows, kinds of steps, temperatures
+AMOUNT = Number(0, 1e15)  # seconds, nodes and the like
+NO_PLAN, MAKE = "it is no plan", "make one with `multidraft tune --out`"
 TRUSTED = 20.0  # nodes after which measured acceptance is believed more than none
+
+
+def table(*sizes: int) -> Field:
+    """Nested lists of these lengths."""
+    return Items(table(*sizes[1:]), sizes[0], sizes[0], required=True) if sizes else AMOUNT
+
+
+STEP = Items(Number(-1e-3, 1e9), len(Timed._fields), len(Timed._fields))
+STEPS = Table(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MOST_SAMPLES), MAX_STEPS)
+LEARNT = Object({name: table(*array.shape) for name, array in vars(AcceptanceTracker()).items()})
+PLAN = Object(
+    {
+        "identity": Object(required=True),
+        "samples": Table(r"[1-9]\d{0,8}", int, STEPS, MAX_ROWS, required=True),
+        "acceptance": Table(r"\d{1,16}\.\d", float, LEARNT, MAX_TEMPERATURES, required=True),
+        "spent": Table(r"[1-9]\d{0,8}", int, AMOUNT, MAX_ROWS, required=True),
+    }
+)
 
 
 @dataclass
@@ -101,23 +124,36 @@ class Profile:
     @classmethod
     def from_json(cls, text: str | bytes) -> "Profile":
         """The profile that a text holds; raises AdviceError where it holds none."""
-        try:
-            found = json.loads(text)
-            if found.pop("multidraft plan") != FORM:
-                raise ValueError("of another version")
-            if found.pop("checksum") != checksum(found):
-                raise ValueError("its checksum is wrong")
-            made = cls(dict(found["identity"]), spent={int(rows): float(s) for rows, s in found["spent"].items()})
-            for rows, own in found["samples"].items():
-                made.samples[int(rows)] = {
-                    alike: [Timed(*map(float, run)) for run in runs] for alike, runs in own.items()
-                }
-            for temperature, learnt in found["acceptance"].items():
-                for name, table in vars(made.at(float(temperature))).items():
-                    table += np.array(learnt[name])
-            return made
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise AdviceError(f"it is no plan ({error}); make one with `multidraft tune --out`") from None
+        found = read(Object(), parse(text, f"{NO_PLAN}: it", MAKE), NO_PLAN, MAKE)
+        check_form(found)
+        said = read(PLAN, found, NO_PLAN, MAKE)
+        profile = cls(said["identity"], spent=said["spent"])
+        for rows, alike in said["samples"].items():
+            profile.samples[rows] = {name: [timed(run, name) for run in runs] for name, runs in alike.items()}
+        for temperature, tables in said["acceptance"].items():
+            for name, table in vars(profile.at(temperature)).items():
+                table += np.array(tables[name])
+        return profile
+
+
+def check_form(found: dict[str, Any]) -> None:
+    """Raise where a plan is of another version, or was changed after it was written; the two fields are taken out."""
+    if found.pop("multidraft plan", None) != FORM:
+        raise AdviceError(f"{NO_PLAN}: it is of another version; {MAKE}")
+    try:
+        is_whole = found.pop("checksum", None) == checksum(found)
+    except RecursionError:
+        is_whole = False
+    if not is_whole:
+        raise AdviceError(f"{NO_PLAN}: its checksum is wrong; {MAKE}")
+
+
+def timed(run: list[float], name: str) -> Timed:
+    """A step from a file; raises AdviceError where its name says otherwise than it whether it had drafts."""
+    step = Timed(*run)
+    if bool(step.nodes) == name.endswith("/0") or step.target <= 0:
+        raise AdviceError(f"{NO_PLAN}: the step {shown(run)} is no {name}, or took no time; {MAKE}")
+    return step._replace(rest=max(step.rest, 0.0))  # which rounding may have made less than nothing
 
 
 def digest(text: str) -> str:
@@ -228,6 +264,16 @@ def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
         NOTES.warning("the plan %s is damaged; measuring again", file)
         return None
     return profile if profile.identity == wanted else None
+
+
+@lru_cache(maxsize=32)
+def how_often(file: Path) -> str:
+    """How often steps are timed for a profile that is kept in a file, or cannot be, in words."""
+    try:
+        files.make_folder(file.parent, "the cache")
+    except AdviceError:
+        return f"in every run, as nothing can be kept in {file.parent}"
+    return f"once; kept in {file}"
 
 
 def save(profile: Profile) -> bool:

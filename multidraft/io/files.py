@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from socket import gethostname
 
 from filelock import FileLock, Timeout
@@ -19,6 +20,7 @@ NOTES = logging.getLogger("multidraft")
 SECONDS = 0.2  # between two looks at a place that is waited for
 PICTURES = (".svg", ".png", ".pdf")
 NEW = ".new-"  # begins the name of a file that is not yet whole
+NOTE = ".by"  # ends the name of the note beside a lock
 
 
 def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = ()) -> None:
@@ -90,7 +92,7 @@ def write(path: Path, content: bytes) -> None:
             path.write_bytes(content)
             return
         place = path.resolve()
-        new = place.with_name(f"{NEW}{os.getpid()}{place.suffix}")
+        new = place.with_name(f"{NEW}{token_hex(16)}{place.suffix}")  # of this call alone; `mkstemp` ignores the umask
         try:
             new.write_bytes(content)
             new.replace(place)
@@ -117,26 +119,34 @@ def cannot_write(path: Path, error: OSError) -> AdviceError:
 def held(place: Path, wait: bool = False) -> FileLock:
     """The lock of a place, which this process has until it is released, or until nobody has this object any more.
 
-    It is a file in the user's cache, named by the place; the same process may hold a place several times.
-    Raises AdviceError where another process holds it.
+    It is a file in the user's cache, named by the place, or lies beside the place where nothing can be written there;
+    the same process may hold a place several times. Raises AdviceError where another process holds it.
     """
-    path = str(place.expanduser().resolve()).encode(errors="surrogateescape")
-    folder, name = cache() / "locks", sha256(path).hexdigest()[:32]
-    note = folder / f"{name}.by"
+    path = place.expanduser().resolve()
+    name = sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:32]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / name, thread_local=False, is_singleton=True)
-        acquire(lock, place, note, wait)
-        command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
-        me = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
-        note.write_text(me, errors="backslashreplace")
-        return lock
+        return noted(cache() / "locks" / name, place, wait)
+    except OSError:
+        beside = path.with_name(f".{path.name}.lock")  # without a note: what is left here is in the user's way
+    try:
+        return acquired(beside, place, wait)
     except OSError as error:
-        raise cannot_write(folder, error) from None
+        raise cannot_write(place, error) from None
 
 
-def acquire(lock: FileLock, place: Path, note: Path, wait: bool) -> None:
-    """Take a lock; the note beside it says who has it."""
+def noted(file: Path, place: Path, wait: bool) -> FileLock:
+    """The lock of a place in this file, with a note beside it that says who has it."""
+    lock = acquired(file, place, wait)
+    command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
+    me = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
+    file.with_suffix(NOTE).write_text(me, errors="backslashreplace")
+    return lock
+
+
+def acquired(file: Path, place: Path, wait: bool) -> FileLock:
+    """The lock of a place in this file; raises OSError where none can be there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock, note = FileLock(file, thread_local=False, is_singleton=True), file.with_suffix(NOTE)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -146,6 +156,7 @@ def acquire(lock: FileLock, place: Path, note: Path, wait: bool) -> None:
             raise AdviceError(f"{str(place)!r} is written by {by}; {advice}") from None
         NOTES.warning("%s is written by %s; waiting for its end", place, by)
         lock.acquire(poll_interval=SECONDS)
+    return lock
 
 
 @contextmanager

@@ -22,7 +22,7 @@ BYTES = "surrogateescape"  # a changed byte may be no UTF-8: its line alone is l
 DAMAGED = ".damaged"  # ends the name of a copy of what could not be used as it was
 
 
-def parse(text: str, where: str, advice: str) -> Any:
+def parse(text: str | bytes, where: str, advice: str) -> Any:
     """A JSON value; Python's own limits, of digits and of depth, are no reason for another kind of error."""
     try:
         return json.loads(text)

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, shown
+from multidraft.io.files import content
 from multidraft.models.base import LanguageModel
 from multidraft.models.compat import body, check_supported, home, text_config
 
 MOST = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
+MAX_SETTINGS = 2**26  # bytes of a file of settings
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
@@ -65,16 +67,16 @@ def settings_in(path: Path) -> dict[str, Any]:
     Raises where it asks for far more than any model has: building it would take hours.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError, RecursionError):
+        found = json.loads(content(path, path.name, MAX_SETTINGS).decode()) if path.exists() else {}
+    except (OSError, ValueError, RecursionError):  # AdviceError is one of them
         found = None
     what = f"{path.name} in {str(path.parent)!r}"
     if not isinstance(found, dict):
         raise AdviceError(f"{what} is broken: it holds no JSON object; get the file again")
     for part in (found, *(value for value in found.values() if isinstance(value, dict))):
         for name, most in MOST.items():
-            if isinstance(size := part.get(name), int) and size > most:
-                raise AdviceError(f"{what} has {name} {size}, above {most}; get it again")
+            if isinstance(size := part.get(name), int | float) and size > most:
+                raise AdviceError(f"{what} has {name} {shown(size)}, above {most}; get it again")
     return found
 
 

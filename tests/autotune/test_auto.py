@@ -275,6 +275,16 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str],
     assert "tune_budget=0" in caplog.text
 
 
+def test_a_plan_that_cannot_be_kept_is_not_said_to_be(saved: list[str], caplog, tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    list(records(Auto(Profile({"target": "new"}), 1.0, budget=1e6), *tables(), 12))
+    assert (
+        f"for at most 1e+06 s, in every run, as nothing can be kept in {tmp_path}/file/multidraft/plans" in caplog.text
+    )
+    assert "; kept in" not in caplog.text
+
+
 @pytest.mark.parametrize(("spent", "budget", "rows", "steps"), [(0, 0.0, 1, 6), (0, 1e6, 4, 20), (1, 1.0, 1, 0)])
 def test_only_rows_that_come_are_timed_within_the_budget(saved, spent, budget, rows, steps) -> None:
     made = profile(spent=1.0) if spent else Profile({})

@@ -112,7 +112,7 @@ def test_what_only_llama_cpp_reads_is_advice(tmp_path, monkeypatch):
         (windows, r"family 'gemma3'.*only llama.cpp"),
         (tmp_path / "scaled.gguf", "scaled positions"),
         (tmp_path / "none.gguf", "cannot read the model"),
-        (tmp_path / "text.gguf", "no whole GGUF file"),
+        (tmp_path / "text.gguf", "is no GGUF file"),
         (tiny_file("llama"), "no tokenizer"),
         (tmp_path / "odd.gguf", r"(has|lacks) a tensor 'blk.1.attn_.\.weight', which only llama.cpp reads"),
     ):

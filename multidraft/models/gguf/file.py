@@ -15,13 +15,13 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from multidraft.errors import AdviceError, optional
 from multidraft.machine import available, readable
 from multidraft.models.base import Vocabulary
+from multidraft.models.gguf.header import whole_numbers
 
 PACKAGE = "llama-cpp-python, which is built where it is installed, by cmake and a C++ compiler"
 ERROR = 4  # the level of ggml's errors
 SAID = ["llama.cpp does not say why"]  # its last error
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that was split into several files
 TARGET_IDS = b"multidraft.target_ids"
-ARRAY, INT32 = 9, 5  # types of metadata
 LONGEST = 1 << 20  # bytes of a piece of metadata; chat templates are the longest that are asked for
 SAMPLED = 1 << 20  # bytes at both ends of a file, of which its digest is made
 ALL = -1  # layers on the GPU
@@ -53,8 +53,8 @@ class Weights:
 
     def __init__(self, path: Path, gpu_layers: int | None):
         self.library, self.path = library(), path
-        check(path)
-        target_ids, settings = target_ids_of(path), self.library.llama_model_default_params()
+        target_ids, settings = whole_numbers(path, TARGET_IDS), self.library.llama_model_default_params()
+        check_room(path)
         # llama.cpp's kernels for AMX fault where they read q8_0 (0.3.36, on a Xeon)
         settings.use_extra_bufts = b"AMX_INT8 = 1" not in self.library.llama_print_system_info()
         if self.library.llama_supports_gpu_offload():
@@ -127,53 +127,19 @@ class Weights:
         return [token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self.vocab, token)]
 
 
-def check(path: Path) -> None:
-    """Raise unless it is a GGUF file, and there is memory for the weights in all its parts."""
+def check_room(path: Path) -> None:
+    """Raise unless there is memory for the weights in all parts of a file."""
+    stem = PART.sub("", path.name)
     try:
-        with path.open("rb") as file:
-            is_one = file.read(4) == b"GGUF"
-        stem = PART.sub("", path.name)
         needed = sum(part.stat().st_size for part in path.parent.iterdir() if PART.sub("", part.name) == stem)
     except OSError as error:
         raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
-    if not is_one:
-        raise AdviceError(f"{str(path)!r} is no GGUF file; give one whose name ends in .gguf, or a folder for PyTorch")
     free = available(torch.device("cpu"))
     if free is not None and needed > free:
         raise AdviceError(
             f"the weights of {str(path)!r} take {readable(needed)} of memory and {readable(free)} are free; "
             "use a file with fewer bits a weight, or a smaller model"
         )
-
-
-class WithoutWeights(ctypes.Structure):
-    """How llama.cpp reads a header alone."""
-
-    _fields_ = [("no_alloc", ctypes.c_bool), ("tensors", ctypes.c_void_p)]  # of ctypes
-
-
-def target_ids_of(path: Path) -> list[int] | None:
-    """Which of its target's tokens a draft model has, where it has a part; `Weights.said` reads no lists."""
-
-    def ask(name: str, result: Any, *given: Any) -> Any:
-        function = getattr(library()._lib, f"gguf_{name}")  # which the binding does not declare
-        function.restype = result
-        return function(*given)
-
-    found = ask("init_from_file", ctypes.c_void_p, os.fsencode(path), WithoutWeights(True, None))
-    if not found:
-        raise AdviceError(f"the header of the GGUF file {str(path)!r} is cut short or damaged; get the file again")
-    header = ctypes.c_void_p(found)
-    try:
-        key = ctypes.c_int64(ask("find_key", ctypes.c_int64, header, TARGET_IDS))
-        kinds = [("get_kv_type", ARRAY), ("get_arr_type", INT32)]
-        if key.value < 0 or any(ask(name, ctypes.c_int, header, key) != kind for name, kind in kinds):
-            return None
-        data = ask("get_arr_data", ctypes.c_void_p, header, key)
-        count = ask("get_arr_n", ctypes.c_int64, header, key)
-        return list((ctypes.c_int32 * count).from_address(data))
-    finally:
-        ask("free", None, header)
 
 
 class LlamaTokenizer(PreTrainedTokenizerBase):

@@ -17,7 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from multidraft.errors import AdviceError, optional
+from multidraft.io.fields import Number, Object, Whole
+from multidraft.io.fields import read as read_fields
 from multidraft.io.files import NEW
+from multidraft.models.gguf import header
+from multidraft.models.loading import MOST, reason
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,6 +40,21 @@ SETTINGS = {  # what a file says of its family, and what transformers calls it
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+
+
+FIELDS = Object(
+    {
+        "num_hidden_layers": Whole(1, MOST["num_hidden_layers"], required=True),
+        "max_position_embeddings": Whole(1, 2**40),
+        "hidden_size": Whole(1, MOST["hidden_size"], required=True),
+        "intermediate_size": Whole(1, MOST["intermediate_size"], required=True),
+        "num_attention_heads": Whole(1, 2**12, required=True),
+        "num_key_value_heads": Whole(1, 2**12),
+        "head_dim": Whole(2, 2**16),
+        "rms_norm_eps": Number(0, 1),
+        "rope_theta": Number(1, 1e12),
+    }
+)
 
 
 def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -90,28 +109,43 @@ def convert(path: Path, folder: Path, dtype: torch.dtype) -> None:
 
 def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, Tensor]]:
     """Configuration and weights of a GGUF file, named as transformers does; raises AdviceError where that cannot be."""
-    from transformers import AutoConfig
-
     package: Any = optional("gguf", "the package gguf", "gguf")
+    header.check(path)
     try:
         reader = package.GGUFReader(path)
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, KeyError, OverflowError, TypeError):
         raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
     said = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    family = str(said["general.architecture"])
+    family = str(said.get("general.architecture"))
     scaled = said.get(f"{family}.rope.scaling.type", "none") != "none"
     if family not in FAMILIES or scaled:
         what = "with scaled positions" if scaled else f"of the family {family!r}"
         raise AdviceError(f"{path.name} is a model {what}, {ONLY}, or give its folder of safetensors")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     settings = {ours: said[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in said}
+    settings = read_fields(FIELDS, settings, f"the metadata of {path.name}", "get the file again")
+    settings = {name: value for name, value in settings.items() if value is not None}
     settings |= {f"{end}_token_id": said.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
+    if "token_embd.weight" not in tensors or settings["num_hidden_layers"] > len(tensors):
+        raise AdviceError(
+            f"{path.name} lacks tensors of its {settings['num_hidden_layers']} layers; get the file again"
+        )
     settings |= {"vocab_size": len(tensors["token_embd.weight"].data), "dtype": dtype}
-    config = AutoConfig.for_model(family, **settings, tie_word_embeddings="output.weight" not in tensors)
+    config = configured(family, settings | {"tie_word_embeddings": "output.weight" not in tensors}, path.name)
     if ids := reader.get_field("multidraft.target_ids"):
         config.target_ids = ids.contents()
     config.architectures = [f"{family.capitalize()}ForCausalLM"]
     return config, weights(tensors, config, dtype)
+
+
+def configured(family: str, settings: dict[str, Any], name: str) -> "PretrainedConfig":
+    """The configuration that these settings make."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(family, **settings)
+    except Exception as error:  # transformers checks more than is checked here, and not the same in every version
+        raise AdviceError(f"the metadata of {name} describes no model: {reason(error)}; get the file again") from None
 
 
 def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dtype) -> dict[str, Tensor]:
@@ -122,11 +156,12 @@ def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dt
 
     family = next(key for key, name in MODEL_ARCH_NAMES.items() if name == config.model_type)
     names: Any = get_tensor_name_map(family, config.num_hidden_layers)
-    with torch.device("meta"):
-        ours = {
-            names.get_name(name, (".weight", ".bias")): name
-            for name in AutoModelForCausalLM.from_config(config).state_dict()
-        }
+    try:
+        with torch.device("meta"):
+            wanted = AutoModelForCausalLM.from_config(config).state_dict()
+    except Exception as error:  # whatever a configuration that makes no sense may lead to
+        raise AdviceError(f"the GGUF file describes no model: {reason(error)}; get it again") from None
+    ours = {names.get_name(name, (".weight", ".bias")): name for name in wanted}
     if config.tie_word_embeddings:
         del ours["output.weight"]
     for name in tensors.keys() ^ ours.keys():
@@ -134,6 +169,10 @@ def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dt
     found = {}
     for its, name in ours.items():
         weight = torch.from_numpy(dequantize(tensors[its].data, tensors[its].tensor_type).copy())
+        if weight.shape != wanted[name].shape:
+            raise AdviceError(
+                f"{its} of the GGUF file is {tuple(weight.shape)}, not {tuple(wanted[name].shape)}, {ONLY}"
+            )
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             weight = in_halves(weight, heads)

@@ -23,6 +23,7 @@ from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
 from multidraft.models.huggingface import NOT_TOLD, CausalLM
 from multidraft.models.kv_cache import TreeCache
+from multidraft.models.loading import reason
 from multidraft.models.passes import packed
 
 Logits = Float[Tensor, "rows new columns"]
@@ -327,6 +328,18 @@ def drafter(module: Any) -> Head:
     return DRAFTERS[module.settings.kind](module)
 
 
+def check_runs(reader: Head, target: PreTrainedModel, name: str) -> None:
+    """Raise unless a head reads two tokens beside a state of ones to logits that are numbers."""
+    states = torch.ones(1, len(reader.hears), target.config.get_text_config(decoder=True).hidden_size)
+    try:
+        reader.hear([states])
+        logits = reader.forward([[0, 0]], [[-1, 0]])
+    except Exception as error:  # whatever a configuration that makes no sense may lead to
+        raise AdviceError(f"the head {name!r} cannot read a token: {reason(error)}; get its files again") from None
+    if not bool(logits.isfinite().all()):
+        raise AdviceError(f"the head {name!r} gives logits that are no numbers; get its files again")
+
+
 def head(name: str, target: Any) -> Head:
     """The draft head that a name such as `eagle3:FOLDER`, `dflash:FOLDER` or `medusa:FOLDER` stands for.
 
@@ -347,4 +360,5 @@ def head(name: str, target: Any) -> Head:
     kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")
+    check_runs(drafter(module).fresh(8), target, match[2])
     return drafter(module)

@@ -1,13 +1,14 @@
 """A capture on disk: a manifest, which has a line for every shard with its checksum, and the shards, one a prompt."""
 
-from dataclasses import dataclass, fields
-from hashlib import sha256
+from dataclasses import dataclass
+from hashlib import file_digest, sha256
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
+from multidraft.io.fields import Number, Object, Text, Whole, read
 from multidraft_research.captures import shard
 from multidraft_research.captures.recording import Recording, joined
 from multidraft_research.captures.shard import Shard
@@ -16,6 +17,20 @@ HOW = "make one with `multidraft capture --out DIR`"
 AGAIN = "run the command that makes it again, and it goes on"
 MANIFEST = "manifest.jsonl"
 FORMAT = 1
+FIRST = Object({"vocabulary": Whole(1, 2**24, required=True), "prompts": Whole(1, 10**8, required=True)})
+LOSS = Number(0, 1.001, required=True)  # a total variation, with what rounding adds
+ENTRY = Object(
+    {
+        "file": Text(r"[\w-]+\.safetensors", "the name of a file of safetensors", required=True),
+        "sha256": Text("[0-9a-f]{64}", "a checksum", required=True),
+        "bytes": Whole(1, 2**50, required=True),
+        "id": Text(required=True),
+        "task": Text(required=True),
+        "positions": Whole(1, 2**31, required=True),
+        "target_loss": LOSS,
+        "draft_loss": LOSS,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -73,17 +88,15 @@ class Capture:
 
     def shard(self, index: int) -> Shard:
         """What was kept of one prompt, checked against its checksum."""
-        path, expected = self.folder / self.entries[index].file, self.entries[index].sha256
+        own = self.entries[index]
+        path = self.folder / own.file
         try:
-            content = path.read_bytes()
+            is_same = is_of(path, own)
         except OSError as error:
             raise AdviceError(f"cannot read the shard {path} ({error.strerror}); {AGAIN}") from None
-        if sha256(content).hexdigest() != expected:
+        if not is_same:
             raise AdviceError(f"the shard {path} has another checksum than its manifest says; {AGAIN}")
-        try:
-            return shard.read(content, self.vocabulary)
-        except ValueError as error:
-            raise AdviceError(f"the shard {path} {error}; {HOW}") from None
+        return shard.read(path, own.positions, self.vocabulary, HOW)
 
     def recording(self) -> Recording:
         """All positions at once, in memory."""
@@ -106,9 +119,17 @@ def is_whole(folder: Path, record: dict[str, Any]) -> bool:
     """Whether the shard of a line is there, as it was when the line was written."""
     try:
         made = entry(record, folder)
-        return sha256((folder / made.file).read_bytes()).hexdigest() == made.sha256
+        return is_of(folder / made.file, made)
     except (OSError, AdviceError):
         return False
+
+
+def is_of(path: Path, own: Entry) -> bool:
+    """Whether a file is the one that a line names; one of another size, as a device has, is not read at all."""
+    if path.stat().st_size != own.bytes:
+        return False
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest() == own.sha256
 
 
 def clear(folder: Path) -> None:
@@ -121,15 +142,9 @@ def check_settings(settings: Any, path: Path) -> None:
     """Raise unless a first line is one of a capture."""
     if not isinstance(settings, dict) or settings.get("capture") != FORMAT:
         raise AdviceError(f"{path} is no manifest of a capture; {HOW}")
-    for name in ("vocabulary", "prompts"):
-        if not isinstance(settings.get(name), int) or settings[name] < 1:
-            raise AdviceError(f"the first line of {path} has no {name}; {HOW}")
+    read(FIRST, settings, f"the first line of {path}", HOW)
 
 
 def entry(record: Any, path: Path) -> Entry:
     """A line after the first, checked."""
-    kinds = {field.name: field.type for field in fields(Entry)}
-    right = isinstance(record, dict) and {name: type(value) for name, value in record.items()} == kinds
-    if not right or Path(record["file"]).name != record["file"] or record["positions"] < 1:
-        raise AdviceError(f"{path} has a line that is no shard; {HOW}")
-    return Entry(**record)
+    return Entry(**read(ENTRY, record, f"{path} has a line that is no shard", HOW))

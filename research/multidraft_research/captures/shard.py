@@ -1,13 +1,15 @@
 """What a capture keeps of one prompt: a safetensors file, with all logits or with those of the likeliest tokens."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
+from multidraft.errors import AdviceError
+from multidraft.io.tensors import FLOATS, WHOLES, Stored, stored
+from multidraft.machine import available, readable
 from multidraft_research.captures.recording import Recording, fault_of
 
 WHOLE = {"prompt", "tokens", "target", "draft"}
@@ -76,20 +78,53 @@ def losses(recording: Recording, tensors: dict[str, Tensor]) -> dict[str, float]
     }
 
 
-def read(content: bytes, vocabulary: int) -> Shard:
-    """A shard from its file; raises ValueError with what is wrong."""
-    try:
-        tensors = load(content)
-    except SafetensorError as error:
-        raise ValueError(f"is no safetensors file ({error})") from None
-    if set(tensors) not in (WHOLE, CUT):
-        raise ValueError(f"holds {sorted(tensors)}")
-    try:
-        recording = whole(tensors, vocabulary)
-    except (RuntimeError, IndexError) as error:
-        raise ValueError(f"has tensors that do not fit together ({str(error).splitlines()[0]})") from None
-    if fault := fault_of(recording.target, recording.draft):
-        raise ValueError(fault)
-    if recording.target.shape != (tensors["tokens"].numel(), vocabulary):
-        raise ValueError(f"has logits of shape {tuple(recording.target.shape)}, and the capture {vocabulary} tokens")
-    return Shard(tensors["prompt"].long(), tensors["tokens"].long(), recording)
+def read(path: Path, positions: int, vocabulary: int, advice: str) -> Shard:
+    """A shard from its file; raises AdviceError where it is no such thing."""
+    found = stored(path, "the shard", advice)
+    fault = fault_of_header(found, positions, vocabulary)
+    if fault is None:
+        tensors = {name: own.read() for name, own in found.items()}
+        fault = fault_of_ids(tensors, vocabulary)
+    if fault is None:
+        shard = Shard(tensors["prompt"].long(), tensors["tokens"].long(), whole(tensors, vocabulary))
+        fault = fault_of(shard.recording.target, shard.recording.draft)
+    if fault:
+        raise AdviceError(f"the shard {path} {fault}; {advice}")
+    return shard
+
+
+def fault_of_header(found: dict[str, Stored], positions: int, vocabulary: int) -> str | None:
+    """What is wrong with the names, dtypes and shapes of tensors, before there is memory for any."""
+    if set(found) not in (WHOLE, CUT):
+        return f"holds {sorted(found)}"[:200]
+    columns = vocabulary if "kept" not in found else None
+    wanted: dict[str, tuple[set[str], tuple[int | None, ...]]] = {
+        "prompt": (WHOLES, (None,)),
+        "tokens": (WHOLES, (positions,)),
+        "target": (FLOATS, (positions, columns)),
+        "draft": (FLOATS, (positions, columns)),
+        "kept": (WHOLES, found["target"].shape),
+        "target_rest": (FLOATS, (positions,)),
+        "draft_rest": (FLOATS, (positions,)),
+    }
+    faults = {name: found[name].fault(*wanted[name]) for name in wanted if name in found}
+    for name, fault in faults.items():
+        if fault:
+            return f"has a tensor {name} that {fault}"
+    if found["target"].shape != found["draft"].shape or not found["target"].shape[1] <= vocabulary:
+        return f"has logits of shapes {found['target'].shape} and {found['draft'].shape} for {vocabulary} tokens"
+    needed, free = 2 * 8 * positions * vocabulary, available(torch.device("cpu"))
+    if "kept" in found and free is not None and needed > free:
+        return f"has {positions} positions of {vocabulary} tokens, which take up to {readable(needed)} of memory"
+    return None
+
+
+def fault_of_ids(tensors: dict[str, Tensor], vocabulary: int) -> str | None:
+    """What is wrong with tokens: each is one of the vocabulary, and at a position none is kept twice."""
+    for name in ("prompt", "tokens", "kept"):
+        ids = tensors.get(name)
+        if ids is not None and not (ids.numel() and bool(((ids >= 0) & (ids < vocabulary)).all())):
+            return f"has a tensor {name} that holds other tokens than the {vocabulary} that there are"
+    if "kept" in tensors and bool((tensors["kept"].long().diff(dim=-1) <= 0).any()):
+        return "has a tensor kept that is not in order"
+    return None

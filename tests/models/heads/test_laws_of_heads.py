@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import multidraft as md
 from multidraft.models.heads import MODULES
 from multidraft.models.heads.drafters import Head, drafter
+from multidraft.models.heads.files import fault_of_tokens
 from multidraft.models.huggingface import CausalLM
 from multidraft.verification.scheme import Scheme
 
@@ -72,6 +73,24 @@ def test_a_rule_that_is_told_another_law_than_the_head_s_is_caught(name):
     wrong = replace(right, entry=replace(right.entry, rule=rule_of("verifies at another temperature")))
     assert error(right, name, "2x1", 1, "commit") <= EXACT
     assert error(wrong, name, "2x1", 1, "commit") > BIASED
+
+
+@torch.no_grad()
+def test_columns_that_lead_to_one_token_change_the_law_and_are_seen(monkeypatch):
+    """Why files of such heads are refused: the rule is told a part of the probability with which the token is drawn."""
+    right, twice = small, torch.tensor([1, 0])  # both columns are token 1
+
+    def wrong(name: str) -> Head:
+        reader = right(name)
+        reader.module.d2t.copy_(twice)
+        return drafter(reader.module)
+
+    monkeypatch.setitem(globals(), "small", wrong)
+    name = "eagle3 reduced, two layers"
+    assert fault_of_tokens(torch.arange(2) + twice, SIZE) == "leads to token 1 more than once"
+    assert error("iid:recursive_rejection", name, "2", 1) > BIASED
+    monkeypatch.setitem(globals(), "small", right)
+    assert error("iid:recursive_rejection", name, "2", 1) <= EXACT
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.models.heads import Head
-from multidraft.models.heads.files import usual_layers
+from multidraft.models.heads.configuration import usual_layers
 from multidraft_research.training.heads import lesson, states
 from multidraft_research.training.heads.lesson import Lesson, Plan
 from multidraft_research.training.heads.saving import save_head

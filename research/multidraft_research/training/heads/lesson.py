@@ -14,7 +14,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from multidraft.models import compat
 from multidraft.models.heads import DFLASH, EAGLE3, MEDUSA, MODULES, Head, Settings
-from multidraft.models.heads.files import usual_layers
+from multidraft.models.heads.configuration import usual_layers
 from multidraft_research.training.descent import Descent, schedule
 from multidraft_research.training.heads.drafted import Batch, Look, drafted
 from multidraft_research.training.heads.states import Seen

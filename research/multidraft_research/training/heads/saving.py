@@ -11,7 +11,7 @@ from torch import Tensor
 
 from multidraft.io import files
 from multidraft.models.heads import EAGLE3, MEDUSA, Head, Settings
-from multidraft.models.heads.files import FLAGS
+from multidraft.models.heads.configuration import FLAGS
 
 
 def save_head(

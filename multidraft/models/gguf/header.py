@@ -1,0 +1,180 @@
+"""The header of a GGUF file, read with no more memory than it needs: every count is held against what is left of it.
+
+Neither llama.cpp nor the package gguf does so everywhere. A header is: GGUF, the version, how many tensors and how many
+pieces of metadata there are; these pieces, each a name, a type and a value; then name, sizes, type and place of every
+tensor. The numbers of the tensors follow, aligned.
+"""
+
+import mmap
+import struct
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from multidraft.errors import AdviceError, shown
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # types of metadata, as `struct` calls them
+TEXT, ARRAY, INT32 = 8, 9, 5
+LEAST_PIECE, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8  # bytes in a header
+MAX_SIZES, MAX_NAME, MAX_TOKENS = 4, 2**16 - 1, 2**24  # of a tensor; bytes of a name; numbers of a list that is read
+MAX_WEIGHTS = 8  # a byte; no quantisation has fewer bits than one for each
+ALIGNMENT, MAX_ALIGNMENT = b"general.alignment", 2**20
+Result = TypeVar("Result")
+
+
+class Broken(ValueError):
+    """Why a header cannot be read."""
+
+
+@dataclass
+class Cursor:
+    """A place in a file."""
+
+    data: mmap.mmap
+    place: int = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes behind it."""
+        return len(self.data) - self.place
+
+    def number(self, code: str) -> int | float:
+        """The next number, of a type as `struct` calls it."""
+        start = self.skip(struct.calcsize(f"<{code}"))
+        return struct.unpack_from(f"<{code}", self.data, start)[0]
+
+    def count(self, code: str, least_bytes: int, what: str) -> int:
+        """How many things follow, each of so many bytes at least."""
+        count = int(self.number(code))
+        if count * least_bytes > self.left:
+            raise Broken(f"{count} {what} do not fit into it")
+        return count
+
+    def skip(self, size: int) -> int:
+        """Go on behind so many bytes; where they begin."""
+        if size > self.left:
+            raise Broken("it ends too early")
+        self.place += size
+        return self.place - size
+
+    def text(self) -> bytes:
+        """The next text."""
+        size = self.count("Q", 1, "bytes of a text")
+        start = self.skip(size)
+        return self.data[start : start + min(size, MAX_NAME + 1)]
+
+    def name(self, names: set[bytes]) -> bytes:
+        """The next text as a name that no other thing has."""
+        name = self.text()
+        if len(name) > MAX_NAME or name in names:
+            raise Broken(f"{shown(name[:40])} is twice there, or too long")
+        names.add(name)
+        return name
+
+
+@dataclass(frozen=True)
+class List:
+    """Where a list of numbers is; `code` is their type."""
+
+    code: str
+    count: int
+    place: int
+
+
+def check(path: Path) -> None:
+    """Raise unless the header of a GGUF file is whole, and what it says of sizes fits into the file."""
+    read(path, lambda cursor: scan(cursor))
+
+
+def whole_numbers(path: Path, name: bytes) -> list[int] | None:
+    """The list of 32-bit integers that has this name in a file's metadata; None where there is none."""
+
+    def find(cursor: Cursor) -> list[int] | None:
+        found = scan(cursor).get(name)
+        if not isinstance(found, List) or found.code != NUMBERS[INT32]:
+            return None
+        if found.count > MAX_TOKENS:
+            raise Broken(f"{name.decode()} has {found.count} numbers")
+        return list(struct.unpack_from(f"<{found.count}{found.code}", cursor.data, found.place))
+
+    return read(path, find)
+
+
+def read(path: Path, what: Callable[[Cursor], Result]) -> Result:
+    """What is made of a file, which is not read as a whole."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise AdviceError(
+                    f"{str(path)!r} is no GGUF file; give one whose name ends in .gguf, or a folder for PyTorch"
+                )
+            with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as data:
+                return what(Cursor(data, len(MAGIC)))
+    except OSError as error:
+        raise AdviceError(f"cannot read the model {str(path)!r} ({error.strerror}); check the path") from None
+    except Broken as error:
+        raise AdviceError(
+            f"the header of the GGUF file {str(path)!r} is cut short or damaged: {error}; get the file again"
+        ) from None
+
+
+def scan(cursor: Cursor) -> dict[bytes, int | float | bytes | List]:
+    """The metadata, all of it but texts in lists; raises Broken where the header is not as it should be."""
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise Broken(f"it is of version {version}, and {' and '.join(map(str, VERSIONS))} can be read")
+    tensors = cursor.count("Q", LEAST_TENSOR, "tensors")
+    pieces = cursor.count("Q", LEAST_PIECE, "pieces of metadata")
+    names: set[bytes] = set()
+    found = {cursor.name(names): value(cursor) for _ in range(pieces)}
+    alignment = found.get(ALIGNMENT, 32)
+    if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise Broken(f"tensors are aligned to {shown(alignment)}")
+    scan_tensors(cursor, tensors, alignment)
+    return found
+
+
+def value(cursor: Cursor) -> int | float | bytes | List:
+    """The next value of metadata."""
+    kind = cursor.number("I")
+    if kind == TEXT:
+        return cursor.text()
+    if kind != ARRAY:
+        return cursor.number(code_of(kind))
+    kind = cursor.number("I")
+    if kind == TEXT:
+        count = cursor.count("Q", 8, "texts")
+        for _ in range(count):
+            cursor.skip(int(cursor.number("Q")))
+        return List("s", count, cursor.place)
+    code = code_of(kind)
+    count = cursor.count("Q", struct.calcsize(code), "numbers")
+    return List(code, count, cursor.skip(count * struct.calcsize(code)))
+
+
+def code_of(kind: int | float) -> str:
+    """What `struct` calls a type of numbers."""
+    if kind not in NUMBERS:
+        raise Broken(f"there is no type {kind} of metadata")
+    return NUMBERS[int(kind)]
+
+
+def scan_tensors(cursor: Cursor, count: int, alignment: int) -> None:
+    """Read over the places of tensors; raises Broken where one lies outside of the file, or is larger than its rest."""
+    names: set[bytes] = set()
+    ends: list[tuple[bytes, int, int]] = []
+    for _ in range(count):
+        name, sizes, weights = cursor.name(names), int(cursor.number("I")), 1
+        if sizes > MAX_SIZES:
+            raise Broken(f"a tensor has {sizes} sizes")
+        for _ in range(sizes):
+            weights *= int(cursor.number("Q"))
+        cursor.number("I")  # the type, of which new ones are invented
+        ends.append((name, int(cursor.number("Q")), weights))
+    begin = -(-cursor.place // alignment) * alignment
+    for name, place, weights in ends:
+        if place % alignment or weights > MAX_WEIGHTS * max(len(cursor.data) - begin - place, 0):
+            raise Broken(f"tensor {name.decode(errors='replace')!r} data is not within the file bounds")

@@ -1,0 +1,194 @@
+"""What the `config.json` of a head says: `speculators`' form, and those first published.
+
+Layer k is what `output_hidden_states` calls k, in all of them: 0 is the embedding, k what decoder layer k - 1 gives,
+the last one normed. EAGLE's `eagle_aux_hidden_state_layer_ids` and speculators' `aux_hidden_state_layer_ids` mean that;
+DFlash's own `target_layer_ids` are one less.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from multidraft.errors import AdviceError
+from multidraft.io.fields import Field, Flag, Items, Number, Object, Text, Whole, read
+from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, Settings
+from multidraft.models.loading import MOST, reason, settings_in
+
+NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
+AGAIN = "get the head's files again"
+MARKS = {"eagle_config": EAGLE3, "dflash_config": DFLASH, "medusa_num_heads": MEDUSA}  # by which heads are known
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of EAGLE
+MAX_LAYERS, MAX_ATTENTION, MAX_LIST = 64, 2**12, 2**15  # of a head: decoder layers, heads of attention; any list
+MAX_BLOCK, MAX_MEDUSA = 256, 64  # tokens of DFlash's block, which all have logits at once; heads
+NULLS = ("num_key_value_heads", "head_dim", "sliding_window")  # fields of layers in which null is not the default
+
+SIZE, WIDTH = Whole(1, MOST["vocab_size"]), Whole(1, MOST["hidden_size"])
+POSITION, SCALE, SMALL = Whole(1, 2**40), Number(1e-6, 1e6), Number(0, 1e6)
+READ = Items(Whole(0, MOST["num_hidden_layers"]), 1, MAX_LAYERS)  # layers of a target
+SHARES = Items(SCALE, 1, MAX_LIST)
+TURNED = Number(0.01, 1)  # share of a head's dimensions
+BASE = Number(1, 1e12)  # of rotary frequencies
+ROTARY = Object(
+    {"rope_type": Text(), "type": Text(), "rope_theta": BASE, "original_max_position_embeddings": POSITION}
+    | dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "attention_factor"), SCALE)
+    | dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), SMALL)
+    | {"short_factor": SHARES, "long_factor": SHARES, "partial_rotary_factor": TURNED, "truncate": Flag()}
+)
+LAYER = Object(
+    {"model_type": Text(), "hidden_act": Text(), "vocab_size": SIZE, "hidden_size": WIDTH, "rms_norm_eps": Number(0, 1)}
+    | {"intermediate_size": Whole(1, MOST["intermediate_size"]), "num_hidden_layers": Whole(1, MAX_LAYERS)}
+    | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), Whole(1, MAX_ATTENTION))
+    | dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), Flag())
+    | {"head_dim": Whole(2, 2**16), "max_position_embeddings": POSITION, "sliding_window": POSITION}
+    | {"layer_types": Items(Text("full_attention|sliding_attention", "full_ or sliding_attention"), 0, MAX_LAYERS)}
+    | {"max_window_layers": Whole(0, MOST["num_hidden_layers"]), "partial_rotary_factor": TURNED}
+    | {"rope_theta": BASE, "rope_scaling": ROTARY, "rope_parameters": ROTARY}
+)
+NAMED = Object(
+    {"model_type": Text(), "speculators_model_type": Text(), "architectures": Items(Text(), 0, 64, default=[])}
+    | dict.fromkeys(("eagle_config", "dflash_config", "transformer_layer_config"), Object(default={}))
+)
+SIZES: dict[str, Field] = {"draft_vocab_size": SIZE, "truncated_vocab_size": SIZE, "target_hidden_size": WIDTH}
+OWN: dict[str, dict[str, Field]] = {
+    EAGLE3: SIZES
+    | {"eagle_aux_hidden_state_layer_ids": READ, "num_aux_hidden_states": Whole(0, MAX_LAYERS)}
+    | {"logit_scale": Number(1e-6, 1e6, default=1.0)}
+    | dict.fromkeys(FLAGS, Flag(default=False)),
+    DFLASH: SIZES
+    | {"aux_hidden_state_layer_ids": READ, "target_layer_ids": Items(Whole(-1, MOST["num_hidden_layers"]), 1, 64)}
+    | {"block_size": Whole(1, MAX_BLOCK, required=True), "mask_token_id": Whole(0, 2**24, required=True)}
+    | dict.fromkeys(("sample_from_anchor", "sliding_window_non_causal"), Flag(default=False))
+    | {"input_embedding_scale": Number(1e-6, 1e6, default=1.0)},
+    MEDUSA: SIZES
+    | dict.fromkeys(("medusa_num_heads", "num_heads"), Whole(1, MAX_MEDUSA))
+    | dict.fromkeys(("medusa_num_layers", "num_hidden_layers"), Whole(0, MAX_LAYERS)),
+}
+
+
+def read_settings(folder: Path, target: PretrainedConfig) -> Settings:
+    """What the configuration in a folder says, for this target; raises AdviceError where it does not fit."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise AdviceError(f"folder {str(folder)!r} has no config.json; {NEEDS}")
+    settings = settings_of(settings_in(path), target, f"the head's config.json in {str(folder)!r}")
+    check_fits(settings, target)
+    return settings
+
+
+def check_fits(settings: Settings, target: PretrainedConfig) -> None:
+    """Raise where a head is for another target."""
+    size, width, last, count = target.vocab_size, target.hidden_size, max(settings.layers), target.num_hidden_layers
+    for is_other, what, its in (
+        (settings.layer.vocab_size != size, f"is for a target of {settings.layer.vocab_size} tokens", size),
+        (settings.target_width != width, f"is for a target of width {settings.target_width}", width),
+        (last > count, f"reads layer {last} of its target", count),
+        (settings.drafted > size, f"drafts {settings.drafted} tokens", size),
+        (settings.mask_token >= size, f"has the mask token {settings.mask_token}", size),
+    ):
+        if is_other:
+            raise AdviceError(f"the head {what} and this one has {its}; give the target that it was trained for")
+
+
+def settings_of(found: dict[str, Any], target: PretrainedConfig, where: str) -> Settings:
+    """What a configuration says, on top or in the part of its kind."""
+    named = read(NAMED, found, where, AGAIN)
+    kind = kind_of(named, found, where)
+    on_top = {name: value for name, value in found.items() if value is not None}
+    said = read(Object(OWN[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, AGAIN)
+    own = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](said, target.num_hidden_layers)
+    if kind == MEDUSA:  # which has no decoder layers
+        layers = {"hidden_size": found.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
+    else:
+        layers = {"model_type": "qwen3" if kind == DFLASH else "llama"} | (named["transformer_layer_config"] or found)
+    layer = layer_of(layers, target.vocab_size, where)
+    drafted = said["truncated_vocab_size"] or said["draft_vocab_size"] or layer.vocab_size
+    return Settings(kind, layer, drafted=drafted, target_width=said["target_hidden_size"] or layer.hidden_size, **own)
+
+
+def kind_of(named: dict[str, Any], found: dict[str, Any], where: str) -> str:
+    """Which head a configuration is of; raises AdviceError where it is of none that can be read."""
+    names = ", ".join(filter(None, [named["model_type"], named["speculators_model_type"], *named["architectures"]]))
+    kinds = [kind for kind in KINDS if kind in names.lower()] + [MARKS[mark] for mark in MARKS if mark in found]
+    if not kinds:
+        raise AdviceError(f"{where} is of no head that can be read ({names[:200] or 'no name'}); {NEEDS}")
+    return kinds[0]
+
+
+def layer_of(found: dict[str, Any], size: int, where: str) -> PretrainedConfig:
+    """The configuration of the decoder layers, which stands by itself in speculators' files, and on top in others.
+
+    No tokens begin, end or fill texts: what a target says of them is none of its head's business.
+    """
+    said = read(LAYER, found, where, AGAIN)
+    family = "qwen3" if "qwen3" in (said.pop("model_type") or "llama") else "llama"
+    said["layer_types"] = said["layer_types"] or None
+    for name in ("rope_scaling", "rope_parameters"):
+        said[name] = {key: value for key, value in (said[name] or {}).items() if value is not None} or None
+    kept = {name: said[name] for name in said if said[name] is not None or (name in NULLS and name in found)}
+    kept |= {f"{end}_token_id": None for end in ("bos", "eos", "pad")}
+    try:
+        layer = AutoConfig.for_model(family, **{"vocab_size": size} | kept)
+    except Exception as error:  # transformers checks more than is checked here, and not the same in every version
+        raise AdviceError(f"{where} describes no decoder layers: {reason(error)}; {AGAIN}") from None
+    check_layer(layer, where)
+    return layer
+
+
+def check_layer(layer: PretrainedConfig, where: str) -> None:
+    """Raise where numbers of a configuration do not go together."""
+    heads, groups, count = layer.num_attention_heads, layer.num_key_value_heads, layer.num_hidden_layers
+    width, kinds = getattr(layer, "head_dim", None) or layer.hidden_size // heads, getattr(layer, "layer_types", None)
+    for is_wrong, what in (
+        (heads % groups, f"{heads} num_attention_heads cannot share {groups} num_key_value_heads"),
+        (not width or width % 2, f"heads of {width} dimensions cannot be turned by pairs"),
+        (kinds and len(kinds) != count, f"{count} layers have {len(kinds or ())} layer_types"),
+    ):
+        if is_wrong:
+            raise AdviceError(f"{where}: {what}; {AGAIN}")
+
+
+def usual_layers(count: int) -> tuple[int, int, int]:
+    """The layers of a target that EAGLE-3 reads where nothing is said.
+
+    >>> usual_layers(30)
+    (2, 15, 27)
+    >>> usual_layers(2)
+    (2, 1, 0)
+    """
+    return min(2, count), count // 2, max(count - 3, 0)
+
+
+def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """An EAGLE-3 head's own settings, for a target of so many layers."""
+    layers = tuple(said["eagle_aux_hidden_state_layer_ids"] or usual_layers(count))
+    if said["num_aux_hidden_states"] not in (None, len(layers)):
+        count = said["num_aux_hidden_states"]
+        raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; {AGAIN}")
+    return {"layers": layers, "logit_scale": said["logit_scale"]} | {name: said[name] for name in FLAGS}
+
+
+def dflash(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """A DFlash head's; the first files count decoder layers, so that i is state i + 1."""
+    layers = said["aux_hidden_state_layer_ids"] or [each + 1 for each in said["target_layer_ids"] or ()]
+    if not layers:
+        raise AdviceError(f"the head's config.json lacks target_layer_ids; {AGAIN}")
+    if said["block_size"] == 1 and not said["sample_from_anchor"]:
+        raise AdviceError(f"the head's block_size is 1, of which the known token takes all; {AGAIN}")
+    return {
+        "layers": tuple(layers),
+        "block": said["block_size"],
+        "mask_token": said["mask_token_id"],
+        "from_anchor": said["sample_from_anchor"],
+        "causal_window": not said["sliding_window_non_causal"],
+        "embedding_scale": said["input_embedding_scale"],
+    }
+
+
+def medusa(said: dict[str, Any], count: int) -> dict[str, Any]:
+    """Those of Medusa heads, which read the last state alone."""
+    heads, depths = said["medusa_num_heads"] or said["num_heads"], ("medusa_num_layers", "num_hidden_layers")
+    if not heads:
+        raise AdviceError(f"the heads' config.json has no medusa_num_heads; {AGAIN}")
+    depth = next((said[name] for name in depths if said[name] is not None), 1)
+    return {"layers": (count,), "heads": heads, "depth": depth}
