@@ -36,13 +36,13 @@ from rich.table import Table
 from servers import ZOO
 
 PATIENCE, HEALTH = 600, 0.3  # seconds: of a client, and until /health is answered at the latest
-GROWTH = 16  # MB by which a server may grow over the second half of many requests
+GROWTH = 1.0  # MB by which a server may grow for 1,000 requests, over the second half of many
 MANY = 1_000  # of them: the first few hundred fill its caches
 DRAIN = 2  # seconds
 TREE = "2x1x1x1"  # fixed, so that a seed gives the same text whoever decodes beside it
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 JSON = {"content-type": "application/json"}
-FULL = dict(clients=64, slow=60, huge=8, bodies=3000, disconnects=200, requests=5000)
+FULL = dict(clients=64, slow=60, huge=8, bodies=3000, disconnects=200, requests=10_000)
 QUICK = dict(clients=16, slow=8, huge=2, bodies=150, disconnects=20, requests=300)
 ADDRESSES = ("/v1/completions", "/v1/chat/completions")
 FIELDS = (
@@ -77,20 +77,23 @@ class Part:
 
 
 class Serve:
-    """A server's process, its address and its log."""
+    """A server's process, its address and its log; with a folder for the user's cache of its own if one is given."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.log = folder, folder / "log"
+    def __init__(self, folder: Path, tree: str | None = TREE, draft: str = "draft", cache: Path | None = None):
+        self.folder, self.log, self.tree, self.draft, self.cache = folder, folder / "log", tree, draft, cache
         self.start()
 
     def start(self) -> None:
         """Begin, and wait until it answers."""
         command = [sys.executable, "-c", "from multidraft.cli.main import main; main()", "serve", "--port", "0"]
-        command += ["--target", str(self.folder / "target"), "--draft", str(self.folder / "draft")]
-        command += ["--name", "toy", "--tree", TREE, "--drain", str(DRAIN), "--max-tokens-in-cache", "4096"]
+        draft = self.draft if self.draft == "none" else str(self.folder / self.draft)
+        command += ["--target", str(self.folder / "target"), "--draft", draft, "--name", "toy"]
+        if self.tree is not None:
+            command += ["--tree", self.tree, "--drain", str(DRAIN), "--max-tokens-in-cache", "4096"]
         self.log.write_text("")
+        environment = os.environ | ({"XDG_CACHE_HOME": str(self.cache)} if self.cache else {})
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
         while not (found := re.search(r"serving toy at (http://[\d.:]+)/v1", self.log.read_text())):
             if self.process.poll() is not None:
                 raise SystemExit(f"the server did not begin: {self.log.read_text()[-500:]}")
@@ -291,19 +294,46 @@ def disconnects(server: Serve, part: Part, count: int) -> None:
     asyncio.run(many(server, count, 16, one))
 
 
+def mixed(number: int, chance: random.Random, tokens: int = 3) -> tuple[str, dict[str, Any]]:
+    """A request with any of the options that a server knows."""
+    options = dict(
+        temperature=chance.choice([0, 0.7, 1.0, 1.3]),
+        top_p=chance.choice([1.0, 0.9]),
+        top_k=chance.choice([-1, 5]),
+        min_p=chance.choice([0, 0.05]),
+        presence_penalty=chance.choice([0, 0.5]),
+        repetition_penalty=chance.choice([1.0, 1.1]),
+        logit_bias=chance.choice([{}, {"5": -3, "7": 2}]),
+        seed=chance.choice([None, number]),
+        n=1 + (chance.random() < 0.2),
+        stop=chance.choice([None, ["\n\n", " the"]]),
+        ignore_eos=chance.random() < 0.5,
+        stream=number % 2 == 0,
+        max_tokens=1 + chance.randrange(tokens),
+    )
+    words = " ".join(
+        chance.choice("the old house in year sea of and said light".split()) for _ in range(1 + number % 90)
+    )
+    if number % 3 == 0:
+        more = dict(messages=[{"role": "user", "content": words}], logprobs=chance.random() < 0.3)
+        return "/v1/chat/completions", {"model": "toy"} | options | more
+    more = dict(prompt=words, echo=chance.random() < 0.2, logprobs=chance.choice([None, 0, 3]))
+    return "/v1/completions", {"model": "toy"} | options | more
+
+
 def requests(server: Serve, part: Part, count: int) -> None:
-    """One after another by eight clients, of all forms; the second half must not take more memory than the first."""
+    """By eight clients, with all options; over the second half memory must stay as it is."""
 
     async def one(client: Any, number: int) -> None:
-        body = body_of(max_tokens=3, stream=number % 2 == 0, n=1 + number % 3, prompt=f"In the year {number % 97}")
-        response = await client.post("/v1/completions", json=body)
+        address, body = mixed(number, random.Random(number % 997))
+        response = await client.post(address, json=body)
         part.note(response.status_code, response.text)
 
     asyncio.run(many(server, count // 2, 8, one))
     before = server.memory
     asyncio.run(many(server, count - count // 2, 8, one))
     part.growth = server.memory - before
-    if count >= MANY and part.growth > GROWTH:
+    if count >= MANY and part.growth > GROWTH * (count - count // 2) / 1000:
         part.broken.append(f"{part.growth:.0f} MB more after {count - count // 2} requests")
 
 
@@ -353,12 +383,17 @@ ABUSES: dict[str, Callable[[Serve, Part, int], None]] = {
 ENDS = {"SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
 
 
-def run(chosen: list[str], counts: dict[str, int], folder: Path) -> list[Part]:
-    """All parts, one after another, on one server."""
+def lay_out(folder: Path) -> None:
+    """The embedded pair, in float32."""
     for role in ("target", "draft"):
         shutil.copytree(ZOO / role, folder / role)
         config = json.loads((folder / role / "config.json").read_text()) | {"dtype": "float32"}
         (folder / role / "config.json").write_text(json.dumps(config))
+
+
+def run(chosen: list[str], counts: dict[str, int], folder: Path) -> list[Part]:
+    """All parts, one after another, on one server."""
+    lay_out(folder)
     server, parts = Serve(folder), list[Part]()
     try:
         expected = texts(server)
