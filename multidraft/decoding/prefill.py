@@ -126,6 +126,10 @@ def at_roots(
     """
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
+    for row, prompt in enumerate(prompts):
+        if not 0 <= min(prompt) <= max(prompt) < target.vocabulary:  # a reader of theirs may take it for another
+            strange = next(token for token in prompt if not 0 <= token < target.vocabulary)
+            raise AdviceError(f"prompt {row} has token {strange}, and the target's are 0 to {target.vocabulary - 1}")
     rows = []
     for number, (own, random) in enumerate(zip(sampling, for_rows(generator, len(prompts)), strict=True)):
         prompt, left = prompts[number], list(unread[number]) if unread else []

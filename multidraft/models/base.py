@@ -5,6 +5,7 @@ those passed to `forward` since the last `keep`, which form a tree below the kep
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -117,9 +118,10 @@ class Vocabulary:
 
     def __init__(self, size: int, target_ids: Any = None):
         self.size = self.columns = size  # `size`: that the target's tokens go up to, as far as this model knows
+        self.token_count = size  # of the model's own
         self.places: dict[int, int] | None = None
         self.ids: Int[Tensor, " columns"] | None = None
-        self.target_ids = target_ids
+        self.target_ids = copy(target_ids)
         if target_ids is None:
             return
         is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
@@ -130,6 +132,10 @@ class Vocabulary:
             )
         self.size, self.columns, self.ids = max(target_ids) + 1, size - 1, torch.tensor(target_ids)
         self.places = {token: place for place, token in enumerate(target_ids)}
+
+    def is_of(self, token_count: int, target_ids: Any) -> bool:
+        """Whether it is that of a model with so many tokens of its own, and these of the target's."""
+        return self.token_count == token_count and self.target_ids == target_ids
 
     def own(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""
