@@ -14,6 +14,7 @@ from multidraft.verification.distributions import check_distribution, described,
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
+from multidraft.verification.outside import check_numbers
 from multidraft.verification.precision import Draft, Rates, Rows, Tuples
 
 
@@ -31,6 +32,7 @@ class Entry:
     known_as: str = ""  # the name it goes by with the deferred walk
     coupling: bool = False  # whether a single draft, drawn from q itself, is coupled: accepted with min(1, p/q)
     sub_probability: bool = True  # whether it takes targets that sum to less than one, as the deferred walk asks
+    guarded: bool = False  # whether its numbers are looked at before anybody draws by them: a rule from outside
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,11 @@ class Scheme:
         return self.verify(target, draft, drafted)
 
     def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
-        """`outcome` without its checks, for the decoding loop."""
-        return self.entry.rule(target, draft, drafted, self.law)
+        """`outcome` without its checks, for the decoding loop; what a rule from outside returns is checked here too."""
+        outcome = self.entry.rule(target, draft, drafted, self.law)
+        if self.entry.guarded and drafted.numel():
+            check_numbers(outcome, target, self.name, self.within)
+        return outcome
 
     def expected_acceptance(self, target: Tensor, draft: Tensor) -> Tensor | None:
         """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
@@ -125,8 +130,10 @@ class Scheme:
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
             pairs = zip(p.split(1), q.split(1), strict=True)
-            summed = [over_all_tuples(self.entry.rule, self.law, *pair).acceptance for pair in pairs]
-            return torch.cat(summed).to(target.dtype).reshape(target.shape[:-1]), "enumeration"
+            summed = [over_all_tuples(lambda *given: self.verify(*given[:3]), self.law, *pair) for pair in pairs]
+            return torch.cat([each.acceptance for each in summed]).to(target.dtype).reshape(
+                target.shape[:-1]
+            ), "enumeration"
         drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # one at a time
         rates = torch.stack([outcome.acceptance().double() for outcome in drawn])
         return rates.mean(0), f"average over {samples} tuples"
