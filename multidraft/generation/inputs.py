@@ -17,7 +17,8 @@ from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
-from multidraft.decoding.walks import WALKS, Walker
+from multidraft.decoding.verify import check_walk
+from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
@@ -183,17 +184,6 @@ def check_compiles(*models: Model | None) -> None:
         raise AdviceError("compile=True does not go with a draft head yet, whose target's steps tell hidden states")
     if not any(isinstance(model, PreTrainedModel) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
-
-
-def check_walk(scheme: Scheme, walk: str | Walker) -> None:
-    """Raise unless it is a walk, and the rule takes targets that sum to less than one where it asks for them."""
-    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
-        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    if walk != "commit" and not scheme.entry.sub_probability:
-        raise AdviceError(
-            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
-            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
-        )
 
 
 def check_drafters(scheme: Scheme, several: bool) -> None:

@@ -76,7 +76,7 @@ def generated(scheme: Any) -> Tensor:
 
 def verified(scheme: Any) -> tuple[Tensor, ...]:
     tree = [torch.tensor([row]) for row in ([0, 1, 2], [0, 1, 2], [1, -1, -1], [-1, 2, -1])]
-    return md.verify_tree(*tree, P[:1, None].expand(1, 3, 3), Q[:1, None], scheme=scheme)
+    return md.verify_tree(*tree, P[:1, None].expand(1, 3, 3), Q[:1, None], scheme=scheme, walk="commit")
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
