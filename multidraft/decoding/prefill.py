@@ -19,7 +19,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, heard_by
+from multidraft.models.base import LanguageModel, check_logits, heard_by
 from multidraft.models.huggingface import Model, prepare, reader
 from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.settings import Sampling
@@ -107,6 +107,8 @@ def read(model: LanguageModel, texts: list[list[int]], score: bool) -> tuple[Sai
         logits = model.forward(pieces, parents, "last" if score and not ahead else "none")
         model.keep([list(range(len(piece))) for piece in pieces])
         told.append(getattr(model, "told", []))
+    if score:
+        check_logits(model, logits, (len(texts), 1), model.vocabulary)
     return list(logits[:, -1]) if score else [], [torch.cat(pieces) for pieces in zip(*told, strict=True)]
 
 

@@ -22,7 +22,7 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, check_sizes, heard_by
+from multidraft.models.base import LanguageModel, check_ids, check_sizes, heard_by
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
@@ -223,6 +223,7 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
         )
     if draft is not None:
         check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
+        check_ids(draft, vocabulary_of(target))
 
 
 def context_of(*models: Model | None) -> int | None:

@@ -175,6 +175,8 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield "gives nothing to go on from after a pass; use another model"
     if attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model):
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
+    if model.dtype.itemsize == 1:
+        yield f"has weights in {model.dtype}, which nothing multiplies; load it with dtype=torch.bfloat16"
     if model.training:
         yield "is in training mode, where dropout changes its distribution; call model.eval() first"
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.verification.distributions import check_distribution, described, uniform
+from multidraft.errors import AdviceError, check_integer
+from multidraft.verification.distributions import check_distribution, described, has_values, uniform
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
@@ -122,6 +122,7 @@ class Scheme:
         self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
     ) -> tuple[Rates, str]:
         """That rate, and the method that gave it: a formula, enumeration where small, else sampling."""
+        check_integer(samples, "samples", 1)
         self.check_pair(target, draft)
         if not target.numel():
             return target.new_empty(target.shape[:-1]), "nothing to average"
@@ -162,7 +163,8 @@ class Scheme:
     def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
         """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
         wanted = (*self.law.batch(draft), self.law.width)
-        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.shape != wanted:
+        fits = isinstance(drafted, Tensor) and drafted.dtype == torch.int64 and drafted.shape == wanted
+        if not fits or not has_values(drafted):
             raise AdviceError(
                 f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
                 f"tensor of shape {wanted}: one tuple for each row of draft"
