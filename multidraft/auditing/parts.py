@@ -14,7 +14,8 @@ from multidraft.auditing.statistical import Sampled, Sampler, Subject, sample
 from multidraft.decoding.walks import WALKS, Walker
 from multidraft.errors import AdviceError
 from multidraft.verification.law import Law
-from multidraft.verification.registry import Outside, arguments_of, resolve, scheme
+from multidraft.verification.outside import WithoutLaw, arguments_of
+from multidraft.verification.registry import resolve, scheme
 from multidraft.verification.scheme import Scheme
 
 TESTS = 2  # of each sample
@@ -66,12 +67,14 @@ def audit(
     if not 0 < odds < 0.5:
         raise AdviceError(f"odds={odds} of a false alarm make no test; use a small number such as 1e-6")
     audited = subject(verifier, law, drafts, settings)
+    if isinstance(audited, Scheme):  # what is no law is a finding here
+        audited = replace(audited, entry=replace(audited.entry, guarded=False))
     within = max(within, audited.within)
     jobs: list[Job] = []
     whole = isinstance(audited, Scheme) and not (audited.entry.sub_probability or sub_probability)
     if isinstance(audited, Scheme):
         small = small_pairs(audited.law, seed) if pairs is None else given_pairs(audited.law, pairs)
-        if isinstance(audited.entry.rule, Outside):  # the pairs that fill every position of every tuple, if any does
+        if isinstance(audited.entry.rule, WithoutLaw):  # the pairs that fill every position of every tuple, if any does
             small = [pair for pair in small if (audited.law.tuples(pair[2])[0] >= 0).all()] or small
         jobs.append(partial(examine_all, audited, small, (1.0,) if whole or pairs is not None else (1.0, 0.37)))
     jobs += sampling(audited, vocabulary, trials, odds, within, seed)
@@ -91,8 +94,8 @@ def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: 
     name = str(getattr(verifier, "__name__", type(verifier).__name__))
     if isinstance(verifier, str):
         name = verifier.split(",")[0]
-        verifier, settings = resolve(verifier, settings)
-        law = settings.pop("law", law)
+        verifier, settings = resolve(verifier, settings if law is None else settings | {"law": law})
+        law = settings.pop("law", None)
     count = 2 if drafts is None and not isinstance(verifier, Scheme) and not isinstance(law, Law) else drafts
     if takes_generator(verifier):
         return Sampler(name, scheme(lambda target, draft, drafted: None, count, law=law, **settings).law, verifier)

@@ -1,8 +1,10 @@
 """The command line: its commands, those that other packages add, and one line for whatever a user can mend."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
@@ -142,8 +144,27 @@ for command in (generate, schemes, serve, tune):
     app.command(cls=Checked)(command)
 
 
+def import_all(modules: list[str] | None) -> list[str] | None:
+    """Import the modules, also of the current folder, whose rules a scheme's name may then stand for."""
+    for module in modules or ():
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            import_module(module)
+        except Exception as error:  # whatever a module of others may do
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise AdviceError(f"--import {module} fails with {what}; give a module's name, as in my_rules") from error
+    return modules
+
+
+IMPORT = "Import a module of yours, also of this folder: it registers schemes, or has rules for `MODULE:rule,law=iid`."
+
+
 @app.callback(help=ABOUT)
 def options(
+    modules: Annotated[
+        list[str] | None, typer.Option("--import", metavar="MODULE", callback=import_all, help=IMPORT)
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,

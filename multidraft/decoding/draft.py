@@ -89,7 +89,7 @@ def read_level(
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
     more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
     parts, faults = [], dict[int, RowFault]()
-    for logits, ids in answers(state.draft, answer):
+    for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
         said = at(logits, rows, lines)
         ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
         laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)

@@ -17,6 +17,8 @@ from multidraft.decoding.state import DecodeConfig, State, select
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up
+from multidraft.sampling.criteria import holds
+from multidraft.sampling.gate import RowFault
 
 Told = Callable[[StepRecord, list[int]], None]  # a step, and which rows of the beginning it was about
 Stream = Callable[[int, Emitted], None]
@@ -45,7 +47,10 @@ class Stopping:
     def met(self, row: int, tokens: list[int]) -> bool:
         """Whether a criterion holds after these new tokens."""
         sequence = torch.tensor([[*self.prompts[row], *tokens]], device=self.device)
-        return any(bool(torch.as_tensor(criterion(sequence, None)).any()) for criterion in self.criteria)
+        try:
+            return any(holds(criterion, sequence) for criterion in self.criteria)
+        except RowFault as fault:
+            raise fault.at(row, sequence.shape[1] - 1) from fault
 
 
 def stop_strings(strings: str | Sequence[str] | None, tokenizer: PreTrainedTokenizerBase | None) -> list:
@@ -89,7 +94,11 @@ def loop(
             fault = record.faults[index]
             info.faults[row] = fault.at(row, fault.position)  # of the rows of the beginning
             return False
-        new, more = stopping.cut(row, done[row], record.emitted[index])
+        try:
+            new, more = stopping.cut(row, done[row], record.emitted[index])
+        except RowFault as fault:
+            info.faults[row] = fault
+            return False
         done[row] += new.tokens
         info.tokens += len(new.tokens)
         if info.logprobs:

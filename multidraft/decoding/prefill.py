@@ -19,7 +19,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
-from multidraft.models.base import CHUNK, LanguageModel, heard_by
+from multidraft.models.base import CHUNK, LanguageModel, check_logits, heard_by
 from multidraft.models.huggingface import Model, prepare, reader
 from multidraft.sampling.drafting import draft_laws
 from multidraft.sampling.settings import Sampling
@@ -106,6 +106,8 @@ def read(model: LanguageModel, texts: list[list[int]], score: bool) -> tuple[Sai
         logits = model.forward(pieces, parents, "last" if score and not ahead else "none")
         model.keep([list(range(len(piece))) for piece in pieces])
         told.append(getattr(model, "told", []))
+    if score:
+        check_logits(model, logits, (len(texts), 1), model.vocabulary)
     return list(logits[:, -1]) if score else [], [torch.cat(pieces) for pieces in zip(*told, strict=True)]
 
 
@@ -125,6 +127,10 @@ def at_roots(
     """
     if len(sampling) != len(prompts):
         raise AdviceError(f"there are {len(prompts)} prompts and {len(sampling)} settings; give one for each prompt")
+    for row, prompt in enumerate(prompts):
+        if not 0 <= min(prompt) <= max(prompt) < target.vocabulary:  # a reader of theirs may take it for another
+            strange = next(token for token in prompt if not 0 <= token < target.vocabulary)
+            raise AdviceError(f"prompt {row} has token {strange}, and the target's are 0 to {target.vocabulary - 1}")
     rows = []
     for number, (own, random) in enumerate(zip(sampling, for_rows(generator, len(prompts)), strict=True)):
         prompt, left = prompts[number], list(unread[number]) if unread else []

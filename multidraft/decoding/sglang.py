@@ -7,20 +7,24 @@ none. Node 0 is the root, the last known token. Row i of `target_probs` and of `
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.verify import claims
+from multidraft.decoding.verify import check_walk, claims
 from multidraft.decoding.walks import Asked, Coin, Ending, Rest, Verdict, Walker, drive, walker
-from multidraft.errors import AdviceError
-from multidraft.verification.distributions import check_distribution, pick_each, uniform
+from multidraft.errors import AdviceError, is_integer, shown
+from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import BELOW_ONE
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
+TABLES = ("candidates", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+LAST = "uniform_samples_for_final_sampling"
+MAX_DEPTH = 2**16  # nodes of a path: the answer has room for as many
 Verified = tuple[Int[Tensor, " nodes_of_all"], Int[Tensor, "rows depth"], Int[Tensor, " rows"]]
 
 
@@ -57,12 +61,14 @@ def verify_tree(
     (tensor([1, 0], dtype=torch.int32), tensor([[0, 1]], dtype=torch.int32), tensor([1], dtype=torch.int32))
     """
     tables = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    trees, shape, device = trees_of(tables, target_probs), candidates.shape, target_probs.device
+    trees, chosen = trees_of(tables, target_probs), scheme_of(scheme, draft_probs)
+    check_walk(chosen, walk)
+    check_drafting(draft_probs, target_probs)
+    shape, device = candidates.shape, target_probs.device
     numbers, final = uniform_samples, uniform_samples_for_final_sampling
-    numbers = uniform(shape, generator, device) if numbers is None else numbers
-    coins = [Coins(row) for row in numbers.double().tolist()]
-    endings = Batch(trees, target_probs, draft_probs, scheme_of(scheme, draft_probs)).walked(walk, coins)
-    final = uniform(shape[:1], generator, device) if final is None else final
+    numbers = uniform(shape, generator, device) if numbers is None else checked(numbers, "uniform_samples", *shape)
+    final = uniform(shape[:1], generator, device) if final is None else checked(final, LAST, shape[0])
+    endings = Batch(trees, target_probs, draft_probs, chosen).walked(walk, [Coins(row) for row in numbers.tolist()])
     laws = torch.stack([law_at(ending, own) for ending, own in zip(endings, target_probs, strict=True)])
     predicts, accepted, counts = written(trees, endings, pick_each(laws, final.tolist()), num_speculative_tokens)
     return predicts.to(device), accepted.to(device), counts.to(device)
@@ -149,15 +155,48 @@ class Batch:
         return own.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
 
 
+def check_tensor(values: Any, name: str, use: str) -> None:
+    """Raise unless it is a dense tensor of real numbers."""
+    if not isinstance(values, Tensor) or not has_values(values) or values.is_complex():
+        raise AdviceError(f"{name} is {described(values)}; give {use}")
+
+
+def checked(numbers: Any, name: str, rows: int, columns: int | None = None) -> Tensor:
+    """Uniform numbers in float64, one a row or some; raises where they are others, for coins would not be fair."""
+    shape = (rows,) if columns is None else (rows, columns)
+    check_tensor(numbers, name, use := f"a float tensor of shape {shape} of numbers in [0, 1)")
+    fewer = numbers.ndim == 2 == len(shape) and len(numbers) == rows and numbers.shape[1]  # a number serves several
+    if not (fewer or numbers.shape == shape) or not numbers.is_floating_point():
+        raise AdviceError(f"{name} is {described(numbers)}; give {use}")
+    if len(outside := numbers[~((numbers >= 0) & (numbers < 1))]):
+        raise AdviceError(f"{name} has {float(outside[0]):g}; give {use}")
+    return numbers.double()
+
+
+def check_drafting(draft: Any, target: Float[Tensor, "rows nodes vocabulary"]) -> None:
+    """Raise unless there are draft distributions for every row, over the target's vocabulary, or none at all."""
+    if draft is None:
+        return
+    use = f"a float tensor ({target.shape[0]}, inner nodes, {target.shape[2]}), a row for each node that has children"
+    check_tensor(draft, "draft_probs", use)
+    wanted = target.shape[0], draft.shape[1] if draft.ndim == 3 else 0, target.shape[2]
+    if draft.shape != wanted or not draft.is_floating_point():
+        raise AdviceError(f"draft_probs is {described(draft)}; give {use}")
+
+
 def trees_of(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
     """The tree of every row; raises where shapes do not fit, and where a table leads nowhere or to a node twice."""
+    for name, table in zip(TABLES, tables, strict=True):
+        check_tensor(table, name, "a tensor of integers (rows, nodes)")
     shape = tables[0].shape
-    if len(shape) != 2 or not shape.numel() or any(t.shape != shape or t.is_floating_point() for t in tables):
+    wrong = [t for t in tables if t.shape != shape or t.is_floating_point() or t.dtype == torch.bool]
+    if len(shape) != 2 or not shape.numel() or wrong:
         raise AdviceError(
             f"the tables have shapes {[tuple(t.shape) for t in tables]}; give four of integers (rows, nodes)"
         )
-    if target.ndim != 3 or target.shape[:2] != shape:
-        raise AdviceError(f"target_probs has shape {tuple(target.shape)}; give {(*shape, 'vocabulary')}, a row a node")
+    check_tensor(target, "target_probs", use := f"a float tensor {(*shape, 'vocabulary')}, a row a node")
+    if target.ndim != 3 or target.shape[:2] != shape or not target.shape[2] or not target.is_floating_point():
+        raise AdviceError(f"target_probs is {described(target)}; give {use}")
     trees = [Table(row[0], row[1], children_of(*row[2:])) for row in zip(*(t.tolist() for t in tables), strict=True)]
     if sorted(place for tree in trees for place in tree.places) != list(range(shape.numel())):
         raise AdviceError(f"retrieve_index does not hold each place of the batch, 0 to {shape.numel() - 1}, once")
@@ -201,6 +240,8 @@ def law_at(ending: Ending, target: Float[Tensor, "nodes vocabulary"]) -> Float[T
 def written(trees: list[Table], endings: list[Ending], last: list[int], depth: int | None) -> Verified:
     """The paths and the last tokens as tensors."""
     longest = 1 + max(len(ending.path) for ending in endings)
+    if depth is not None and (not is_integer(depth) or depth > MAX_DEPTH):
+        raise AdviceError(f"num_speculative_tokens is {shown(depth)}; give a whole number, at most {MAX_DEPTH}")
     if depth is not None and depth < longest:
         raise AdviceError(f"{longest} nodes do not fit num_speculative_tokens={depth}; give the depth of the trees")
     predicts = torch.zeros(sum(len(tree.tokens) for tree in trees), dtype=torch.int32)

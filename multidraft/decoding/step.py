@@ -7,7 +7,7 @@ from multidraft.decoding.record import Clock, Emitted, StepRecord, look_up, meas
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
-from multidraft.models.base import tell
+from multidraft.models.base import check_logits, tell
 
 
 def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
@@ -53,6 +53,8 @@ def score(state: State, drafted: Drafted) -> Scored:
     logits = None
     if any(trees):
         logits = state.target.forward([t.tokens if t else [] for t in trees], [t.parents if t else [] for t in trees])
+        width = max(len(t.tokens) for t in trees if t)
+        check_logits(state.target, logits, (len(trees), width), state.target.vocabulary)
     scored = Scored(state.rows, drafted.trees, logits)
     scored.faults |= drafted.faults
     return scored

@@ -19,7 +19,8 @@ from torch import Tensor
 from multidraft.decoding.draft import stacked
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, drive, walker
+from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.errors import AdviceError
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.rules.recursive_rejection import left_by_one
@@ -73,6 +74,16 @@ def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
 
     endings = drive(walks, verdicts)
     return Decision(endings, draw_last(scored, endings, numbers), numbers, events)
+
+
+def check_walk(scheme: Scheme, walk: str | Walker) -> None:
+    """Raise unless it is a walk, and the rule takes targets that sum to less than one where it asks for them."""
+    walker(walk)
+    if walk != "commit" and not scheme.entry.sub_probability:
+        raise AdviceError(
+            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
+            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
+        )
 
 
 def thrower(row: Row, events: list[Visit | Coin]) -> Callable[[float], bool]:

@@ -17,11 +17,12 @@ from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
-from multidraft.decoding.walks import WALKS, Walker
+from multidraft.decoding.verify import check_walk
+from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, check_sizes, heard_by
+from multidraft.models.base import LanguageModel, check_ids, check_sizes, heard_by
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
@@ -185,17 +186,6 @@ def check_compiles(*models: Model | None) -> None:
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
-def check_walk(scheme: Scheme, walk: str | Walker) -> None:
-    """Raise unless it is a walk, and the rule takes targets that sum to less than one where it asks for them."""
-    if walk not in WALKS if isinstance(walk, str) else not callable(walk):
-        raise AdviceError(f"unknown walk {shown(walk)}; walks are {', '.join(WALKS)}")
-    if walk != "commit" and not scheme.entry.sub_probability:
-        raise AdviceError(
-            f"{scheme.name} takes targets that sum to one, and the walk {walk} asks for less; use walk='commit', or "
-            "register the rule with sub_probability=True if it is right for them (audit it so, too)"
-        )
-
-
 def check_drafters(scheme: Scheme, several: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
     if several and not scheme.law.several:
@@ -233,6 +223,7 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
         )
     if draft is not None:
         check_sizes(vocabulary_of(target), vocabulary_of(draft), is_reduced(draft))
+        check_ids(draft, vocabulary_of(target))
 
 
 def context_of(*models: Model | None) -> int | None:

@@ -5,6 +5,7 @@ those passed to `forward` since the last `keep`, which form a tree below the kep
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer
+from multidraft.verification.distributions import described, has_values
 
 MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
 CHUNK = 512  # tokens of a text that a forward pass reads at most: bounds the memory of the attention mask
@@ -91,13 +93,63 @@ def tell(target: Any, draft: Any) -> None:
         draft.hear(target.told)
 
 
-def answers(model: Any, answer: Answer) -> list[tuple[Tensor, Tensor | None]]:
-    """The logits of each drafter with the tokens of its columns, None where column c is token c."""
-    if isinstance(answer, Scores):
-        return [(answer.logits, answer.ids)]
-    if isinstance(answer, tuple):
-        return [each for pair in zip(model.drafters, answer, strict=True) for each in answers(*pair)]
-    return [(answer, getattr(model, "ids", None))]
+def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> list[tuple[Tensor, Tensor | None]]:
+    """The logits of each drafter with the tokens of its columns, None where column c is token c.
+
+    Raises AdviceError on what is no answer, or none for a `shape` of so many rows and new tokens.
+    """
+    if isinstance(answer, tuple) and not isinstance(answer, Scores):
+        drafters = getattr(model, "drafters", ())
+        if len(answer) != len(drafters):
+            raise AdviceError(f"{described_model(model)} returns {len(answer)} answers of {len(drafters)} drafters")
+        return [each for pair in zip(drafters, answer, strict=True) for each in answers(*pair, shape)]
+    logits, ids = answer if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))
+    check_logits(model, logits, shape or (None, None))
+    if ids is not None and not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
+        raise AdviceError(f"{described_model(model)} has ids that are {described(ids)}; make them an int64 tensor")
+    if ids is not None and ids.shape not in (logits.shape, logits.shape[-1:]):
+        sizes = f"{tuple(ids.shape)} for logits of shape {tuple(logits.shape)}"
+        raise AdviceError(f"{described_model(model)} has ids of shape {sizes}; give a token for every column")
+    return [(logits, ids)]
+
+
+def check_logits(model: Any, logits: Any, shape: tuple[int | None, int | None], columns: int | None = None) -> None:
+    """Raise unless a model has returned logits of this shape; None stands for any size."""
+    if isinstance(logits, tuple):
+        raise AdviceError(f"{described_model(model)} can only draft: it knows a part of a law; pass a whole model")
+    good = isinstance(logits, Tensor) and logits.is_floating_point() and has_values(logits) and logits.ndim == 3
+    sizes = zip((*shape, columns), logits.shape if good else (), strict=False)
+    if not good or not logits.shape[-1] or any(wanted not in (None, size) for wanted, size in sizes):
+        names = ("rows", "new", "columns")
+        wanted = ", ".join(
+            name if size is None else str(size) for name, size in zip(names, (*shape, columns), strict=True)
+        )
+        raise AdviceError(
+            f"{described_model(model)} returns {described(logits)}; its forward must return logits ({wanted}), a float "
+            "tensor"
+        )
+
+
+def described_model(model: Any) -> str:
+    """A model in an error message."""
+    return f"the model {type(model).__name__}"
+
+
+def check_ids(model: Any, vocabulary: int) -> None:
+    """Raise unless the columns of a draft model, and of its drafters, are distinct tokens of the target's."""
+    for drafter in getattr(model, "drafters", ()):
+        check_ids(drafter, vocabulary)
+    ids = getattr(model, "ids", None)
+    if ids is not None and not are_tokens(ids, vocabulary):
+        use = f"an int64 tensor of distinct tokens, each from 0 to {vocabulary - 1}"
+        raise AdviceError(f"the ids of {described_model(model)} are {described(ids)}; give {use}")
+
+
+def are_tokens(ids: Any, vocabulary: int) -> bool:
+    """Whether they are some distinct tokens of a vocabulary."""
+    if not (isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64 and len(ids)):
+        return False
+    return 0 <= int(ids.min()) <= int(ids.max()) < vocabulary and len(ids.unique()) == len(ids)
 
 
 def by_drafter(model: Any, answer: Answer) -> list[Scores]:
@@ -118,9 +170,10 @@ class Vocabulary:
 
     def __init__(self, size: int, target_ids: Any = None):
         self.size = self.columns = size  # `size`: that the target's tokens go up to, as far as this model knows
+        self.token_count = size  # of the model's own
         self.places: dict[int, int] | None = None
         self.ids: Int[Tensor, " columns"] | None = None
-        self.target_ids = target_ids
+        self.target_ids = copy(target_ids)
         if target_ids is None:
             return
         is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
@@ -131,6 +184,10 @@ class Vocabulary:
             )
         self.size, self.columns, self.ids = max(target_ids) + 1, size - 1, torch.tensor(target_ids)
         self.places = {token: place for place, token in enumerate(target_ids)}
+
+    def is_of(self, token_count: int, target_ids: Any) -> bool:
+        """Whether it is that of a model with so many tokens of its own, and these of the target's."""
+        return self.token_count == token_count and self.target_ids == target_ids
 
     def own(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""

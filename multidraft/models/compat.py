@@ -6,7 +6,7 @@ alone; versions are 4.57 to the newest.
 
 import inspect
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -57,10 +57,38 @@ def text_config(model: PreTrainedModel) -> PretrainedConfig:
 
 
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
-    """Its tokens; `target_ids` in the settings of a draft model say that they are a part of the target's."""
-    if model not in VOCABULARIES:
-        VOCABULARIES[model] = Vocabulary(text_config(model).vocab_size, getattr(model.config, "target_ids", None))
+    """The tokens that it has now; `target_ids` in the settings of a draft model say that they are part of a target's.
+
+    What was made before serves again while it is of these tokens: to look through all `target_ids` takes a while.
+    """
+    token_count, target_ids = count_tokens(model), getattr(model.config, "target_ids", None)
+    if model not in VOCABULARIES or not VOCABULARIES[model].is_of(token_count, target_ids):
+        VOCABULARIES[model] = Vocabulary(token_count, target_ids)
     return VOCABULARIES[model]
+
+
+def count_tokens(model: PreTrainedModel) -> int:
+    """How many tokens it reads and scores; raises AdviceError where its weights have another number than its settings.
+
+    An embedding may have more rows than that (Mllama's have images there), but not fewer.
+    """
+    token_count = text_config(model).vocab_size
+    row_count = getattr(layer_of(model.get_input_embeddings), "num_embeddings", token_count)
+    column_count = getattr(layer_of(model.get_output_embeddings), "out_features", token_count)
+    if row_count < token_count or column_count != token_count:
+        raise AdviceError(
+            f"{model.config.model_type} has {token_count} tokens by its config, an embedding of {row_count} and logits "
+            f"for {column_count}; change them together, by model.resize_token_embeddings({column_count})"
+        )
+    return token_count
+
+
+def layer_of(getter: Callable[[], nn.Module | None]) -> nn.Module | None:
+    """The layer that a model names; None where it has none or does not tell."""
+    try:
+        return getter()
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def home(model: Any) -> torch.device:
@@ -147,6 +175,8 @@ def faults_of(model: PreTrainedModel) -> Iterator[str]:
         yield "gives nothing to go on from after a pass; use another model"
     if attention not in ("sdpa", "eager", GROUPED) and not needs_paths(model):
         yield f'has attention {attention}, which takes no tree mask; load it with attn_implementation="sdpa" or "eager"'
+    if model.dtype.itemsize == 1:
+        yield f"has weights in {model.dtype}, which nothing multiplies; load it with dtype=torch.bfloat16"
     if model.training:
         yield "is in training mode, where dropout changes its distribution; call model.eval() first"
 

@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from math import inf
 from threading import RLock
 from types import FunctionType
@@ -188,12 +188,21 @@ class Steps:
     """
 
     def __init__(self, model: PreTrainedModel):
-        self.device, self.dtype, self.weights = model.device, model.dtype, versions_of(model)
+        self.device, self.dtype = model.device, model.dtype
+        self.weights = [(ref(weight), version_of(weight)) for weight in weights_of(model)]
         self.compiled = compiled(model)
         self.works = True
         self.rooms: list[Room] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
             self.give_up(AdviceError("its weights are not all on one device"))
+
+    def are_of(self, model: PreTrainedModel) -> bool:
+        """Whether its weights are those that were compiled: a new one may stand where an old one has."""
+        weights = weights_of(model)
+        if len(weights) != len(self.weights):
+            return False
+        pairs = zip(weights, self.weights, strict=True)
+        return all(old() is weight and version == version_of(weight) for weight, (old, version) in pairs)
 
     def give_up(self, error: Exception) -> None:
         """From now on the model reads without."""
@@ -282,15 +291,19 @@ STEPS: WeakKeyDictionary[PreTrainedModel, Steps] = WeakKeyDictionary()
 
 def steps_of(model: PreTrainedModel) -> Steps:
     """What is kept with a model, unless its weights have changed since: they may have been compiled in."""
-    if model not in STEPS or STEPS[model].weights != versions_of(model):
+    if model not in STEPS or not STEPS[model].are_of(model):
         STEPS[model] = Steps(model)
     return STEPS[model]
 
 
-def versions_of(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Where the weights are, and how often they have been changed in place."""
-    weights = chain(model.parameters(), model.buffers())
-    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+def weights_of(model: PreTrainedModel) -> list[Tensor]:
+    """Its parameters and buffers."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def version_of(weight: Tensor) -> tuple[int, int]:
+    """Where a weight is, and how often it has been changed in place."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def compiled(model: PreTrainedModel) -> Step:

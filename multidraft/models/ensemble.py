@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, is_number, shown
 from multidraft.models.base import CHUNK, LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
+from multidraft.verification.distributions import described
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
 WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
@@ -100,7 +101,8 @@ class Mixture(Together):
     def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         members = self.said(tokens, parents, scored)
         if callable(self.weights):
-            weights = self.weights(torch.stack([spread(member, self.vocabulary) for member in members], 2)).unbind(-1)
+            laws = torch.stack([spread(member, self.vocabulary) for member in members], 2)
+            weights = checked(self.weights(laws), laws).unbind(-1)
         else:
             weights = tuple(members[0].logits.new_tensor(self.weights))
         return merged([scaled(*pair) for pair in zip(members, weights, strict=True)])
@@ -240,7 +242,25 @@ def spread(scores: Scores, vocabulary: int) -> Float[Tensor, "rows new vocabular
     return law.new_zeros(*law.shape[:2], vocabulary).scatter_add(-1, scores.ids, law).log()
 
 
-def check_weights(weights: Sequence[float], drafters: int) -> None:
+def checked(weights: Any, laws: Float[Tensor, "rows new drafters _"]) -> Float[Tensor, "rows new drafters"]:
+    """What a function has weighed the drafters with; raises AdviceError unless each node has a weight for each."""
+    shape, use = tuple(laws.shape[:-1]), "a float tensor (rows, new, drafters) of weights, none below 0 and one above"
+    good = isinstance(weights, Tensor) and weights.is_floating_point() and weights.shape == shape
+    if not good or weights.device != laws.device:
+        what = f"{described(weights)}, not of shape {shape} on {laws.device}"
+        raise AdviceError(f"the weights function of a Mixture returns {what}; return {use}")
+    fine = weights.isfinite().all(-1) & (weights >= 0).all(-1) & (weights > 0).any(-1)
+    if not fine.all():
+        row, node = (~fine).nonzero()[0].tolist()
+        told = weights[row, node].tolist()
+        raise AdviceError(f"the weights function of a Mixture returns {told} in row {row}, node {node}; return {use}")
+    return weights
+
+
+def check_weights(weights: Any, drafters: int) -> None:
     """Raise unless there is a weight for each drafter, none below zero, and they sum to one."""
-    if len(weights) != drafters or not min(weights) >= 0 or not abs(sum(weights) - 1) < 1e-6:
-        raise AdviceError(f"weights {list(weights)} make no mixture of {drafters} drafters; pass as many, summing to 1")
+    listed = weights if isinstance(weights, list | tuple) and all(map(is_number, weights)) else []
+    if len(listed) != drafters or not min(listed) >= 0 or not abs(sum(listed) - 1) < 1e-6:
+        raise AdviceError(
+            f"weights {shown(weights)} make no mixture of {drafters} drafters; pass as many, summing to 1"
+        )

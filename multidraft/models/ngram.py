@@ -10,10 +10,12 @@ from math import log
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.models.base import Lists, Scores
 from multidraft.models.table import Prefix, PrefixModel
+from multidraft.verification.distributions import described
 
 MOST = 64  # tokens that a run brings into a law, the most frequent ones
 LEAST = 0.01  # what a guess without any match is worth
@@ -149,8 +151,9 @@ class NGram(Reader):
     """
 
     def __init__(self, vocabulary: int, order: int = 3, corpus: Sequence[int] = ()):
-        if order < 1:
-            raise AdviceError(f"an n-gram model of order {order} predicts nothing; use at least 1")
+        if not is_integer(order) or order < 1:
+            raise AdviceError(f"an n-gram model of order {shown(order)} predicts nothing; use at least 1")
+        check_corpus(corpus, vocabulary)
         super().__init__(vocabulary, order - 1)
         self.corpus = History(self.longest)
         self.corpus.read(tuple(corpus))
@@ -173,6 +176,18 @@ class NGram(Reader):
         return law or {prefix[-1]: LEAST}
 
 
+def check_corpus(corpus: Any, vocabulary: int) -> None:
+    """Raise unless it is a text of tokens of the vocabulary."""
+    if isinstance(corpus, Tensor | str | bytes) or not isinstance(corpus, Sequence):
+        raise AdviceError(f"the corpus is {described(corpus)}; give a list of token ids")
+    for place, token in enumerate(corpus):
+        if not (type(token) is int or is_integer(token)) or not 0 <= token < vocabulary:
+            last = vocabulary - 1
+            raise AdviceError(
+                f"the corpus has {shown(token)} at {place}; give token ids of the vocabulary, 0 to {last}"
+            )
+
+
 class Lookup(Reader):
     """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
@@ -185,8 +200,8 @@ class Lookup(Reader):
     history = Matches
 
     def __init__(self, vocabulary: int, longest: int = 3):
-        if longest < 1:
-            raise AdviceError(f"look-up of runs of {longest} tokens finds nothing; use at least 1")
+        if not is_integer(longest) or longest < 1:
+            raise AdviceError(f"look-up of runs of {shown(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
     def fresh(self, capacity: int) -> "Lookup":

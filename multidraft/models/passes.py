@@ -8,7 +8,7 @@ than to multiply them with a few tokens. Here a packed copy stays; the model is 
 weights is noticed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
@@ -71,10 +71,13 @@ def grouped(config: PretrainedConfig) -> Iterator[None]:
 
 
 class Layer:
-    """A linear layer and a packed copy of its weight; raises RuntimeError where this processor cannot have one."""
+    """A linear layer and a packed copy of its weight; raises RuntimeError where this processor cannot have one.
 
-    def __init__(self, module: nn.Linear):
-        self.module, self.weight = module, module.weight
+    `siblings` are what its parent holds by name: the parent itself may be the key that this is kept by.
+    """
+
+    def __init__(self, module: nn.Linear, siblings: Mapping[str, nn.Module | None], name: str):
+        self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
         self.version, self.place = self.weight._version, self.weight.data_ptr()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
         some = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
@@ -87,7 +90,9 @@ class Layer:
         return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
 
     def is_fresh(self) -> bool:
-        """Whether the weight is still the one that was packed."""
+        """Whether the layer is still in its place, with the weight that was packed."""
+        if self.siblings.get(self.name) is not self.module:  # as after `resize_token_embeddings`
+            return False
         weight = self.module._parameters["weight"]
         return weight is self.weight and weight._version == self.version and weight.data_ptr() == self.place
 
@@ -95,7 +100,7 @@ class Layer:
 PACKED: WeakKeyDictionary[nn.Module, list[Layer]] = WeakKeyDictionary()
 
 
-def fits(module: nn.Module) -> TypeGuard[nn.Linear]:
+def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     """Whether it is a plain linear layer on a CPU, large enough, that nothing else has taken over."""
     if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
         return False
@@ -105,12 +110,15 @@ def fits(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def pack(module: nn.Module) -> list[Layer]:
     """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
-    found = [part for part in module.modules() if fits(part)] if torch.backends.mkldnn.is_available() else []
+    if not torch.backends.mkldnn.is_available():
+        return []
+    places = [(own._modules, name) for own in module.modules() for name in own._modules]
+    found = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
     room = available(torch.device("cpu"))
     if room is not None and sum(layer.weight.nbytes for layer in found) > room / 2:
         return []
     try:
-        return [Layer(layer) for layer in found]
+        return [Layer(layer, *place) for layer, place in found.items()]
     except (AssertionError, RuntimeError):
         return []
 

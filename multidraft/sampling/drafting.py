@@ -62,16 +62,33 @@ def draft_laws(
     logits = logits if ids is not None else logits[:, :vocabulary]
     count = logits.shape[0]
     laws, faults = [NOTHING] * count, Faults()
+    if ids is not None and ids.ndim > 1:
+        faults = strange_ids(logits, ids, vocabulary)
     for own, places in alike([own.for_draft or own for own in settings]).items():
         columns = ids if ids is None or ids.ndim == 1 else ids[places]
         mine = prefixes and [prefixes[line] for line in places]
         some = logits if len(places) == count else logits[places]
         for line, law in zip(places, weighed(some, own, mine, drafts, columns, vocabulary, support), strict=True):
-            if len(law.ids):
+            if not len(law.ids):
+                table = ids if ids is None or ids.ndim == 1 else ids[line]
+                faults[line] = RowFault(DRAFT, str(problem_of(logits[line], table)))
+            elif line not in faults:
                 laws[line] = law
-            else:
-                faults[line] = RowFault(DRAFT, str(problem_of(logits[line])))
     return laws, faults
+
+
+def strange_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary: int) -> Faults:
+    """The faults of lines that score a token twice, or one that is none of the target's; empty columns may name any."""
+    scored, tokens = (logits > -torch.inf).cpu().numpy(), ids.cpu().numpy()  # whose calls cost a fraction
+    outside = scored & ((tokens < 0) | (tokens >= vocabulary))
+    ordered = np.sort(np.where(scored, tokens, -1 - np.arange(tokens.shape[-1])), -1)
+    twice = ordered[:, 1:] == ordered[:, :-1]
+    faults = Faults()
+    for line in np.flatnonzero(outside.any(-1) | twice.any(-1)).tolist():
+        strange, doubled = tokens[line][outside[line]].tolist(), ordered[line, 1:][twice[line]].tolist()
+        beyond = f"scores token {strange[0]}, and the target has 0 to {vocabulary - 1}" if strange else ""
+        faults[line] = RowFault(DRAFT, beyond or f"scores token {doubled[0]} twice")
+    return faults
 
 
 def weighed(
@@ -157,8 +174,8 @@ def spread(logits: Columns, ids: Ids, vocabulary: int) -> Lines:
     """Scores for the whole vocabulary, as processors expect them: minus infinity where there is no column."""
     if ids is None:
         return torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[-1]), value=-torch.inf)
-    whole = logits.new_full((len(logits), vocabulary), -torch.inf)
-    return whole.scatter_reduce_(-1, ids.expand(logits.shape), logits, "amax")  # empty columns may share an id
+    whole, known = logits.new_full((len(logits), vocabulary), -torch.inf), ids.expand(logits.shape)
+    return whole.scatter_reduce_(-1, known.clamp(0, vocabulary - 1), logits, "amax")  # empty columns name any token
 
 
 def processed(logits: Lines, own: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Sampling]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
@@ -37,15 +37,18 @@ class RowFault(AdviceError):
 
     def __str__(self) -> str:
         place = "" if self.row is None else f"row {self.row}, position {self.position}: "
-        advice = "mend it, or change its settings" if self.source.startswith("processor") else "check its weights"
+        is_code = self.source.startswith(("processor", "criterion"))
+        advice = "mend it, or change its settings" if is_code else "check its weights"
         return f"{place}{self.source} {self.problem}; {advice}"
 
 
 Faults = dict[int, RowFault]  # by line
 
 
-def problem_of(line: Float[Tensor, " vocabulary"]) -> str | None:
+def problem_of(line: Float[Tensor, " columns"], ids: Int[Tensor, " columns"] | None = None) -> str | None:
     """What keeps a line of scores from being a distribution's logits; None if nothing does.
+
+    `ids` are the tokens of its columns, where these are others.
 
     >>> problem_of(torch.tensor([0.0, float("nan")]))
     'gives token 1 the score nan'
@@ -55,7 +58,8 @@ def problem_of(line: Float[Tensor, " vocabulary"]) -> str | None:
         return None
     if largest == -math.inf:
         return "leaves no token with a finite score"
-    return f"gives token {int(line.argmax())} the score {largest}"
+    column = int(line.argmax())
+    return f"gives token {column if ids is None else int(ids[column])} the score {largest}"
 
 
 def wrong_form(scores: object, like: Lines) -> str | None:

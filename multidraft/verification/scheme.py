@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.errors import AdviceError
-from multidraft.verification.distributions import check_distribution, described, uniform
+from multidraft.errors import AdviceError, check_integer
+from multidraft.verification.distributions import check_distribution, described, has_values, uniform
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum
 from multidraft.verification.outcome import Outcome, Rule, over_all_tuples
+from multidraft.verification.outside import check_numbers
 from multidraft.verification.precision import Draft, Rates, Rows, Tuples
 
 
@@ -31,6 +32,7 @@ class Entry:
     known_as: str = ""  # the name it goes by with the deferred walk
     coupling: bool = False  # whether a single draft, drawn from q itself, is coupled: accepted with min(1, p/q)
     sub_probability: bool = True  # whether it takes targets that sum to less than one, as the deferred walk asks
+    guarded: bool = False  # whether its numbers are looked at before anybody draws by them: a rule from outside
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,11 @@ class Scheme:
         return self.verify(target, draft, drafted)
 
     def verify(self, target: Tensor, draft: Tensor, drafted: Tensor) -> Outcome:
-        """`outcome` without its checks, for the decoding loop."""
-        return self.entry.rule(target, draft, drafted, self.law)
+        """`outcome` without its checks, for the decoding loop; what a rule from outside returns is checked here too."""
+        outcome = self.entry.rule(target, draft, drafted, self.law)
+        if self.entry.guarded and drafted.numel():
+            check_numbers(outcome, target, self.name, self.within)
+        return outcome
 
     def expected_acceptance(self, target: Tensor, draft: Tensor) -> Tensor | None:
         """The acceptance rate by its formula, None where there is none; unchecked, for the decoding loop."""
@@ -117,6 +122,7 @@ class Scheme:
         self, target: Rows, draft: Draft, samples: int = 1000, generator: torch.Generator | None = None
     ) -> tuple[Rates, str]:
         """That rate, and the method that gave it: a formula, enumeration where small, else sampling."""
+        check_integer(samples, "samples", 1)
         self.check_pair(target, draft)
         if not target.numel():
             return target.new_empty(target.shape[:-1]), "nothing to average"
@@ -125,8 +131,10 @@ class Scheme:
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
             pairs = zip(p.split(1), q.split(1), strict=True)
-            summed = [over_all_tuples(self.entry.rule, self.law, *pair).acceptance for pair in pairs]
-            return torch.cat(summed).to(target.dtype).reshape(target.shape[:-1]), "enumeration"
+            summed = [over_all_tuples(lambda *given: self.verify(*given[:3]), self.law, *pair) for pair in pairs]
+            return torch.cat([each.acceptance for each in summed]).to(target.dtype).reshape(
+                target.shape[:-1]
+            ), "enumeration"
         drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # one at a time
         rates = torch.stack([outcome.acceptance().double() for outcome in drawn])
         return rates.mean(0), f"average over {samples} tuples"
@@ -155,7 +163,8 @@ class Scheme:
     def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
         """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
         wanted = (*self.law.batch(draft), self.law.width)
-        if not isinstance(drafted, Tensor) or drafted.dtype != torch.int64 or drafted.shape != wanted:
+        fits = isinstance(drafted, Tensor) and drafted.dtype == torch.int64 and drafted.shape == wanted
+        if not fits or not has_values(drafted):
             raise AdviceError(
                 f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
                 f"tensor of shape {wanted}: one tuple for each row of draft"

@@ -169,3 +169,70 @@ def test_bad_input_is_refused_with_advice() -> None:
     for advice, (asked, settings) in wrong.items():
         with pytest.raises(md.AdviceError, match=advice):
             unwrap(md.verify_tree)(*asked, generator=torch.Generator().manual_seed(0), **settings)
+
+
+TABLES = ("candidates", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+LAWS = {"target_probs": TARGET(()).expand(1, 2, -1), "draft_probs": DRAFT(()).expand(1, 1, -1)}
+COINS = {"uniform_samples": torch.tensor([[0.5, 0.5]]), "uniform_samples_for_final_sampling": torch.tensor([0.5])}
+RIGHT = dict(zip(TABLES, tables_of([[0, 1]], (-1, 0)), strict=True)) | LAWS | COINS
+NO_TENSORS: dict[str, Callable[[Tensor], object]] = {
+    "text": lambda right: "x",
+    "a number": lambda right: 3,
+    "a list": lambda right: right.tolist(),
+    "complex": lambda right: right + 0j,
+    "meta": lambda right: right.to("meta"),
+    "sparse": lambda right: right.to_sparse(),
+    "another rank": lambda right: right[0],
+    "one more": lambda right: right[None],
+    "no columns": lambda right: right[..., :0],
+    "no rows": lambda right: right[:0],
+    "a row too many": lambda right: torch.cat([right, right]),
+    "truth values": lambda right: right > 0,
+    "another kind": lambda right: right.long() if right.is_floating_point() else right.float(),
+}
+WRONG = [(name, kind, change(right)) for name, right in RIGHT.items() for kind, change in NO_TENSORS.items()]
+WRONG += [(name, f"{value}", 0 * RIGHT[name] + value) for name in COINS for value in (float("nan"), -1.0, 1.0, 2.0)]
+WRONG += [(name, "no law", change(RIGHT[name])) for name in LAWS for change in (torch.neg, torch.log, torch.zeros_like)]
+WRONG += [("draft_probs", "another vocabulary", torch.full((1, 1, 4), 0.25))]
+WRONG += [("num_speculative_tokens", "", wrong) for wrong in ("x", "2", 0, -1, 2.0, True, 10**12, float("nan"))]
+WRONG += [("generator", "", wrong) for wrong in ("x", 3, [torch.Generator()])]
+WRONG += [("scheme", "", wrong) for wrong in ("x", 3, "iid:lornez", "anchored:lorenz", "distinct:naive")]
+WRONG += [("walk", "", wrong) for wrong in ("x", 3, None, lambda *_: None)]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("name", "kind", "wrong"), WRONG, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_wrong_argument_ends_in_a_line_that_names_it(name: str, kind: str, wrong: object) -> None:
+    given = {**RIGHT, **({"uniform_samples": None} if name == "generator" else {}), name: wrong}
+    with pytest.raises(md.AdviceError) as caught:
+        md.verify_tree(**given)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert name.partition("_")[0] in said or "the tables" in said or "as an int64" in said or "iid:lorenz" in said
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"uniform_samples": torch.tensor([[0.5]])},
+        {"uniform_samples": torch.tensor([[0.0, 1 - 2**-24]])},
+        {"target_probs": RIGHT["target_probs"].double(), "draft_probs": RIGHT["draft_probs"].double()},
+        {"num_speculative_tokens": 5, "walk": "commit", "scheme": "iid:naive"},
+        {name: RIGHT[name].int() for name in TABLES},
+    ],
+)
+def test_right_twins_pass(more: dict) -> None:
+    predicts, accept_index, counts = md.verify_tree(**{**RIGHT, **more})
+    assert (len(predicts), len(accept_index), len(counts)) == (2, 1, 1)
+
+
+def test_a_rule_for_whole_targets_needs_the_walk_that_commits() -> None:
+    def naive(target: Tensor, draft: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
+        return target.gather(-1, drafted), target.scatter(-1, drafted, 0.0)
+
+    scheme = md.scheme(naive, law="iid")
+    with pytest.raises(md.AdviceError, match="use walk='commit'"):
+        md.verify_tree(**RIGHT, scheme=scheme)
+    md.verify_tree(**RIGHT, scheme=scheme, walk="commit")

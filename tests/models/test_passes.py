@@ -114,6 +114,17 @@ def test_other_weights_are_seen(way: str) -> None:
     assert after.dtype != before.dtype or not torch.allclose(after, before, atol=1e-3)
 
 
+def test_a_layer_in_the_place_of_another_is_packed(calls: list[nn.Module]) -> None:
+    """As the head of a model is that gets more tokens; the old one is not held any longer."""
+    model, inputs = two_layers(), torch.ones(1, 128)
+    read(model, inputs)
+    model[0] = nn.Linear(128, 160)
+    read(model, inputs)
+    calls.clear()
+    torch.testing.assert_close(read(model, inputs), model(inputs).detach())
+    assert calls == [model[0], model[2]]
+
+
 def test_what_is_not_packed(calls: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (two_layers(torch.float64), two_layers(torch.float16)):
         read(other, torch.ones(1, 128).to(other[0].weight.dtype))

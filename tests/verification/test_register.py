@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ends_with_advice, run
 
 import multidraft as md
 from multidraft.verification import registry
@@ -27,19 +28,28 @@ def naive(target, draft, drafted):
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
     """No test leaves a scheme behind."""
-    for name in ("mine:naive", "mine:rule"):
+    for name in ("mine:naive", "mine:rule", "mine:right", "mine:wrong"):
         monkeypatch.setitem(registry.SCHEMES, name, None)
         del registry.entries()[name]
 
 
 @pytest.fixture
 def module(tmp_path, monkeypatch) -> str:
-    """A module in the current folder with the rules of the example."""
+    """A module that can be imported, with the rules of the example."""
     (tmp_path / "rules_of_mine.py").write_text(EXAMPLE.read_text())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rules_of_mine", raising=False)
     return "rules_of_mine"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A current folder where Python does not look for modules, with one that notes in a file that it has run."""
+    (tmp_path / "top.py").write_text(f"open('ran', 'w').close()\n{EXAMPLE.read_text().partition('for name')[0]}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "top", raising=False)
+    return tmp_path
 
 
 def test_the_example_audits_both_rules(capsys) -> None:
@@ -73,6 +83,46 @@ def test_every_form_is_audited(form: str, module: str) -> None:
     assert form != "wrong" or report.sentence.startswith(f"{module}:wrong is biased")
 
 
+@pytest.mark.parametrize("name", ["top:naiv", "top:right", "top:right,law=iid"])
+def test_no_name_runs_a_file_of_the_current_folder(name: str, here: Path) -> None:
+    with pytest.raises(md.AdviceError, match=r"unknown scheme 'top:\w+'; .*--import MODULE"):
+        md.scheme(name)
+    ends_with_advice(run("audit", name), "unknown scheme 'top:")
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["rules_of_mine:right", "rules_of_mine:rihgt"])
+def test_a_name_without_a_law_imports_nothing(name: str, module: str) -> None:
+    """As one of a registered scheme that is mistyped."""
+    with pytest.raises(md.AdviceError, match="unknown scheme"):
+        md.scheme(name)
+    assert module not in sys.modules
+    assert md.scheme("rules_of_mine:right", law="iid").law.name == "iid"
+    with pytest.raises(md.AdviceError, match="has no rihgt"):
+        md.scheme("rules_of_mine:rihgt", law="iid")
+
+
+@pytest.mark.parametrize("name", ["mine:right", "top:right,law=iid"])
+def test_the_command_line_imports_what_it_is_asked_to(name: str, here: Path) -> None:
+    """Whether the module registers a name, or has a rule to name."""
+    result = run("--import", "top", "audit", name, "--drafts", 1, "--vocabulary", 16, "--trials", 100, "--json")
+    assert result.exit_code == 0, result.output
+    assert (here / "ran").exists()
+    ends_with_advice(run("--import", "no_such_module", "schemes"), "--import no_such_module fails with ModuleNotFound")
+    (here / "broken.py").write_text("raise OSError('several\\nlines')")
+    ends_with_advice(run("--import", "broken", "schemes"), "--import broken fails with OSError: several lines")
+    with pytest.raises(md.AdviceError, match="importing the module broken fails with OSError: several lines"):
+        md.scheme("broken:rule", law="iid")  # the folder has been asked for
+
+
+def test_an_unknown_name_is_told_what_comes_closest() -> None:
+    for name, near in {"iid:lornez": "iid:lorenz", "topp:naive": "top:naive", "x" * 10_000: "unknown"}.items():
+        with pytest.raises(md.AdviceError, match=near) as caught:
+            md.scheme(name)
+        assert len(str(caught.value)) < 300
+        assert "lists all" in str(caught.value)
+
+
 def test_it_decodes_with_the_walk_that_it_is_right_for() -> None:
     pair, rule = load_pair(), md.scheme(naive, 1, law="iid")
     settings = dict(scheme=rule, tree="1x1", max_new_tokens=8)
@@ -85,7 +135,7 @@ def test_it_decodes_with_the_walk_that_it_is_right_for() -> None:
 def test_settings_make_two_schemes_of_one_rule() -> None:
     one, other = md.scheme("iid:binned_lorenz", bins=8), md.scheme("iid:binned_lorenz", bins=16)
     assert one != other
-    assert one.with_drafts(2).entry.rule.bins == 8
+    assert one.with_drafts(2).entry.rule.function.bins == 8
     assert md.scheme(naive, 1, law="iid") != md.scheme(lambda p, q, x: naive(p, q, x), 1, law="iid")
 
 

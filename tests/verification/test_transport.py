@@ -1,5 +1,6 @@
 """Every optimal acceptance rate against the linear program over all tuples, and the minimum over all token sets."""
 
+import inspect
 import itertools
 import math
 import sys
@@ -240,7 +241,7 @@ def test_batched_equals_row_by_row_in_both_precisions(law):
     q[0, 0] = torch.eye(9)[2]  # a row whose support is smaller than the drafts
     q[1, 3, 4:] = 0.0
     q = q / q.sum(-1, keepdim=True)
-    many = law not in ("spechub", "anchored")
+    many = law != "spechub"
     drafts = torch.tensor([[1, 2, 3, 4], [5, 2, 4, 4]]) if many else torch.full((2, 4), 2)
     batched = optimal_acceptance_rate(p, q, law, drafts=drafts if many else 2)
     single = optimal_acceptance_rate(p.float(), q.float(), law, drafts=drafts if many else 2)
@@ -250,6 +251,27 @@ def test_batched_equals_row_by_row_in_both_precisions(law):
         row = optimal_acceptance_rate(p[place], q[place], law, drafts=drafts[place].item())
         assert row.shape == ()
         assert row.item() == pytest.approx(batched[place].item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"anchors": 2}, {"anchors": 9, "top_up": False}, {"anchors": "by row"}])
+def test_anchors_beside_a_number_of_drafts_for_each_row(settings):
+    """As row by row; a row without drafts accepts nothing."""
+    generator = torch.Generator().manual_seed(3)
+    p, q = (torch.rand(5, 6, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
+    q[0], drafts = t64(0.9, 0.1, 0, 0, 0, 0), torch.tensor([3, 1, 4, 0, 2])
+    wanted, own = settings.get("anchors"), torch.tensor([1, 0, 4, 0, 2])
+    batched = settings | ({"anchors": own} if wanted == "by row" else {})
+    found = optimal_acceptance_rate(p, q, "anchored", drafts=drafts, **batched)
+    for row, count in enumerate(drafts.tolist()):
+        alone = settings | ({"anchors": own[row].item()} if wanted == "by row" else {})
+        assert found[row] == pytest.approx(
+            optimal_acceptance_rate(p[row], q[row], "anchored", drafts=count, **alone).item(), abs=1e-12
+        )
+    with pytest.raises(AdviceError, match=r"drafts has shape \(3,\); give one number, or a tensor of shape \(5,\)"):
+        inspect.unwrap(optimal_acceptance_rate)(p, q, "anchored", drafts=drafts[:3])
+    for wrong in (drafts.float(), drafts - 1, drafts > 0, drafts + 0j, drafts.to("meta"), "x", 1.5, [3, 1, 4, 0, 2]):
+        with pytest.raises(AdviceError, match=r"drafts (has entries|is )"):
+            inspect.unwrap(optimal_acceptance_rate)(p, q, "anchored", drafts=wrong)
 
 
 def test_settings_reach_their_law():

@@ -172,7 +172,8 @@ class Body(Drafting):
 
     def embedded(self, tokens: Tokens) -> States:
         """Tokens as states."""
-        return self.embed_tokens(tokens).to(self.fc.weight.dtype) * self.settings.embedding_scale
+        known = tokens.where(tokens < self.embed_tokens.num_embeddings, 0)  # of a target that has been resized since
+        return self.embed_tokens(known).to(self.fc.weight.dtype) * self.settings.embedding_scale
 
     def logits(self, states: Float[Tensor, "*shape hidden"]) -> Float[Tensor, "*shape drafted"]:
         """What states say of the next token, over the tokens that the head has."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, shown
 from multidraft.models import base
 from multidraft.models.base import Scored
 from multidraft.models.compat import windows
@@ -347,9 +347,9 @@ def head(name: str, target: Any) -> Head:
     Raises AdviceError where the files are of no head, of one of another kind, or of one for another target; it says
     what differs.
     """
-    match = NAMED.fullmatch(name)
+    match = NAMED.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise AdviceError(f"{name!r} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
+        raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
         raise AdviceError(NOT_TOLD.format(f"of {type(target).__name__}"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, check_integer
-from multidraft.verification.distributions import check_distribution
+from multidraft.verification.distributions import check_distribution, has_values
 from multidraft.verification.law import Law
 from multidraft.verification.laws.anchored import Anchored, Counts, Greedy, SpecHub, Top
 from multidraft.verification.laws.distinct import Distinct
@@ -14,6 +14,7 @@ from multidraft.verification.laws.iid import Iid
 from multidraft.verification.laws.without_replacement import WithoutReplacement
 from multidraft.verification.precision import Draft, Rates, Rows
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 LAWS: dict[str, type[Law]] = {
     law.name: law for law in (Iid, WithoutReplacement, Greedy, Anchored, Top, SpecHub, Distinct)
 }
@@ -51,6 +52,7 @@ def optimal_acceptance_rate(
     check_distribution(draft, "draft")
     own = settings | dict(draft_probability=1.0 if draft_probability == 0 else draft_probability)
     check_settings(LAWS[law], drafts, own)
+    check_counts(settings | {"drafts": drafts}, target.shape[:-1])
     return solve(LAWS[law], target, draft, drafts, draft_probability, settings)
 
 
@@ -58,9 +60,18 @@ def check_settings(law: type[Law], drafts: int | Tensor, settings: dict[str, Any
     """Raise unless a law can have these settings; the number of drafts may be zero here."""
     if not isinstance(drafts, Tensor):
         check_integer(drafts, "drafts", 0)
-    elif drafts.dtype.is_floating_point or drafts.dtype == torch.bool or bool((drafts < 0).any()):
+    elif drafts.dtype not in WHOLE or not has_values(drafts) or bool((drafts < 0).any()):
         raise AdviceError("drafts has entries that are no numbers of drafts; use whole numbers, at least 0")
     law(law.fixed_drafts or 1, **{key: x for key, x in settings.items() if not isinstance(x, Tensor)})
+
+
+def check_counts(settings: dict[str, Any], rows: torch.Size) -> None:
+    """Raise unless each number that is given row by row has one for every row, or one for all."""
+    for name, counts in settings.items():
+        if isinstance(counts, Tensor) and counts.shape not in (rows, torch.Size()):
+            raise AdviceError(
+                f"{name} has shape {tuple(counts.shape)}; give one number, or a tensor of shape {tuple(rows)}"
+            )
 
 
 def optimum(target: Rows, draft: Draft, law: Law) -> Rates:

@@ -19,7 +19,7 @@ from multidraft.verification.precision import TIE, Past, Rates, Rows, Tuples, le
 Counts = int | Int[Tensor, "*batch"]
 
 
-def anchor_count(draft: Rows, drafts: int) -> Int[Tensor, "*batch"]:
+def anchor_count(draft: Rows, drafts: Counts) -> Int[Tensor, "*batch"]:
     """How many anchors to take: the next most likely token is one while q(token) * (drafts left) >= draft mass left.
 
     It looks at the draft distribution alone, never at drawn tokens, which keeps every rule lossless.
@@ -27,17 +27,20 @@ def anchor_count(draft: Rows, drafts: int) -> Int[Tensor, "*batch"]:
     >>> anchor_count(torch.tensor([0.6, 0.2, 0.2]), 2)
     tensor(1)
     """
-    return count_of(draft.double(), most_likely(draft, drafts))
+    most = drafts if isinstance(drafts, int) else int(drafts.max()) if drafts.numel() else 0
+    return count_of(draft.double(), most_likely(draft, most), drafts)
 
 
-def count_of(draft: Rows, top: Int[Tensor, "*batch drafts"]) -> Int[Tensor, "*batch"]:
-    """How many of the most likely tokens are anchors."""
-    drafts, index = top.shape[-1], top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
+def count_of(draft: Rows, top: Int[Tensor, "*batch most"], drafts: Counts) -> Int[Tensor, "*batch"]:
+    """How many of the most likely tokens are anchors, of so many drafts."""
+    index = top % (draft.shape[-1] + 1)  # -1 points behind the vocabulary
     extended = torch.nn.functional.pad(draft, (0, 1))
     value = extended.gather(-1, index)
     unlikely = extended.scatter_(-1, index, 0.0).sum(-1, keepdim=True)
     mass = value.flip(-1).cumsum(-1).flip(-1) + unlikely  # from the small end: exact even where q is nearly one-hot
-    drafts_left = torch.arange(drafts, 0, -1, device=draft.device)
+    drafts_left = torch.as_tensor(drafts, device=draft.device)[..., None] - torch.arange(
+        top.shape[-1], device=draft.device
+    )
     return ((value * drafts_left >= TIE * mass) & (value > 0)).cumprod(-1).sum(-1)
 
 
@@ -181,11 +184,12 @@ class Anchored(Staged):
     name = "anchored"
 
     @staticmethod
-    def optimal(target: Rows, draft: Rows, drafts: int, anchors: Counts | None = None, top_up: bool = True) -> Rates:
+    def optimal(target: Rows, draft: Rows, drafts: Counts, anchors: Counts | None = None, top_up: bool = True) -> Rates:
         """The optimum with the anchors that the law takes."""
-        anchors = anchor_count(draft, drafts) if anchors is None else anchors
-        if isinstance(anchors, int) and isinstance(drafts, int):
-            anchors = min(anchors, drafts)
+        if anchors is None:
+            anchors = anchor_count(draft, drafts)
+        elif isinstance(anchors, int):  # all drafts where it is more
+            anchors = min(anchors, drafts) if isinstance(drafts, int) else drafts.clamp(max=anchors)
         return optimal_anchored(target, draft, drafts, anchors, top_up)
 
     def __post_init__(self) -> None:
@@ -214,7 +218,7 @@ class Anchored(Staged):
         if not self.has_sure:
             return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
         top = most_likely(draft, self.drafts)
-        count = count_of(draft.double(), top)[..., None] if self.anchors is None else self.anchors
+        count = count_of(draft.double(), top, self.drafts)[..., None] if self.anchors is None else self.anchors
         return top.masked_fill(torch.arange(self.drafts, device=draft.device) >= count, -1)
 
     def parts(self, drafted: Any) -> tuple[Any, Any, Any]:

@@ -1,0 +1,26 @@
+"""Stopping criteria: what one says of a sequence is yes or no, or the fault of its row, by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from multidraft.sampling.gate import RowFault
+from multidraft.verification.distributions import described, has_values
+
+
+def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> bool:
+    """Whether a criterion holds at the end of a sequence; raises RowFault where it fails or says something else."""
+    source = f"criterion {getattr(criterion, '__name__', type(criterion).__name__)}"
+    try:
+        answer = criterion(sequence, None)
+    except Exception as error:
+        raise RowFault(source, f"fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+    is_flag = isinstance(answer, bool | np.bool_)
+    if isinstance(answer, Tensor) and has_values(answer) and answer.numel() == 1:
+        is_flag = not answer.is_floating_point() and not answer.is_complex()
+    if not is_flag:
+        raise RowFault(source, f"returns {described(answer)} instead of one truth value")
+    return bool(answer)
