@@ -71,7 +71,9 @@ def test_packed_as_without(dtype: torch.dtype, shape: tuple[int, ...], monkeypat
     lengths, plainly = list[int](), nn.functional.linear
     monkeypatch.setattr(passes, "linear", lambda given, *more: lengths.append(len(given)) or plainly(given, *more))
     torch.testing.assert_close(read(model, inputs), model(inputs).detach())
-    assert lengths == ([200, 200] if 200 in shape else [])
+    packed = bool(passes.pack(two_layers(dtype)))  # without vector instructions for it, bfloat16 is not
+    assert lengths == ([200, 200] if 200 in shape and packed else [])
+    assert packed or dtype == torch.bfloat16
 
 
 @pytest.fixture
