@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from heads import head_of
 from hybrids import HYBRIDS, hybrid
 from plans import costs, profile, rates
@@ -23,7 +24,6 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.autotune.controller import Auto, Limits
-from multidraft.errors import AdviceError
 from multidraft.verification.scheme import Scheme
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unchecked")]
@@ -221,19 +221,22 @@ def test_the_tuples_are_those_that_the_library_draws(law: str) -> None:
 FALSE_ALARM = 1e-6
 PROMPTS, TOKENS = [[3, 14, 15], [9, 26], [5, 35, 8, 9]], 3
 EACH = 16  # rows of every prompt in a batch
-RARE = 8.0  # a sequence that is expected less often is counted together with others
+LIKELIEST = 4  # tokens that can come at a place, so that every sequence comes often
+SHARPER = 4.0  # logits
+RARE = 5.0  # a sequence that is expected less often is counted together with others
 Scored = dict[tuple[int, ...], float]
 
 
 @torch.inference_mode()
 def conditionals(target: Any, sequences: list[list[int]], temperature: float) -> Tensor:
     """What the target says after sequences of one length, without a cache or a tree."""
-    logits = target(input_ids=torch.tensor(sequences)).logits[:, -1].double()
-    return (logits / temperature).softmax(-1)
+    logits = target(input_ids=torch.tensor(sequences)).logits[:, -1].double() / temperature
+    least = logits.topk(LIKELIEST).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf).softmax(-1)
 
 
-def joint_law(target: Any, prompt: list[int], temperature: float, least: float) -> Scored:
-    """The probabilities of the first tokens, as far as they come to something."""
+def joint_law(target: Any, prompt: list[int], temperature: float) -> Scored:
+    """The probabilities of the first tokens."""
     found: Scored = {(): 1.0}
     for _ in range(TOKENS):
         laws = conditionals(target, [[*prompt, *tokens] for tokens in found], temperature)
@@ -241,7 +244,7 @@ def joint_law(target: Any, prompt: list[int], temperature: float, least: float) 
             (*tokens, token): before * share
             for (tokens, before), law in zip(found.items(), laws.tolist(), strict=True)
             for token, share in enumerate(law)
-            if before * share > least
+            if share > 0
         }
     return found
 
@@ -262,7 +265,8 @@ def odds(
     """How likely so large a chi-square of the first tokens is where nothing is wrong; drafts must have come through."""
     generator, counts = torch.Generator().manual_seed(7), [Counter[tuple[int, ...]]() for _ in PROMPTS]
     accepted, rows = 0, [prompt for prompt in PROMPTS for _ in range(EACH)]
-    settings = dict(max_new_tokens=TOKENS, temperature=temperature, eos_token_id=[], measure=0) | settings
+    settings |= dict(temperature=temperature, top_k=LIKELIEST, draft_top_k=VOCABULARY)
+    settings |= dict(max_new_tokens=TOKENS, eos_token_id=[], measure=0)
     for _ in range(batches):
         new, info = md.generate(target, draft, rows, tree=policy(), generator=generator, **settings)
         accepted += info.accepted
@@ -270,22 +274,105 @@ def odds(
             counts[row // EACH][tuple(tokens.tolist())] += 1
     assert accepted > batches
     draws = batches * EACH
-    laws = [joint_law(target, prompt, temperature, RARE / draws) for prompt in PROMPTS]
+    laws = [joint_law(target, prompt, temperature) for prompt in PROMPTS]
     statistics, freedom = zip(*(chi_square(*both, draws) for both in zip(counts, laws, strict=True)), strict=True)
-    assert sum(freedom) > 20
+    assert sum(freedom) > 8
     return float(chi2.sf(sum(statistics), sum(freedom)))
 
 
-def agrees(found: float) -> None:
-    assert found > FALSE_ALARM, f"chi-square p = {found:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e6"
-
-
-def told_a_flatter_draft() -> Scheme:
-    """The biased twin: it verifies with another draft distribution than the drafts were drawn from."""
+def told_a_flatter_target() -> Scheme:
+    """The biased twin: it verifies with another target than the models have."""
     right = md.scheme("iid:recursive_rejection", drafts=2)
 
     def rule(target: Tensor, draft: Tensor, drafted: Tensor, law: Any) -> Any:
-        flat = draft.sqrt()
-        return right.entry.rule(target, flat / flat.sum(-1, keepdim=True), drafted, law)
+        flat = target.sqrt()
+        flat *= target.sum(-1, keepdim=True) / flat.sum(-1, keepdim=True)
+        return right.entry.rule(flat, draft, drafted, law)
 
     return replace(right, entry=replace(right.entry, rule=rule))
+
+
+def fixed() -> str:
+    return "2x1"
+
+
+class Waking(Auto):
+    """Drafts do not pay in every other step, the first among them, so that the draft model has to catch up."""
+
+    def begin(self, rows: int) -> None:
+        self.profile = RICH if self.steps % 2 else POOR
+        self.rows = 0  # prices are found anew
+        super().begin(rows)
+
+
+POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(10.0, 0.1)}, found=rates(0.9))
+
+
+def waking() -> Waking:
+    policy = Waking(POOR, 1.0, Limits(4, 2))
+    policy.foresee(EACH * len(PROMPTS), 1, 1)
+    assert policy.rests
+    return policy
+
+
+def resized() -> Any:
+    """A target that was used, and got six tokens more."""
+    target = llama()
+    md.generate(target, tiny_model("qwen2"), PROMPTS, tree="2x1", max_new_tokens=2)
+    target.resize_token_embeddings(VOCABULARY + 6, mean_resizing=False)
+    rows, generator = target.get_input_embeddings().weight, torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in (rows, target.get_output_embeddings().weight):
+            weight[VOCABULARY:] = SHARPER * 0.3 * torch.randn(6, weight.shape[1], generator=generator)
+    return target
+
+
+def sharp(target: Any) -> Any:
+    """A copy whose distributions are far from flat, or no mistake would show."""
+    target = copy.deepcopy(target)
+    with torch.no_grad():
+        target.get_output_embeddings().weight *= SHARPER
+    return target
+
+
+def llama() -> Any:
+    return sharp(tiny_model("llama"))
+
+
+def near(target: Any) -> Any:
+    """A draft model that says nearly what the target does."""
+    draft, generator = copy.deepcopy(target), torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += 0.03 * torch.randn(weight.shape, generator=generator)
+    return draft
+
+
+HEADS = ["eagle3 reduced, two layers", "dflash", "medusa"]
+TARGETS = [name for name in ("qwen3_next", "lfm2") if hasattr(transformers, HYBRIDS[name][0])]
+RUNS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], int, Callable[[], Any]]] = {
+    **{name: (llama, lambda target, name=name: head_of(name), 40, fixed) for name in HEADS},
+    **{name: (lambda name=name: sharp(hybrid(name)), near, 12, fixed) for name in TARGETS},
+    "resized": (resized, near, 40, fixed),
+    "resting": (llama, near, 40, waking),
+}
+
+
+def odds_of(name: str, temperature: float, **settings: Any) -> float:
+    of_target, of_draft, batches, policy = RUNS[name]
+    target = of_target()
+    return odds(target, of_draft(target), temperature, batches, policy, **settings)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", [*RUNS])
+def test_the_first_tokens_of_runs_are_the_targets(name: str, temperature: float) -> None:
+    """Rows of three prompts side by side; a lossless decoder fails once in a million seeds, and this one is fixed."""
+    found = odds_of(name, temperature)
+    assert found > FALSE_ALARM, f"chi-square p = {found:.1e}; a lossless decoder gets below {FALSE_ALARM} once in 1e6"
+
+
+@pytest.mark.parametrize("name", [HEADS[0], *TARGETS[:1], "resized", "resting"])
+def test_a_run_that_verifies_with_another_target_is_caught(name: str) -> None:
+    """The same statistic and threshold."""
+    assert odds_of(name, 1.0, scheme=told_a_flatter_target()) < FALSE_ALARM
