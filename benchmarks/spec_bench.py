@@ -36,6 +36,7 @@ from multidraft.machine import commit, hardware, versions
 
 RESAMPLES = 2000
 Run = dict[str, Any]
+Bar = tuple[str, float, float, float]  # a contestant, its ratio, and the ratio's interval
 
 
 def chosen(path: Path, each: int) -> list[dict[str, str]]:
@@ -94,12 +95,14 @@ def read(path: Path, processor: bool) -> tuple[dict[str, Any], list[Run]]:
     return lines[0], [run | dict(seconds=run["processor"]) for run in lines[1:]] if processor else lines[1:]
 
 
-def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float]:
-    """Tokens a second of one over the other's, with its interval; prompts that both have decoded."""
+def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float] | None:
+    """Tokens a second of one over the other's, with its interval; prompts that both have decoded, if there are any."""
     pairs = defaultdict[str, dict[str, Run]](dict)
     for run in runs:
         pairs[run["id"]][run["who"]] = run
     both = [pair for pair in pairs.values() if who in pair and over in pair]
+    if not both:
+        return None
     totals = np.array([[pair[name][what] for name in (who, over) for what in ("tokens", "seconds")] for pair in both])
     draws = np.random.default_rng(0).multinomial(len(both), np.full(len(both), 1 / len(both)), RESAMPLES)
     sums = np.vstack([np.ones(len(both)), draws]) @ totals
@@ -109,9 +112,10 @@ def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float]:
 
 def cell(runs: list[Run], who: str, over: str, whole: bool = False) -> str:
     """A ratio as the table has it."""
-    if not any(run["who"] == who for run in runs):
+    found = ratios(runs, who, over)
+    if found is None:
         return ""
-    ratio, low, high = ratios(runs, who, over)
+    ratio, low, high = found
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})" if whole else f"{ratio:.2f}"
 
 
@@ -168,14 +172,25 @@ def show(path: Path, processor: bool, over: str | None) -> None:
     Console(width=max(180, Console().width)).print(heading(settings, runs), table, sep="\n")
 
 
+def panels_of(settings: dict[str, Any], runs: list[Run], over: str | None) -> dict[float, list[Bar]]:
+    """By temperature the contestants that have a ratio by now; not the temperatures at which nobody has."""
+    names, panels = list(dict.fromkeys(run["who"] for run in runs)), dict[float, list[Bar]]()
+    for temperature in settings["temperatures"] if names else []:
+        here = [run for run in runs if run["temperature"] == temperature]
+        found = [(who, ratios(here, who, over or names[0])) for who in names]
+        if bars := [(who, *ratio) for who, ratio in found if ratio is not None]:
+            panels[temperature] = bars
+    return panels
+
+
 def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
     """Ratios over one contestant in all tasks, with their intervals, a panel for each temperature."""
     settings, runs = read(path, processor)
-    names = list(dict.fromkeys(run["who"] for run in runs))
-    drawn, axes = pictures.figure(len(settings["temperatures"]), width=4.0, height=2.2)
-    for axis, temperature in zip(axes[0], settings["temperatures"], strict=True):
-        here = [run for run in runs if run["temperature"] == temperature]
-        found = [(who, *ratios(here, who, over or names[0])) for who in names if any(r["who"] == who for r in here)]
+    panels = panels_of(settings, runs, over)
+    if not panels:
+        raise AdviceError(f"{path} has no runs to draw yet; the command that measures goes on where it was stopped")
+    drawn, axes = pictures.figure(len(panels), width=4.0, height=2.2)
+    for axis, (temperature, found) in zip(axes[0], panels.items(), strict=True):
         labels, means, lows, highs = zip(*found, strict=True)
         beside = np.array([np.subtract(means, lows), np.subtract(highs, means)])
         axis.barh([name.strip("`") for name in labels], means, xerr=beside, color=pictures.COLOURS[: len(labels)])
@@ -183,9 +198,8 @@ def plot(path: Path, picture: Path, processor: bool, over: str | None) -> None:
             axis.text(0.05, at, f"{mean:.2f}", va="center", color="white")
         axis.invert_yaxis()
         axis.set_title(f"temperature {temperature:g}", fontsize=10)
-    drawn.supxlabel(
-        f"speed over {(over or names[0]).strip('`')}, 95 % over prompts\n{heading(settings, runs)}", fontsize=6
-    )
+    base = (over or runs[0]["who"]).strip("`")
+    drawn.supxlabel(f"speed over {base}, 95 % over prompts\n{heading(settings, runs)}", fontsize=6)
     pictures.save(drawn, picture)
 
 

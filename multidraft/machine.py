@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUP_FILES = "memory.max", "memory.current", "inactive_file "  # of control groups of version 2, and of version 1
+GROUP_FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
 LOADING = "<frozen importlib._bootstrap>"
 STOPPED = 130  # the exit code of an interrupted command, as a shell gives it
 BROKEN = 70  # that of a program with a fault of its own (EX_SOFTWARE), which a supervisor starts anew
@@ -59,7 +62,7 @@ def commit() -> str:
 
 
 def available(device: "torch.device") -> int | None:
-    """Bytes that can be had on a device; all of a machine where it does not say how many are taken, else None."""
+    """Bytes that can be had on a device, as far as it tells; of memory no more than a container leaves."""
     import torch
 
     if device.type == "cuda":
@@ -67,11 +70,42 @@ def available(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
+    return min((size for size in (memory_of_host(), *left_by_groups()) if size is not None), default=None)
+
+
+def memory_of_host() -> int | None:
+    """Bytes that can be had on the whole machine; all of them where it does not say how many are taken."""
     if known := listed(MEMORY, "MemAvailable"):
         return int(known.split()[0]) * 1024
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
+        return None
+
+
+def left_by_groups() -> Iterator[int]:
+    """Bytes that are left by each control group that this process is in, such as a container, and that has a limit."""
+    lines = MEMBERSHIP.read_text().splitlines() if MEMBERSHIP.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if "memory" in controllers.split(","):
+            mounts, names = [GROUPS / "memory"], GROUP_FILES_1
+        else:
+            mounts, names = [GROUPS, GROUPS / "unified"] if not controllers else [], GROUP_FILES
+        for mount in mounts:
+            group = mount / path.lstrip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(mount) and (left := left_by(folder, names)) is not None:
+                    yield left
+
+
+def left_by(group: Path, names: tuple[str, str, str]) -> int | None:
+    """Bytes that one of them leaves, if it has a limit: pages of files that were not used lately can be given up."""
+    limit, used, unused = names
+    try:
+        left = int((group / limit).read_text()) - int((group / used).read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+        return max(left + sum(int(line.split()[1]) for line in lines if line.startswith(unused)), 0)
+    except (OSError, ValueError):
         return None
 
 

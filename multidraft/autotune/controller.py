@@ -90,7 +90,8 @@ class Auto(Growing):
         self.fixed: StaticTree | None = None  # the tree of a step that is timed, in place of one that grows
         self.trees: list[TokenTree] = []
         self.costs: Costs | None = None  # by which prices were found last
-        self.rows = self.steps = self.idle = self.tried = 0
+        self.rows = self.steps = self.idle = 0
+        self.tried = Counter[int]()  # steps with the first tree, by rows
         self.pause = self.left = PAUSE
         self.tokens = self.seconds = self.prompted = self.unsaved = 0.0
 
@@ -125,12 +126,12 @@ class Auto(Growing):
             if rows != self.rows or self.steps % AGAIN == 0:
                 self.choose(rows)
             self.probe()
-            timed = self.profile.spent.get(rows, 0.0) < self.budget and plain < MOST_SAMPLES
+            timed = self.profile.spent_near(rows) < self.budget and plain < MOST_SAMPLES
             self.fixed = self.plain if timed and self.steps % PLAIN == PLAIN - 1 else None  # what others compare with
-        elif plain < FIRST or self.tried >= 2 * FIRST:  # also where nothing can be drafted
+        elif plain < FIRST or self.tried[rows] >= 2 * FIRST:  # also where nothing can be drafted
             self.fixed = self.plain
         else:
-            self.fixed, self.tried = self.some, self.tried + 1
+            self.fixed = self.some
         self.rows, self.steps = rows, self.steps + 1
 
     def choose(self, rows: int) -> None:
@@ -177,10 +178,11 @@ class Auto(Growing):
             return
         self.recent.observe(record, MEMORY)
         work = work_of(record.trees, self.kind)
+        self.tried[self.rows] += self.fixed is self.some
         self.prompted *= not work.reads
         self.idle += not work.nodes
         if self.budget or not self.profile.known:
-            if self.profile.known and self.profile.spent.get(self.rows, 0.0) < self.budget < math.inf:
+            if self.profile.known and self.profile.spent_near(self.rows) < self.budget < math.inf:
                 say_once(TIMING, self.budget, how_often(place(self.profile.identity)))
             self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
             if self.unsaved > SAVE:
@@ -214,7 +216,7 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rows, own = len(record.trees), profile.at(temperature)
     if own.nodes < NODES:
         own.observe(record)
-    if rows & (rows - 1) or (profile.spent.get(rows, 0.0) >= budget and profile.known):
+    if profile.known and profile.spent_near(rows) >= budget:
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

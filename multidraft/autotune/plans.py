@@ -82,16 +82,26 @@ class Profile:
         del runs[:-MOST_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()
+        if rows not in self.known:
+            del self.known  # to be found anew
 
     def measured(self, rows: int, drafted: bool) -> int:
         """How many steps have been timed, with drafts or without."""
         return sum(len(runs) for alike, runs in self.samples.get(rows, {}).items() if drafted != alike.endswith("/0"))
 
-    @property
+    @cached_property
     def known(self) -> list[int]:
         """The numbers of rows of which costs are known."""
         both = (False, True)
         return sorted(rows for rows in self.samples if all(self.measured(rows, drafted) >= FIRST for drafted in both))
+
+    def spent_near(self, rows: int) -> float:
+        """Seconds of steps that were timed with about so many rows: of those with the same nearest power of two.
+
+        A batch whose number of rows keeps changing has no more to time than one with a few numbers.
+        """
+        near = round(math.log2(rows))
+        return sum((own for other, own in self.spent.items() if round(math.log2(other)) == near), 0.0)
 
     def costs(self, rows: int) -> Costs:
         """The costs with any number of rows: as measured, or as those of the nearest number that was."""

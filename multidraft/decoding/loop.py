@@ -33,7 +33,7 @@ class Stopping:
     ends: set[int]
     criteria: Sequence[StoppingCriteria] = ()
     prompts: Sequence[Sequence[int]] = ()  # what the criteria see before the new tokens
-    deadline: float = float("inf")  # the pass during which it comes is the last, and its tokens are kept
+    deadline: float = float("inf")  # of time.monotonic(): the pass in which it falls is the last, and is kept
     device: torch.device = CPU  # where the criteria expect the sequence
 
     def cut(self, row: int, done: list[int], new: Emitted) -> tuple[Emitted, bool]:
@@ -75,10 +75,15 @@ def from_criteria(
         elif type(criterion) is EosTokenCriteria:
             ends |= set(criterion.eos_token_id.tolist())
         elif type(criterion) is MaxTimeCriteria:
-            deadline = min(deadline, criterion.initial_timestamp + criterion.max_time)
+            deadline = min(deadline, after(criterion.initial_timestamp + criterion.max_time - time.time()))
         else:
             others.append(criterion)
     return Stopping(budgets, ends, others, prompts, deadline, device)
+
+
+def after(seconds: float | int) -> float:
+    """The deadline that is so many seconds from now; setting the clock on the wall does not move it."""
+    return time.monotonic() + seconds
 
 
 def loop(
@@ -108,7 +113,7 @@ def loop(
 
     running = list(range(len(done)))
     going = [row for row in running if stopping.budgets[row] > 0]
-    while going and time.time() <= stopping.deadline:
+    while going:
         if len(going) < len(running):
             order = closed_up(going)
             running, state = [running[index] for index in order], select(state, order)
@@ -117,6 +122,8 @@ def loop(
         if told is not None:
             told(record, running)
         going = [index for index, row in enumerate(running) if goes_on(index, row)]
+        if time.monotonic() >= stopping.deadline:
+            break
     return done
 
 

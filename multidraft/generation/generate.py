@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from multidraft.autotune.controller import auto
 from multidraft.autotune.plans import Subject
-from multidraft.decoding.loop import Stopping, Stream, Streamer, as_stream, from_criteria, loop, stop_strings
+from multidraft.decoding.loop import Stopping, Stream, Streamer, after, as_stream, from_criteria, loop, stop_strings
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefill import compile_steps, start, warm_up
@@ -157,7 +156,7 @@ def generate_rows(
         ends=set(config.eos_token_id or ()),
         criteria=[*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
         prompts=prompts,
-        deadline=time.time() + config.max_time if config.max_time else float("inf"),
+        deadline=float("inf") if config.max_time is None else after(config.max_time),
         device=compat.home(target),
     )
     lists = row_processors(config, stopping, vocabulary_of(target), options)

@@ -107,6 +107,8 @@ def weighed(
     logits, columns = in_full(logits), logits.shape[-1]
     greedy, large = own.temperature == 0, columns > WHOLE
     most = min(drafts if greedy else own.top_k or columns, support or (SUPPORT if large else columns), columns)
+    top_p = own.top_p if not greedy and own.top_p is not None and own.top_p < 1 else None
+    wholes = totals(logits, own.temperature) if top_p and own.top_k is None else None
     if not logits.is_cpu and most < columns:
         logits, ids = brought_over(logits, ids, most)
     if greedy and most == 1:
@@ -115,15 +117,15 @@ def weighed(
         found = [ranked(*line) for line in likeliest(logits, COARSE, most, 0.0)]
     else:
         found = likeliest(logits, float(own.temperature), most, TAIL if large else 0.0)
-        if own.top_p is not None and own.top_p < 1:
-            found = nucleus(found, own, logits)
+        if top_p is not None:
+            found = nucleus(found, top_p, wholes)
     if ids is None:
         return [law_of(*pair) for pair in found]
     tables = ids.cpu().numpy()
     return [law_of(*pair, tables if ids.ndim == 1 else tables[line]) for line, pair in enumerate(found)]
 
 
-def brought_over(logits: Columns, ids: Ids, most: int) -> tuple[Columns, Int[Tensor, "lines most"]]:
+def brought_over(logits: Columns, ids: Ids, most: int) -> tuple[Float[Tensor, "lines most"], Int[Tensor, "lines most"]]:
     """The most likely columns in ascending order: the only ones that a GPU has to hand over."""
     columns = logits.topk(most, -1).indices.sort(-1).values
     return logits.gather(-1, columns), columns if ids is None else ids.expand(logits.shape).gather(-1, columns)
@@ -134,17 +136,19 @@ def law_of(places: Places, weights: Weights, table: Int[np.ndarray, " columns"] 
     return DraftLaw(places if table is None else table[places], weights / weights.sum() if len(weights) else weights)
 
 
-def nucleus(found: Found, own: Sampling, logits: Columns) -> Found:
-    """Of every line's likeliest columns those that hold top-p of the sum, which top-k has cut before."""
-    assert own.top_p is not None  # who asks has one
-    wholes = [float(weights.sum()) for _, weights in found]
-    if own.top_k is None:
-        best = logits.amax(-1, keepdim=True)
-        wholes = ((logits - best) / own.temperature).exp().sum(-1, dtype=torch.float64).tolist()
+def totals(logits: Columns, temperature: float | int) -> list[float]:
+    """The weights of every line's columns in sum, where the largest is one: of all, wherever they are."""
+    best = logits.amax(-1, keepdim=True)
+    return ((logits - best) / temperature).exp().sum(-1, dtype=torch.float64).tolist()
+
+
+def nucleus(found: Found, top_p: float | int, wholes: list[float] | None) -> Found:
+    """Of every line's likeliest columns those that hold top-p of the whole; left out, of what top-k has left of it."""
+    wholes = [float(weights.sum()) for _, weights in found] if wholes is None else wholes
     kept: Found = []
     for (places, weights), whole in zip(found, wholes, strict=True):
         order = np.argsort(-weights, kind="stable")
-        few = np.sort(order[np.cumsum(weights[order]) - weights[order] < own.top_p * whole])
+        few = np.sort(order[np.cumsum(weights[order]) - weights[order] < top_p * whole])
         kept.append((places[few], weights[few]))
     return kept
 

@@ -115,6 +115,8 @@ def configuration(base: GenerationConfig | None, settings: Mapping[str, Any], en
     if base is not None and not isinstance(base, GenerationConfig):
         raise AdviceError(f"generation_config is {shown(base)}; pass a transformers.GenerationConfig")
     config = copy.deepcopy(base) if base is not None else GenerationConfig(do_sample=True, top_k=None, max_length=None)
+    if config.max_length == known["max_length"]:  # of version 4 that is 20, which nobody has asked for
+        config.max_length = None
     for name, value in settings.items():
         setattr(config, name, value)
     check_all(settings)
@@ -136,7 +138,7 @@ def new_tokens(config: GenerationConfig, prompt: int, default: int = 128) -> int
     """How many new tokens a configuration asks for after a prompt of this length."""
     if config.max_new_tokens is not None:
         return config.max_new_tokens
-    if config.max_length is None or config.max_length == fields()["max_length"]:
+    if config.max_length is None:
         return default
     if config.max_length <= prompt:
         raise AdviceError(f"max_length {config.max_length} leaves nothing after a prompt of {prompt}; raise it")

@@ -57,6 +57,20 @@ def test_tables_say_what_was_measured(measured, tmp_path, capsys):
     assert "<svg" in (tmp_path / "speed.svg").read_text()
 
 
+def test_an_unfinished_file_is_shown_as_far_as_it_goes(measured, tmp_path):
+    """A temperature that has only begun, at which the other contestant has not had its turn; and nothing at all."""
+    head, *runs = measured.read_text().splitlines()
+    settings = json.dumps(json.loads(head) | {"temperatures": [0.0, 0.7, 1.0]})
+    begun = next(json.dumps(json.loads(run) | {"temperature": 0.7}) for run in runs if '"ours"' in run)
+    part, picture = tmp_path / "part.jsonl", tmp_path / "part.svg"
+    part.write_text("\n".join([settings, *runs, begun]))
+    spec_bench.main(["--show", str(part), "--plot", str(picture)])
+    assert "<svg" in picture.read_text()
+    part.write_text(settings)
+    with pytest.raises(SystemExit, match="no runs to draw yet"):
+        spec_bench.main(["--show", str(part), "--plot", str(picture)])
+
+
 def test_what_cannot_be_shown_is_said(measured, tmp_path):
     with pytest.raises(SystemExit, match="has not been measured; there are plain, ours"):
         spec_bench.main(["--show", str(measured), "--over", "nobody"])

@@ -159,6 +159,12 @@ def test_sampling_repeats_itself_with_torch_s_seed_and_expands_rows():
     assert (once(1).info.tokens, once(1).logprobs) == (72, None)
 
 
+def test_without_any_time_there_is_one_token_or_one_pass():
+    plain, ours = (continued(max_time=0.0, plain=plain).shape[1] - PROMPTS.shape[1] for plain in (True, False))
+    assert plain == 1
+    assert 1 <= ours <= 4
+
+
 @pytest.mark.parametrize("stop", ["ab", ["ff", "cda"]])
 def test_stop_strings_cut_where_plain_generate_cuts(tokenizer, stop):
     given = dict(max_new_tokens=30, repetition_penalty=1.9)

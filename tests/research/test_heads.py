@@ -129,6 +129,21 @@ def test_a_course_writes_a_head_that_can_be_loaded_and_what_it_has_learnt(tmp_pa
         course.capture(target, None, [{}] * 11, tmp_path / "few", 100)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_that_is_larger_than_the_targets_is_cut_to_it(kind, seen, tmp_path):
+    """Of the usual 8,192 tokens; it ended in a traceback once the target had written its text."""
+    target, plan = tiny_model("llama"), Plan(kind, 8192, heads=2, block=3, mask_token=7)
+    of = target.config.vocab_size
+    [head] = course.teach(
+        course.Target(target, "some/target"), course.Course(seen, seen), plan, Lesson(steps=1, batch=40, depth=2),
+        tmp_path, 1, lambda line: None,
+    )  # fmt: skip
+    assert head.settings.drafted == of
+    theirs = load_head(tmp_path / "head", target)
+    assert theirs.settings.drafted == of
+    assert theirs.ids is None
+
+
 class Letters:
     """A tokenizer with a token for each letter, and a template."""
 

@@ -99,6 +99,25 @@ def test_of_equal_scores_at_the_edge_the_first_are_drafted():
     assert tokens.tolist() == list(range(7))
 
 
+class Elsewhere(Tensor):
+    """Of a tensor that says that it is on another device only the likeliest columns are brought over."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("given", [dict(top_p=0.3), dict(top_p=0.3, top_k=700), dict(top_p=0.5, temperature=0.7)])
+def test_top_p_of_a_draft_is_a_share_of_all_columns_on_every_device(given):
+    """A flat law: the columns that are brought over hold half of it, which top-p once took for all."""
+    size, own = 3 * SUPPORT, Sampling(**given)
+    logits = torch.randn(2, size, generator=torch.Generator().manual_seed(3))
+    here, there = (
+        draft_laws(one, [own] * 2, drafts=2, vocabulary=size)[0] for one in (logits, logits.as_subclass(Elsewhere))
+    )
+    for one, other in zip(here, there, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.probabilities == pytest.approx(other.probabilities, rel=1e-5)
+
+
 @pytest.mark.parametrize("own", [Sampling(), Sampling(0), Sampling(top_p=0.9), "processed"])
 def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
     """Columns without a token, and those beyond the target's, are never drafted."""

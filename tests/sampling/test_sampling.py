@@ -1,5 +1,7 @@
 """Processors on trees: the exact law with every kind of them, the speed of having none, stops, log-probabilities."""
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -9,10 +11,15 @@ import torch
 from steps import law_of_steps, laws_of_rows
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from transformers.generation import PrefixConstrainedLogitsProcessor, SynthIDTextWatermarkLogitsProcessor
+from transformers.generation import (
+    MaxTimeCriteria,
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+)
 
 import multidraft as md
 from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
+from multidraft.decoding.loop import from_criteria
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, State, join, prefixes_of
@@ -316,9 +323,40 @@ def test_length_and_time_limits():
     assert [len(row) for row in run(max_length=9, max_new_tokens=3, eos_token_id=[])[0]] == [3, 3]
     short = GenerationConfig(max_new_tokens=2, do_sample=False)
     assert run(generation_config=short, max_new_tokens=None)[0] == [row[:2] for row in run(temperature=0)[0]]
-    tokens, info = run(max_time=1e-9, max_new_tokens=50, logits_processor=[Zigzag()])
-    assert max(map(len, tokens)) <= 4, "no more than the pass that the time ends in"
-    assert info.target_passes <= 1
+    for seconds in (0, 1e-9):
+        tokens, info = run(max_time=seconds, max_new_tokens=50, logits_processor=[Zigzag()])
+        assert 1 <= min(map(len, tokens)) <= max(map(len, tokens)) <= 4, "the pass that the time ends in, and no more"
+        assert info.target_passes <= 1
+
+
+def test_a_deadline_does_not_move_with_the_clock_on_the_wall(monkeypatch):
+    """Which may be set while a run goes on, also backwards: here by a day at every look."""
+    days = itertools.count(time.time(), 86_400)
+    monkeypatch.setattr(time, "time", lambda: next(days))
+    assert [len(row) for row in run(max_time=1000, eos_token_id=[])[0]] == [24, 24]
+
+
+def test_the_deadline_of_a_criterion_counts_from_its_own_beginning():
+    """Which transformers takes from the clock on the wall, and a user may set."""
+    now = time.time()
+    for began, left in ((now, 60), (now - 50, 10), (now - 70, -10)):
+        stopping = from_criteria([MaxTimeCriteria(60, began)], [[0]], [5], torch.device("cpu"))
+        assert stopping.deadline - time.monotonic() == pytest.approx(left, abs=5)
+
+
+def test_a_length_that_is_given_counts_though_it_is_the_default_of_an_older_transformers(monkeypatch):
+    """Version 4 says 20 where nothing was asked for. That cannot be told from 20 in a whole configuration."""
+    fields = generation_config.fields() | {"max_length": 20}
+    monkeypatch.setattr(generation_config, "fields", lambda: fields)
+    assert [len(row) for row in run(max_length=20, max_new_tokens=None, eos_token_id=[])[0]] == [17, 19]
+    for base, settings, count in (
+        (GenerationConfig(max_length=20), {}, 128),
+        (GenerationConfig(max_length=20), {"max_length": 20}, 17),
+        (GenerationConfig(max_length=21), {}, 18),
+        (None, {}, 128),
+    ):
+        config = generation_config.configuration(base, settings, set())
+        assert generation_config.new_tokens(config, 3) == count
 
 
 CHANGED = {  # a value other than the default for every refused field

@@ -116,7 +116,8 @@ class Memory:
         """The number of a sequence that holds nothing."""
         self.tidy()
         if not self.free:
-            self.reserve(sequences=2 * self.sequences)
+            most = self.library.llama_max_parallel_sequences()
+            self.reserve(sequences=max(min(2 * self.sequences, most), self.sequences + 1))  # which refuses one too many
         return self.free.pop()
 
     def tidy(self) -> None:

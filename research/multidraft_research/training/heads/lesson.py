@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -81,7 +81,11 @@ def decoder(target: PretrainedConfig, layers: int, family: str) -> PretrainedCon
 
 
 def begun(plan: Plan, target: PreTrainedModel, vocabulary: Vocabulary, seed: int) -> Head:
-    """A head in float32 whose outputs begin as the target's rows; but for Medusa they stay so, as do embeddings."""
+    """A head in float32 whose outputs begin as the target's rows; but for Medusa they stay so, as do embeddings.
+
+    It has the tokens of the vocabulary, which may be fewer than the plan asks for.
+    """
+    plan = replace(plan, drafted=vocabulary.size)
     torch.manual_seed(seed)
     output: Any = target.get_output_embeddings()
     of = output.weight.detach()

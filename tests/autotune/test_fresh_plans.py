@@ -1,0 +1,145 @@
+"""A pair of which nothing is known, with any number of rows: what pays is found out, and timing comes to an end.
+
+The clock is made up: a pass takes a constant and something for each token of each row.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from decoded import WANTED, drafted, records
+
+import multidraft as md
+from multidraft.autotune import controller, plans, tuning
+from multidraft.autotune.controller import PROBE, Auto, Limits
+from multidraft.autotune.plans import FIRST, Profile, Subject
+from multidraft.cli.tune import measure
+from multidraft.decoding import record
+from multidraft.models.table import TableModel
+
+FRESH = plans.fresh  # before any test makes plans up
+ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
+PLAIN, TOKEN = 10.0, 0.01  # seconds of a pass of the target, and of every token in it
+CHEAP, DEAR = 0.1, 20.0  # seconds of a pass of the draft model
+STEPS, LAST = 36, 12  # of a run, and those of them by which all has been found out
+
+
+@dataclass
+class MadeUpClock:
+    """Seconds that only passes take."""
+
+    now: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Ticking(TableModel):
+    """A model that always wants the same token, and whose passes take time."""
+
+    def __init__(self, clock: MadeUpClock, pass_seconds: float):
+        super().__init__(lambda prefix: WANTED, 3)
+        self.clock, self.pass_seconds = clock, pass_seconds
+
+    def forward(self, tokens, parents, scored="all"):
+        self.clock.now += self.pass_seconds + TOKEN * sum(map(len, tokens))
+        return super().forward(tokens, parents, scored)
+
+    def fresh(self, capacity: int) -> "Ticking":
+        return Ticking(self.clock, self.pass_seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MadeUpClock:
+    made = MadeUpClock()
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter=made.perf_counter))
+    return made
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is known of any pair, as on a new machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(plans, "LOADED", {})
+    monkeypatch.setattr(plans, "fresh", FRESH)
+    return tmp_path
+
+
+def policy_of(profile: Profile, budget: float = 1e6) -> Auto:
+    return Auto(profile, 1.0, Limits(2, 2), budget)
+
+
+@pytest.fixture(autouse=True)
+def never_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (controller, tuning):
+        monkeypatch.setattr(module, "save", lambda profile: True)
+
+
+@pytest.mark.usefixtures("unchecked")  # hints are checked in the tests below
+@pytest.mark.parametrize("pass_seconds", [CHEAP, DEAR], ids=["pays", "does_not_pay"])
+@pytest.mark.parametrize("row_count", ROW_COUNTS)
+def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
+    row_count: int, pass_seconds: float, clock: MadeUpClock
+) -> None:
+    """It once timed powers of two alone: with three rows nothing was ever drafted, and nothing ever known."""
+    profile = Profile({})
+    target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
+    found = list(records(policy_of(profile), target, draft, STEPS, row_count))
+    assert profile.known == [row_count]
+    assert drafted(found[-LAST:]) >= LAST - 1 if pass_seconds == CHEAP else drafted(found[-LAST:]) <= PROBE
+    assert drafted(found) >= FIRST
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("pass_seconds", [CHEAP, DEAR], ids=["pays", "does_not_pay"])
+def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
+    pass_seconds: float, clock: MadeUpClock
+) -> None:
+    """As in a server. The budget holds for all numbers of rows that have the same nearest power of two."""
+    profile, budget, chance, most = Profile({}), 25 * PLAIN, random.Random(0), 4
+    target, draft, policy = Ticking(clock, PLAIN), Ticking(clock, pass_seconds), policy_of(profile, budget)
+    batches = {rows: records(policy, target, draft, 999, rows) for rows in range(1, most + 1)}
+    found = [next(batches[chance.randint(1, most)]) for _ in range(150)]
+    spent = dict(profile.spent)
+    found += [next(batches[chance.randint(1, most)]) for _ in range(30)]
+    assert profile.known
+    assert profile.spent == spent
+    for rows in range(1, most + 1):
+        assert budget <= profile.spent_near(rows) <= budget + 2 * (PLAIN + DEAR)
+    assert drafted(found[-30:]) == 30 if pass_seconds == CHEAP else drafted(found[-30:]) <= 3 * PROBE
+
+
+def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpClock) -> None:
+    """A server draws the first token of a new row from what its prompt has brought, in a step that nothing times."""
+    profile = Profile({})
+    policy = policy_of(profile)
+    target, draft = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
+    running = records(policy, target, draft, STEPS)
+    for _ in range(FIRST):
+        next(running)
+    for _ in range(5 * FIRST):
+        policy.begin(1)
+    assert drafted(list(running)) > FIRST
+    assert profile.known == [1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_three_rows_of_a_new_pair_on_a_new_machine(empty_cache: Path, clock: MadeUpClock) -> None:
+    """By the public way in, with nothing kept of any pair."""
+    target, draft = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
+    _, info = md.generate(target, draft, [[0]] * 3, max_new_tokens=40, eos_token_id=[], measure=0)
+    assert info.block_efficiency > 1.5
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in "nothing has been measured", whatever the budget."""
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=clock.perf_counter))
+    monkeypatch.setattr(tuning, "RUN", 4)
+    pair = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
+    subject = Subject(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
+    profile, lines = measure(subject, [1.0], [3], budget=15 * PLAIN, steps=2)
+    assert profile.known == [3]
+    assert max(lines, key=lambda line: line.speed).tree != "none"
