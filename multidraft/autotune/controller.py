@@ -179,6 +179,7 @@ class Auto(Growing):
         self.recent.observe(record, MEMORY)
         work = work_of(record.trees, self.kind)
         self.tried[self.rows] += self.fixed is self.some
+        self.left += self.probes and record.is_catching_up  # a probe lasts until the rows that lag have drafted
         self.prompted *= not work.reads
         self.idle += not work.nodes
         if self.budget or not self.profile.known:
@@ -216,7 +217,7 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
     rows, own = len(record.trees), profile.at(temperature)
     if own.nodes < NODES:
         own.observe(record)
-    if profile.known and profile.spent_near(rows) >= budget:
+    if record.is_catching_up or (profile.known and profile.spent_near(rows) >= budget):
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
     rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target

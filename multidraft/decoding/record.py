@@ -91,6 +91,11 @@ class StepRecord:
         return self.scores.trees
 
     @property
+    def is_catching_up(self) -> bool:
+        """Whether the draft model has read, in some row, what it had missed, in place of drafting."""
+        return any(tree.backlog > 0 and not tree.read for tree in self.trees)
+
+    @property
     def faults(self) -> dict[int, RowFault]:
         """Rows that cannot go on, for their models or processors have no distribution for them: drop them."""
         return self.scores.faults

@@ -4,22 +4,31 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from plans import costs, profile, rates
 from tiny import tiny_model
 
+from multidraft.autotune.controller import Auto
+from multidraft.autotune.plans import Profile
 from multidraft.decoding import draft as drafting
-from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.base import CHUNK
 from multidraft.models.huggingface import CausalLM
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 
-LENGTHS = (3 * CHUNK // 2, 5, drafting.MAX_LAG + 2, drafting.MAX_LAG + 1)  # of prompts; their last tokens are roots
+CHUNK, MAX_LAG = 64, 8  # smaller than they are, so that prompts can be short
+LENGTHS = (3 * CHUNK // 2, 5, MAX_LAG + 2, MAX_LAG + 1)  # of prompts; their last tokens are roots
 DEPTH, STEPS = 3, 6
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch) -> None:
+    monkeypatch.setattr(drafting, "CHUNK", CHUNK)
+    monkeypatch.setattr(drafting, "MAX_LAG", MAX_LAG)
 
 
 class Resting(StaticTree):
@@ -28,12 +37,12 @@ class Resting(StaticTree):
     rests = True
 
 
-def rested(lengths: Sequence[int]) -> tuple[State, DecodeConfig]:
+def rested(lengths: Sequence[int], policy: TreePolicy | None = None) -> tuple[State, DecodeConfig]:
     """A pair whose draft is the target itself: whatever it drafts greedily is accepted if it has read all before it."""
     model = tiny_model("llama", max_position_embeddings=4 * CHUNK).double()
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 20, (length,), generator=generator).tolist() for length in lengths]
-    config = DecodeConfig(scheme("top:naive", 1), Resting(Tree.levels([1] * DEPTH)))
+    config = DecodeConfig(scheme("top:naive", 1), policy or Resting(Tree.levels([1] * DEPTH)))
     sampling = [Sampling(temperature=0)] * len(prompts)
     return start(prompts, model, model, config, sampling, max(lengths) + 99, generator), config
 
@@ -51,10 +60,10 @@ def passes(monkeypatch) -> list[list[int]]:
     return widths
 
 
-def steps(state: State, config: DecodeConfig) -> list[StepRecord]:
+def steps(state: State, config: DecodeConfig, count: int = STEPS) -> list[StepRecord]:
     """Some steps."""
     records = []
-    for _ in range(STEPS):
+    for _ in range(count):
         state, record = step(state, config)
         records.append(record)
     return records
@@ -67,7 +76,7 @@ def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(pass
     emitted = [[len(row.tokens) for row in record.emitted] for record in records]
     assert emitted[0] == [1, 1 + DEPTH, 1, 1 + DEPTH]  # the first row takes all of the first chunk
     assert emitted[2:] == [[1 + DEPTH] * 4] * (STEPS - 2)
-    assert max(map(sum, passes)) <= CHUNK + len(LENGTHS) * (1 + drafting.MAX_LAG)
+    assert max(map(sum, passes)) <= CHUNK + len(LENGTHS) * (1 + MAX_LAG)
 
 
 def test_rows_that_all_catch_up_draft_nothing(passes):
@@ -75,6 +84,20 @@ def test_rows_that_all_catch_up_draft_nothing(passes):
     records = steps(*rested([2 * CHUNK + 9, CHUNK]))
     assert [[len(tree) for tree in record.trees] for record in records[:3]] == [[1, 1], [1, 1], [1 + DEPTH, 1]]
     assert [len(row.tokens) for row in records[-1].emitted] == [1 + DEPTH] * 2
+
+
+def test_a_probe_lasts_until_the_rows_have_caught_up():
+    """And what catching up takes is not taken for the price of a step without drafts."""
+    policy = Auto(Profile({}), 0.0, budget=1e9)
+    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, found=rates(0.1), spent=0.0)
+    policy.foresee(1, 0, 1)
+    policy.pause = policy.left = 2
+    before = policy.profile.measured(1, drafted=False)
+    records = steps(*rested([3 * CHUNK], policy), count=8)
+    drafted = [len(record.trees[0]) > 1 for record in records]
+    assert [record.is_catching_up for record in records] == [2 <= number <= 4 for number in range(8)]
+    assert drafted == [number == 5 for number in range(8)] or drafted == [number in (5, 6) for number in range(8)]
+    assert policy.profile.measured(1, drafted=False) - before <= 8 - 3 - sum(drafted)
 
 
 def test_a_draft_model_that_skips_what_it_has_missed_is_caught(monkeypatch):
