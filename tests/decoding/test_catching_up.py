@@ -81,7 +81,7 @@ def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(pass
 
 def test_rows_that_all_catch_up_draft_nothing(passes):
     """Nobody asks for the draft model's law then."""
-    records = steps(*rested([2 * CHUNK + 9, CHUNK]))
+    records = steps(*rested([2 * CHUNK + 5, CHUNK]))
     assert [[len(tree) for tree in record.trees] for record in records[:3]] == [[1, 1], [1, 1], [1 + DEPTH, 1]]
     assert [len(row.tokens) for row in records[-1].emitted] == [1 + DEPTH] * 2
 
