@@ -253,6 +253,7 @@ def test_batched_equals_row_by_row_in_both_precisions(law):
         assert row.item() == pytest.approx(batched[place].item(), abs=1e-12)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("settings", [{}, {"anchors": 2}, {"anchors": 9, "top_up": False}, {"anchors": "by row"}])
 def test_anchors_beside_a_number_of_drafts_for_each_row(settings):
     """As row by row; a row without drafts accepts nothing."""
