@@ -153,7 +153,7 @@ CASES = [(policy, drafter) for policy in POLICIES for drafter in DRAFTERS]
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("policy", "drafter", "lives"),
-    [(*case, 4) for case in CASES] + [pytest.param(*case, 400, marks=pytest.mark.slow) for case in CASES],
+    [(*case, 5) for case in CASES] + [pytest.param(*case, 250, marks=pytest.mark.slow) for case in CASES],
 )
 def test_rows_get_their_own_tokens_in_every_mood(policy: str, drafter: str, lives: int) -> None:
     live(policy, drafter, lives)
