@@ -34,8 +34,11 @@ test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
 	$(LOOPS) -p without_numba
 
+# Then what uses plans once more, as on a machine that has none: a kept plan hides what a fresh one does.
+TUNED = tests/cli/test_cli.py::test_what_tuning_finds_is_shown_drawn_and_kept
 test-slow: setup
 	$(PYTEST) -m slow
+	MULTIDRAFT_TEST_PLANS=fresh $(PYTEST) tests/server tests/cli tests/generation --deselect $(TUNED)
 
 # The same suite with the oldest transformers that works.
 test-oldest:

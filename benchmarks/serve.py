@@ -14,6 +14,7 @@ once: each counts as having taken its share of the time since the step before.
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
 import tempfile
@@ -153,6 +154,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     who, results = contestants(options), []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.fresh_cache:
+            os.environ["XDG_CACHE_HOME"] = str(logs)  # of the processes that begin from here on
         begun = [
             stack.enter_context(running(each, logs / f"{place}.log", options.threads)) for place, each in enumerate(who)
         ]
@@ -194,6 +197,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--threads", type=int, default=len(cores()), help="of each server; default: all processors")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fresh-cache", action="store_true", help="ours begin without plans, as on a new machine")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help=f"to see that it runs: {QUICK}")
     options = parser.parse_args(given)

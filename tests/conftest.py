@@ -52,7 +52,10 @@ def hints_of_some_cases(request) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test measures costs: plans are made up, also for processes, and kept in a folder of their own."""
+    """No test measures costs: plans are made up, also for processes, and kept in a folder of their own.
+
+    With MULTIDRAFT_TEST_PLANS=fresh they are measured as on a new machine: a kept plan hides what a fresh one does.
+    """
     from plans import made_up  # not before the hook that checks hints
 
     from multidraft.autotune import plans
@@ -63,6 +66,8 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     os.environ["MULTIDRAFT_PAIR"] = "embedded"  # whatever is installed
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    if os.environ.get("MULTIDRAFT_TEST_PLANS") == "fresh":
+        return
     plans.fresh = made_up
     pair = load_pair()
     plans.save(made_up(Subject(pair.target, pair.draft, scheme(SCHEME)).identity))
