@@ -13,7 +13,7 @@ CONTRACTS = {contract["type"]: contract for contract in PROJECT["tool"]["importl
 
 
 def entries(folder: Path) -> set[str]:
-    """What lies in a folder of the package, by name, without endings."""
+    """What lies in a folder of the package, by name, without walk_results."""
     return {entry.stem for entry in folder.iterdir() if entry.name != "__pycache__"}
 
 

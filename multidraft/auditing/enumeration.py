@@ -17,8 +17,8 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import judge
-from multidraft.decoding.walks import Asked, Ending, Verdict, Walker, drive, walker
+from multidraft.decoding.verify import node_outcomes
+from multidraft.decoding.walks import Asked, Verdict, Walker, WalkResult, drive, walker
 from multidraft.models.base import LanguageModel
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
@@ -55,7 +55,7 @@ class Branch:
     probability: float
     emitted: tuple[int, ...]
     tree: int  # its row in the forest
-    ending: Ending
+    walk_result: WalkResult
 
 
 def step_law(
@@ -66,7 +66,7 @@ def step_law(
     law: Law = {}
     for branch in branches:
         add(law, branch.emitted, branch.probability)
-    return StepLaw(law, sum(branch.probability * len(branch.ending.path) for branch in branches))
+    return StepLaw(law, sum(branch.probability * len(branch.walk_result.path) for branch in branches))
 
 
 def first_state(
@@ -116,11 +116,11 @@ def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branc
     """All ways in which the next step can go from every row of the state."""
     forest = all_trees(state, config)
     branches = []
-    for tree, chance, ending in all_endings(forest.scored, config):
-        for token, share in last_tokens(forest.scored, tree, ending):
-            emitted = (*(forest.scored.trees[tree].tokens[node] for node in ending.path), token)
+    for tree, chance, walk_result in all_walk_results(forest.scored, config):
+        for token, share in last_tokens(forest.scored, tree, walk_result):
+            emitted = (*(forest.scored.trees[tree].tokens[node] for node in walk_result.path), token)
             share *= forest.probability[tree] * chance
-            branches.append(Branch(forest.origin[tree], share, emitted, tree, ending))
+            branches.append(Branch(forest.origin[tree], share, emitted, tree, walk_result))
     return forest, branches
 
 
@@ -155,9 +155,9 @@ def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> lis
     return ways
 
 
-def all_endings(
+def all_walk_results(
     scored: Scored, config: DecodeConfig, walk: str | Walker | None = None
-) -> Iterator[tuple[int, float, Ending]]:
+) -> Iterator[tuple[int, float, WalkResult]]:
     """Where the walks over every row can end, with which probability: rows side by side, one script at a time.
 
     The walk is that of the configuration unless another is given. No verdict is computed twice.
@@ -168,16 +168,16 @@ def all_endings(
     def verdicts(asked: Asked) -> dict[int, Verdict]:
         keys = {walk: (rows[walk], *question) for walk, question in asked.items()}
         new = {key[0]: key[1:] for key in keys.values() if key not in known}
-        judged = judge(config.scheme, scored, new) if new else {}
-        known.update({(row, *new[row]): verdict for row, verdict in judged.items()})
+        outcomes = node_outcomes(config.scheme, scored, new) if new else {}
+        known.update({(row, *new[row]): verdict for row, verdict in outcomes.items()})
         return {walk: known[key] for walk, key in keys.items()}
 
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         walks = [begin(0, 1.0, scored.trees[row].has_drafts, coin) for row, coin in zip(rows, coins, strict=True)]
-        for row, coin, ending in zip(rows, coins, drive(walks, verdicts), strict=True):
+        for row, coin, walk_result in zip(rows, coins, drive(walks, verdicts), strict=True):
             scripts[row] += coin.others
-            yield row, coin.probability, ending
+            yield row, coin.probability, walk_result
 
 
 class Script:
@@ -203,9 +203,11 @@ class Script:
         return answer
 
 
-def last_tokens(scored: Scored, row: int, ending: Ending) -> list[tuple[int, float]]:
+def last_tokens(scored: Scored, row: int, walk_result: WalkResult) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
-    weights = (scored.targets([(row, ending.leaf)])[0] if ending.rest is None else ending.rest.law()).double()
+    weights = (
+        scored.targets([(row, walk_result.leaf)])[0] if walk_result.residual is None else walk_result.residual.law()
+    ).double()
     total = float(weights.sum())
     if total <= 0:
         return [(-1, 1.0)]

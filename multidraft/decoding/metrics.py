@@ -71,7 +71,7 @@ class Info:
 
     def add_row(self, record: StepRecord, row: int) -> None:
         """One row's tree, and the accepted path in it."""
-        tree, path = record.trees[row], record.endings[row].path
+        tree, path = record.trees[row], record.walk_results[row].path
         self.row_passes += 1
         self.shapes[record.names[row]] += 1
         self.accepted += len(path)

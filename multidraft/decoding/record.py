@@ -15,8 +15,8 @@ from multidraft.decoding.draft import stacked
 from multidraft.decoding.policy import Outlook
 from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import Coin, Decision, Visit, compressed
-from multidraft.decoding.walks import Ending
+from multidraft.decoding.verify import CoinFlip, Decision, Visit, compressed
+from multidraft.decoding.walks import WalkResult
 from multidraft.sampling.from_logits import log_laws
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.laws import optimum
@@ -75,8 +75,8 @@ class StepRecord:
 
     scores: Scored  # the target's logits and distributions at the nodes of the trees
     names: list[str]  # what the policy calls the trees' shapes
-    events: list[list[Visit | Coin]]  # of the rows' walks, in order
-    endings: list[Ending]  # the accepted nodes below the root, and what the one more token was drawn from
+    events: list[list[Visit | CoinFlip]]  # of the rows' walks, in order
+    walk_results: list[WalkResult]  # the accepted nodes below the root, and what the one more token was drawn from
     emitted: list[Emitted]  # the accepted tokens and one more; nothing where there was a fault
     numbers: list[float]  # which the one more token was drawn with
     scored: list[bool]  # whether the target has read the row's tree, or had said all with the row's prompt
@@ -101,7 +101,7 @@ class StepRecord:
         return self.scores.faults
 
 
-def acceptance_of(events: list[Visit | Coin]) -> float:
+def acceptance_of(events: list[Visit | CoinFlip]) -> float:
     """What the rule accepts of the tuple at a walk's root, which it comes to first; 0 where nothing was drawn."""
     return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.decoding.verify import check_walk, claims
-from multidraft.decoding.walks import Asked, Coin, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.decoding.walks import Asked, Coin, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
@@ -68,9 +68,11 @@ def verify_tree(
     numbers, final = uniform_samples, uniform_samples_for_final_sampling
     numbers = uniform(shape, generator, device) if numbers is None else checked(numbers, "uniform_samples", *shape)
     final = uniform(shape[:1], generator, device) if final is None else checked(final, LAST, shape[0])
-    endings = Batch(trees, target_probs, draft_probs, chosen).walked(walk, [Coins(row) for row in numbers.tolist()])
-    laws = torch.stack([law_at(ending, own) for ending, own in zip(endings, target_probs, strict=True)])
-    predicts, accepted, counts = written(trees, endings, pick_each(laws, final.tolist()), num_speculative_tokens)
+    walk_results = Batch(trees, target_probs, draft_probs, chosen).walked(
+        walk, [Coins(row) for row in numbers.tolist()]
+    )
+    laws = torch.stack([law_at(walk_result, own) for walk_result, own in zip(walk_results, target_probs, strict=True)])
+    predicts, accepted, counts = written(trees, walk_results, pick_each(laws, final.tolist()), num_speculative_tokens)
     return predicts.to(device), accepted.to(device), counts.to(device)
 
 
@@ -103,7 +105,7 @@ class Coins:
 
 
 @dataclass(frozen=True)
-class Left(Rest):
+class VocabularyResidual(Residual):
     """What a rule leaves of a target."""
 
     weights: Float[Tensor, " vocabulary"]
@@ -123,7 +125,7 @@ class Batch:
     draft: Float[Tensor, "rows inner vocabulary"] | None
     scheme: Scheme
 
-    def walked(self, walk: str | Walker, coins: Sequence[Coin]) -> list[Ending]:
+    def walked(self, walk: str | Walker, coins: Sequence[Coin]) -> list[WalkResult]:
         """Where the walk over every row's tree ends."""
         start = walker(walk)
         return drive([start(0, 1.0, tree.has_drafts, coin) for tree, coin in zip(self.trees, coins, strict=True)], self)
@@ -139,7 +141,7 @@ class Batch:
             parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
             for row, drawn, (accept, *left) in zip(rows, tokens, parts, strict=True):
                 first = dict(zip(reversed(drawn), reversed(siblings[row]), strict=True))  # of equal ones
-                answers[row] = Verdict(claims(first, drawn, accept), Left(*left))
+                answers[row] = Verdict(claims(first, drawn, accept), VocabularyResidual(*left))
         return answers
 
     def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:
@@ -229,25 +231,27 @@ def scheme_of(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
     return chosen
 
 
-def law_at(ending: Ending, target: Float[Tensor, "nodes vocabulary"]) -> Float[Tensor, " vocabulary"]:
+def law_at(walk_result: WalkResult, target: Float[Tensor, "nodes vocabulary"]) -> Float[Tensor, " vocabulary"]:
     """What the one more token of a row is drawn from."""
-    if ending.rest is not None:
-        return ending.rest.law()
-    check_distribution(target[ending.leaf].double(), "target_probs")
-    return target[ending.leaf].double()
+    if walk_result.residual is not None:
+        return walk_result.residual.law()
+    check_distribution(target[walk_result.leaf].double(), "target_probs")
+    return target[walk_result.leaf].double()
 
 
-def written(trees: list[Table], endings: list[Ending], last: list[int], depth: int | None) -> Verified:
+def written(trees: list[Table], walk_results: list[WalkResult], last: list[int], depth: int | None) -> Verified:
     """The paths and the last tokens as tensors."""
-    longest = 1 + max(len(ending.path) for ending in endings)
+    longest = 1 + max(len(walk_result.path) for walk_result in walk_results)
     if depth is not None and (not is_integer(depth) or depth > MAX_DEPTH):
         raise AdviceError(f"num_speculative_tokens is {shown(depth)}; give a whole number, at most {MAX_DEPTH}")
     if depth is not None and depth < longest:
         raise AdviceError(f"{longest} nodes do not fit num_speculative_tokens={depth}; give the depth of the trees")
     predicts = torch.zeros(sum(len(tree.tokens) for tree in trees), dtype=torch.int32)
     accepted = torch.full((len(trees), depth or longest), -1, dtype=torch.int32)
-    for row, (tree, ending) in enumerate(zip(trees, endings, strict=True)):
-        places = torch.tensor([tree.places[node] for node in (0, *ending.path)])
-        predicts[places] = torch.tensor([*(tree.tokens[node] for node in ending.path), last[row]], dtype=torch.int32)
+    for row, (tree, walk_result) in enumerate(zip(trees, walk_results, strict=True)):
+        places = torch.tensor([tree.places[node] for node in (0, *walk_result.path)])
+        predicts[places] = torch.tensor(
+            [*(tree.tokens[node] for node in walk_result.path), last[row]], dtype=torch.int32
+        )
         accepted[row, : len(places)] = places
-    return predicts, accepted, torch.tensor([len(ending.path) for ending in endings], dtype=torch.int32)
+    return predicts, accepted, torch.tensor([len(walk_result.path) for walk_result in walk_results], dtype=torch.int32)

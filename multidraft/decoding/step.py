@@ -34,7 +34,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         scores=scored,
         names=[config.policy.name(tree) for tree in scored.trees],
         events=decision.events,
-        endings=decision.endings,
+        walk_results=decision.walk_results,
         emitted=emitted,
         numbers=decision.numbers,
         scored=[row.said is None for row in state.rows],
@@ -64,16 +64,16 @@ def emit(config: DecodeConfig, scored: Scored, decision: Decision, row: int) -> 
     """The accepted tokens and the last one, each with its kind, and its log-probability if it is asked for."""
     if row in scored.faults:
         return Emitted([], [])
-    ending, tree = decision.endings[row], scored.trees[row]
-    tokens = [*(tree.tokens[node] for node in ending.path), decision.last[row]]
-    kinds = ["accepted"] * len(ending.path) + ["bonus" if ending.rest is None else "corrected"]
-    logs = [] if config.logprobs is None else look_up(scored, row, ending.path, tokens, config.logprobs)
+    walk_result, tree = decision.walk_results[row], scored.trees[row]
+    tokens = [*(tree.tokens[node] for node in walk_result.path), decision.last[row]]
+    kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "corrected"]
+    logs = [] if config.logprobs is None else look_up(scored, row, walk_result.path, tokens, config.logprobs)
     return Emitted(tokens, kinds, logs)
 
 
 def commit(state: State, scored: Scored, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
-    paths = [[0, *ending.path] for ending in decision.endings]
+    paths = [[0, *walk_result.path] for walk_result in decision.walk_results]
     if scored.logits is not None:
         state.target.keep([path if row.said is None else [] for path, row in zip(paths, state.rows, strict=True)])
         tell(state.target, state.draft)

@@ -16,7 +16,7 @@ import torch
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.verify import Coin, Visit
+from multidraft.decoding.verify import CoinFlip, Visit
 from multidraft.io import journal
 from multidraft.sampling.settings import Sampling
 
@@ -79,15 +79,19 @@ def plain(value: object) -> object:
 
 def describe_step(record: StepRecord, index: int) -> dict[str, Any]:
     """One row's tree, its walk, and what it emits: the last token with its share of what it was drawn from."""
-    emitted, ending = record.emitted[index], record.endings[index]
-    weights = record.scores.targets([(index, ending.leaf)])[0] if ending.rest is None else ending.rest.law()
+    emitted, walk_result = record.emitted[index], record.walk_results[index]
+    weights = (
+        record.scores.targets([(index, walk_result.leaf)])[0]
+        if walk_result.residual is None
+        else walk_result.residual.law()
+    )
     cumulative, token = weights.cumsum(-1, dtype=torch.float64), emitted.tokens[-1]
     share = {"from": float(cumulative[token - 1]) if token > 0 else 0.0, "to": float(cumulative[token])}
     last = {"token": token, "kind": emitted.kinds[-1], "number": record.numbers[index]}
     return {
         "nodes": [describe_node(record, index, node) for node in range(len(record.trees[index]))],
         "walk": [describe_event(event) for event in record.events[index]],
-        "path": ending.path,
+        "path": walk_result.path,
         "last": last | share | {"of": float(cumulative[-1])},
     }
 
@@ -110,9 +114,9 @@ def describe_node(record: StepRecord, index: int, node: int) -> dict[str, Any]:
     }
 
 
-def describe_event(event: Visit | Coin) -> dict[str, Any]:
+def describe_event(event: Visit | CoinFlip) -> dict[str, Any]:
     """A verdict that the walk asked for, or a coin that it threw."""
-    if isinstance(event, Coin):
+    if isinstance(event, CoinFlip):
         return {"coin": float(event.probability), "number": event.number, "yes": event.yes}
     claims = [list(child) for child in event.verdict.children]
     return {"node": event.node, "weight": float(event.weight), "claims": claims, "rest": event.verdict.residual_mass}

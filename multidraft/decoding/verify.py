@@ -19,7 +19,7 @@ from torch import Tensor
 from multidraft.decoding.draft import stacked
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import Asked, Child, Ending, Rest, Verdict, Walker, drive, walker
+from multidraft.decoding.walks import Asked, Child, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
@@ -39,7 +39,7 @@ class Visit(NamedTuple):
     verdict: Verdict
 
 
-class Coin(NamedTuple):
+class CoinFlip(NamedTuple):
     """A coin that a walk threw: it shows yes where the number is below the probability."""
 
     probability: float
@@ -50,16 +50,16 @@ class Coin(NamedTuple):
 class Decision(NamedTuple):
     """How a step ends, row by row."""
 
-    endings: list[Ending]
+    walk_results: list[WalkResult]
     last: list[int]  # the one more token
     numbers: list[float]  # which it was drawn with
-    events: list[list[Visit | Coin]]
+    events: list[list[Visit | CoinFlip]]
 
 
 def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
     """Walk every row's tree with the scheme's rule, and draw the one more token where the walk ends."""
     numbers = [row.random.number() for row in state.rows]
-    events: list[list[Visit | Coin]] = [[] for _ in state.rows]
+    events: list[list[Visit | CoinFlip]] = [[] for _ in state.rows]
     start = walker(config.walk)
     walks = [
         start(0, 1.0, tree.has_drafts, thrower(row, own))
@@ -67,13 +67,13 @@ def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
     ]
 
     def verdicts(asked: Asked) -> dict[int, Verdict]:
-        answers = judge(config.scheme, scored, asked)
+        answers = node_outcomes(config.scheme, scored, asked)
         for row, verdict in answers.items():
             events[row].append(Visit(*asked[row], verdict))
         return answers
 
-    endings = drive(walks, verdicts)
-    return Decision(endings, draw_last(scored, endings, numbers), numbers, events)
+    walk_results = drive(walks, verdicts)
+    return Decision(walk_results, draw_last(scored, walk_results, numbers), numbers, events)
 
 
 def check_walk(scheme: Scheme, walk: str | Walker) -> None:
@@ -86,21 +86,21 @@ def check_walk(scheme: Scheme, walk: str | Walker) -> None:
         )
 
 
-def thrower(row: Row, events: list[Visit | Coin]) -> Callable[[float], bool]:
+def thrower(row: Row, events: list[Visit | CoinFlip]) -> Callable[[float], bool]:
     """A row's coin, which notes what it showed."""
 
     def coin(probability: float) -> bool:
         number = row.random.number()
-        events.append(Coin(probability, number, number < probability))
+        events.append(CoinFlip(probability, number, number < probability))
         return number < probability
 
     return coin
 
 
-def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
+def node_outcomes(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
     """For each row the rule's verdict at a node with its target scaled by a weight; none for rows with a fault.
 
-    A single draft is coupled with the target, which takes two numbers; all else goes in one batch a draft count.
+    A single draft is coupled with the target, which takes two numbers; nodes with as many drafts go in one batch.
     """
     targets = dict(zip(asked, scored.targets([(row, node) for row, (node, _) in asked.items()]), strict=True))
     answers, groups = dict[int, Verdict](), defaultdict[int, Asked](dict)
@@ -110,15 +110,17 @@ def judge(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
             continue
         count = tree.counts[node]
         if scheme.with_drafts(count).is_coupling and tree.children[node]:
-            answers[row] = coupled(tree, node, weight, targets[row])
+            answers[row] = single_draft_outcome(tree, node, weight, targets[row])
         else:
             groups[count][row] = node, weight
     for count, some in groups.items():
-        answers |= evaluated(scheme.with_drafts(count), scored.trees, some, targets)
+        answers |= batched_outcomes(scheme.with_drafts(count), scored.trees, some, targets)
     return {row: answers[row] for row in asked if row in answers}
 
 
-def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dict[int, Tensor]) -> dict[int, Verdict]:
+def batched_outcomes(
+    scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dict[int, Tensor]
+) -> dict[int, Verdict]:
     """Verdicts at nodes that drew the same number of tokens."""
     laws = [trees[row].laws[node] for row, (node, _) in asked.items()]
     target = torch.from_numpy(compressed([targets[row] for row in asked], laws))
@@ -127,8 +129,8 @@ def evaluated(scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dic
     outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
     answers, accepts = {}, outcome.accept.tolist()
     for index, (row, (node, _)) in enumerate(asked.items()):
-        tree, rest = trees[row], Expanded(laws[index], targets[row], *parts_of(target, outcome, index))
-        answers[row] = Verdict(claims(tree.children[node], tree.tuples[node], accepts[index]), rest)
+        tree, residual = trees[row], CompressedResidual(laws[index], targets[row], *parts_of(target, outcome, index))
+        answers[row] = Verdict(claims(tree.children[node], tree.tuples[node], accepts[index]), residual)
     return answers
 
 
@@ -163,7 +165,7 @@ def claims(children: dict[int, int], drafted: list[int], accept: list[float]) ->
     return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
 
 
-def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " vocabulary"]) -> Verdict:
+def single_draft_outcome(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " vocabulary"]) -> Verdict:
     """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
     ((token, child),) = tree.children[node].items()
     law, place = tree.laws[node], max(tree.places[node])
@@ -174,11 +176,11 @@ def coupled(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " v
         places = compressed([target], [law])[0]
         return places, left_by_one(places, law.probabilities, weight, accept)
 
-    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), Expanded(law, target, parts))
+    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), CompressedResidual(law, target, parts))
 
 
 @dataclass(eq=False)
-class Expanded(Rest):
+class CompressedResidual(Residual):
     """What a rule leaves of a target, known on the ids of a draft law and, in the last place, on all other tokens."""
 
     draft: NodeLaw
@@ -205,18 +207,22 @@ class Expanded(Rest):
         return torch.from_numpy(weights)
 
 
-def draw_last(scored: Scored, endings: list[Ending], numbers: list[float]) -> list[int]:
+def draw_last(scored: Scored, walk_results: list[WalkResult], numbers: list[float]) -> list[int]:
     """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf."""
-    bonus = {row: ending.leaf for row, ending in enumerate(endings) if ending.rest is None and row not in scored.faults}
-    last = [-1] * len(endings)
+    bonus = {
+        row: walk_result.leaf
+        for row, walk_result in enumerate(walk_results)
+        if walk_result.residual is None and row not in scored.faults
+    }
+    last = [-1] * len(walk_results)
     if bonus:
         laws = torch.stack(scored.targets(list(bonus.items())))
         for row, token in zip(bonus, pick_each(laws, [numbers[row] for row in bonus]), strict=True):
             last[row] = token
-    for row, ending in enumerate(endings):
-        if ending.rest is not None:
-            (token,) = pick_each(ending.rest.law()[None], [numbers[row]])
+    for row, walk_result in enumerate(walk_results):
+        if walk_result.residual is not None:
+            (token,) = pick_each(walk_result.residual.law()[None], [numbers[row]])
             if token < 0:  # nothing but rounding is left: the likeliest
-                token = int(scored.targets([(row, ending.leaf)])[0].argmax())
+                token = int(scored.targets([(row, walk_result.leaf)])[0].argmax())
             last[row] = token
     return last

@@ -1,8 +1,8 @@
 """How a tree of drafts is used once every node has a rule: commit, as in the papers, or deferred, which emits more.
 
 A walk is a coroutine. It yields `(node, weight)` to ask for the rule's verdict at a node with the target scaled to
-`weight`, and returns an `Ending`. Whoever drives it evaluates rules for many rows at once, or enumerates a whole tree
-in a test. `coin(probability)` is its only source of randomness.
+`weight`, and returns a `WalkResult`. Whoever drives it evaluates rules for many rows at once, or enumerates a whole
+tree in a test. `coin(probability)` is its only source of randomness.
 """
 
 import math
@@ -30,7 +30,7 @@ class Child(NamedTuple):
     accept: float  # what it may claim
 
 
-class Rest:
+class Residual:
     """What a rule leaves for the emitted token if it is no draft."""
 
     @property
@@ -48,12 +48,12 @@ class Verdict:
     """A rule's outcome at a node: its distinct drafted children with what each may claim, and what is left."""
 
     children: tuple[Child, ...]  # in the order in which they were first drawn
-    rest: Rest
+    residual: Residual
 
     @property
     def residual_mass(self) -> float:
         """The probability of a token that is no draft."""
-        return self.rest.mass
+        return self.residual.mass
 
     @cached_property
     def acceptance(self) -> float:
@@ -62,14 +62,14 @@ class Verdict:
 
 
 @dataclass
-class Ending:
+class WalkResult:
     """Where a walk ends: the accepted nodes below the root, and what the one more token is drawn from.
 
-    `rest` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
+    `residual` is None where the path ran into a leaf: the token is then a bonus, drawn from the target at that leaf.
     """
 
     path: list[int] = field(default_factory=list)
-    rest: Rest | None = None
+    residual: Residual | None = None
 
     @property
     def leaf(self) -> int:
@@ -77,7 +77,7 @@ class Ending:
         return self.path[-1] if self.path else 0
 
 
-Walk = Generator[tuple[int, float], Verdict, Ending | None]
+Walk = Generator[tuple[int, float], Verdict, WalkResult | None]
 Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
 Verdicts = Callable[[Asked], dict[int, Verdict]]  # a row without an answer has ended
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
@@ -99,7 +99,7 @@ def deferred(
     look at nothing that was drawn below.
     """
     if not has_drafts(node):
-        return Ending() if coin(weight) else None
+        return WalkResult() if coin(weight) else None
     verdict, left = (yield node, weight), 1.0
     for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
         if left <= UNSEEN:
@@ -107,28 +107,28 @@ def deferred(
         share = min(accept / left, 1.0)
         entered = max(share, smallest) if share <= NEARLY_ONE else 1.0
         if smallest <= share <= NEARLY_ONE or coin(share / entered):  # near one always: rounding must not take a coin
-            ending = yield from deferred(child, entered, has_drafts, coin, smallest)
-            if ending is not None:
-                ending.path.insert(0, child)
-                return ending
+            walk_result = yield from deferred(child, entered, has_drafts, coin, smallest)
+            if walk_result is not None:
+                walk_result.path.insert(0, child)
+                return walk_result
         left -= accept
-    return Ending(rest=verdict.rest) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return WalkResult(residual=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 def commit(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """Picks a child or the residual at every node and never looks back (SpecInfer, SpecTr, Multi-Candidate SD)."""
     if not has_drafts(node):
-        return Ending()
+        return WalkResult()
     verdict, left = (yield node, 1.0), 1.0
     for child, accept in verdict.children:
         if left > UNSEEN and coin(accept / left):
-            ending = yield from commit(child, 1.0, has_drafts, coin)
-            assert ending is not None  # committing never fails
-            ending.path.insert(0, child)
-            return ending
+            walk_result = yield from commit(child, 1.0, has_drafts, coin)
+            assert walk_result is not None  # committing never fails
+            walk_result.path.insert(0, child)
+            return walk_result
         left -= accept
     # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
-    return Ending(rest=verdict.rest if verdict.residual_mass > UNSEEN else None)
+    return WalkResult(residual=verdict.residual if verdict.residual_mass > UNSEEN else None)
 
 
 WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
@@ -141,11 +141,11 @@ def walker(walk: str | Walker) -> Walker:
     return WALKS[walk] if isinstance(walk, str) else walk
 
 
-def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
+def drive(walks: list[Walk], verdicts: Verdicts) -> list[WalkResult]:
     """Run the walks of all rows side by side, answering what they ask in one batch a round."""
     if strange := [walk for walk in walks if not isinstance(walk, Generator)]:
         raise AdviceError(f"a walk of yours returns {shown(strange[0])}; write it with `yield node, weight`")
-    endings: dict[int, Ending | None] = {}
+    walk_results: dict[int, WalkResult | None] = {}
     answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
     while answers:
         asked: Asked = {}
@@ -153,9 +153,9 @@ def drive(walks: list[Walk], verdicts: Verdicts) -> list[Ending]:
             try:
                 asked[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
             except StopIteration as stop:
-                if not isinstance(stop.value, Ending | None):
-                    raise AdviceError(f"a walk of yours ends with {shown(stop.value)}; return an Ending") from None
-                endings[row] = stop.value
+                if not isinstance(stop.value, WalkResult | None):
+                    raise AdviceError(f"a walk of yours ends with {shown(stop.value)}; return a WalkResult") from None
+                walk_results[row] = stop.value
         answers = dict(verdicts(asked)) if asked else {}
     # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.
-    return [endings.get(row) or Ending() for row in range(len(walks))]
+    return [walk_results.get(row) or WalkResult() for row in range(len(walks))]

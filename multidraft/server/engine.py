@@ -237,7 +237,7 @@ class Engine:
         if fault := record.faults.get(row):
             self.tell(job, Event(error=fault))
             return False
-        tree, path = record.trees[row], record.endings[row].path
+        tree, path = record.trees[row], record.walk_results[row].path
         new, reason = job.cut(record.emitted[row])
         event = Event(Step(new, tree.tokens, tree.parents, path, len(tree.levels) - 1), reason)
         # Nothing can fail from here on: either the row has its tokens and hears of them, or they come again.

@@ -53,7 +53,7 @@ def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list
 
 def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
     """What a verdict gives every token."""
-    law = verdict.rest.law().clone()
+    law = verdict.residual.law().clone()
     for child, accept in verdict.children:
         law[tree.tokens[child]] += accept
     return law

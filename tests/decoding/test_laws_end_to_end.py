@@ -27,7 +27,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, Randomness, Row, Scored
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.verify import draw_last
-from multidraft.decoding.walks import WALKS, Child, Ending, Rest, Verdict, commit
+from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_laws
 from multidraft.sampling.settings import Sampling
@@ -165,7 +165,7 @@ def test_what_was_said_of_another_token_is_caught(monkeypatch):
     assert law_after_a_whole_prompt() > BIASED
 
 
-class Nothing(Rest):
+class Nothing(Residual):
     """What is left where nothing is."""
 
     mass = 0.0
@@ -177,7 +177,7 @@ class Nothing(Rest):
 def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
     row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
     scored = Scored([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
-    assert draw_last(scored, [Ending([], Nothing())], [0.5]) == [1]
+    assert draw_last(scored, [WalkResult([], Nothing())], [0.5]) == [1]
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
@@ -186,7 +186,7 @@ def test_commit_draws_from_the_target_where_rounding_leaves_nothing():
     next(walk)
     with pytest.raises(StopIteration) as stop:
         walk.send(Verdict((Child(1, 1 - 1e-7),), Nothing()))
-    assert stop.value.value == Ending([], None)
+    assert stop.value.value == WalkResult([], None)
 
 
 # Statistics: what enumeration cannot reach, through the whole loop with rows of different lengths

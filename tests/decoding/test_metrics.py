@@ -115,7 +115,7 @@ def expectation(forest: Forest, depth: int, branches: list[Branch]) -> list[list
     depths, ranks = [0.0] * depth, [0.0] * 4
     for branch in branches:
         tree = forest.scored.trees[branch.tree]
-        for level, node in enumerate(branch.ending.path):
+        for level, node in enumerate(branch.walk_result.path):
             depths[level] += branch.probability
             ranks[tree.tuples[tree.parents[node]].index(tree.tokens[node])] += branch.probability
     return [depths, ranks]
@@ -136,9 +136,11 @@ def counts(forest: Forest, depth: int, branches: list[Branch]) -> list[list[floa
 def record_of(scored: Scored, branch: Branch) -> StepRecord:
     """A step that went like this."""
     one = Scored([scored.rows[branch.tree]], [scored.trees[branch.tree]], None)
-    kinds = ["accepted"] * len(branch.ending.path) + ["bonus" if branch.ending.rest is None else "corrected"]
+    kinds = ["accepted"] * len(branch.walk_result.path) + [
+        "bonus" if branch.walk_result.residual is None else "corrected"
+    ]
     emitted = Emitted(list(branch.emitted), kinds)
-    return StepRecord(one, [""], [[]], [branch.ending], [emitted], [0.0], [True], 1, {})
+    return StepRecord(one, [""], [[]], [branch.walk_result], [emitted], [0.0], [True], 1, {})
 
 
 CASES = [("iid:lorenz", "2x1"), ("iid:lorenz", "2x2"), ("without_replacement:recursive_rejection", "2x2")]

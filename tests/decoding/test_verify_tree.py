@@ -65,11 +65,11 @@ def emitted(asked: Asked, chances: list[float], scheme: Scheme, walk: str | Walk
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         batch = Batch([trees[row] for row in rows], target[rows], draft[rows], scheme)
-        for row, coin, ending in zip(rows, coins, batch.walked(walk, coins), strict=True):
+        for row, coin, walk_result in zip(rows, coins, batch.walked(walk, coins), strict=True):
             scripts[row] += coin.others
-            last = law_at(ending, target[row])
+            last = law_at(walk_result, target[row])
             for token, share in enumerate((last / last.sum()).tolist()):
-                path = (*(trees[row].tokens[node] for node in ending.path), token)
+                path = (*(trees[row].tokens[node] for node in walk_result.path), token)
                 add(law, path, chances[row] * coin.probability * share)
     return law
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
-from multidraft.decoding.walks import UNSEEN, Coin, Ending, Walk, Walker
+from multidraft.decoding.walks import UNSEEN, Coin, Walk, Walker, WalkResult
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import at_each
 from multidraft.verification.laws import Iid
@@ -82,14 +82,14 @@ def rounding_up(target: Tensor, draft: Tensor, drafted: Tensor) -> Parts:
 def impatient(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
     """The deferred walk, but a child is entered with what it may claim and not with its share of what is left."""
     if not has_drafts(node):
-        return Ending() if coin(weight) else None
+        return WalkResult() if coin(weight) else None
     verdict, left = (yield node, weight), 1.0
     for child, accept in verdict.children:
-        if ending := (yield from impatient(child, accept, has_drafts, coin)):
-            ending.path.insert(0, child)
-            return ending
+        if walk_result := (yield from impatient(child, accept, has_drafts, coin)):
+            walk_result.path.insert(0, child)
+            return walk_result
         left -= accept
-    return Ending(rest=verdict.rest) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return WalkResult(residual=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from multidraft.decoding.walks import WALKS, Child, Rest, Verdict, Walker, drive
+from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, Walker, drive
 from multidraft.errors import AdviceError
 
 Record = dict[str, Any]
@@ -94,11 +94,11 @@ def check_walk(record: Record, start: Walker) -> None:
     """The walk asks and flips what the record says, and ends where it says."""
     told = Told(record["walk"])
     draws = {node["node"] for node in record["nodes"] if "drafted" in node}
-    (ending,) = drive([start(0, 1.0, draws.__contains__, told.coin)], told.verdicts)
+    (walk_result,) = drive([start(0, 1.0, draws.__contains__, told.coin)], told.verdicts)
     if told.events:
         raise Mismatch(f"the walk ends before {told.events[0]}")
-    agree("path", record["path"], ending.path)
-    agree("kind of the last token", record["last"]["kind"], "bonus" if ending.rest is None else "corrected")
+    agree("path", record["path"], walk_result.path)
+    agree("kind of the last token", record["last"]["kind"], "bonus" if walk_result.residual is None else "corrected")
 
 
 def check_last(last: Record) -> None:
@@ -140,7 +140,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Left(Rest):
+class Left(Residual):
     """What a rule left, of which a record has the sum alone."""
 
     left: float

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from multidraft.auditing.enumeration import Conditional, Forest, all_endings, all_trees, first_state
+from multidraft.auditing.enumeration import Conditional, Forest, all_trees, all_walk_results, first_state
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
@@ -94,5 +94,5 @@ def random_pair(vocabulary: int, depth: int, seed: int) -> tuple[Conditional, Co
 
 def accepted(forest: Forest, config: DecodeConfig, walk: Walker) -> float:
     """The expected number of accepted tokens, exactly: over every tree and every answer to every coin."""
-    endings = all_endings(forest.scored, config, walk)
-    return sum(forest.probability[tree] * chance * len(ending.path) for tree, chance, ending in endings)
+    walk_results = all_walk_results(forest.scored, config, walk)
+    return sum(forest.probability[tree] * chance * len(walk_result.path) for tree, chance, walk_result in walk_results)

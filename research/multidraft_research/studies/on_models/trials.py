@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from multidraft.auditing.enumeration import all_endings
+from multidraft.auditing.enumeration import all_walk_results
 from multidraft.autotune.estimates import Work
 from multidraft.decoding.draft import draft_tree
 from multidraft.decoding.state import DecodeConfig, Scored, State
@@ -39,6 +39,6 @@ def expected_tokens(scored: Scored, config: DecodeConfig) -> list[float]:
     """
     walk = partial(deferred, smallest=0.0) if config.walk == "deferred" else config.walk
     tokens = [1.0] * len(scored.trees)
-    for row, chance, ending in all_endings(scored, config, walk):
-        tokens[row] += chance * len(ending.path)
+    for row, chance, walk_result in all_walk_results(scored, config, walk):
+        tokens[row] += chance * len(walk_result.path)
     return tokens
