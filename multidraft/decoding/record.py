@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.draft import stacked
-from multidraft.decoding.policy import Outlook
+from multidraft.decoding.policy import StepForecast
 from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Coin, Decision, Visit, compressed
@@ -83,7 +83,7 @@ class StepRecord:
     draft_passes: int
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
-    expected: Outlook | None = None  # by the policy, if it predicts anything
+    expected: StepForecast | None = None  # by the policy, if it predicts anything
 
     @property
     def trees(self) -> list[TokenTree]:

@@ -190,11 +190,11 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether both have read, or the draft model rests: it catches up later, in steps that draft."""
+        """Whether both have read, or the policy skips the draft model: it catches up later, in steps that draft."""
         if self.state is None:
             return False
-        rests = getattr(self.config.policy, "rests", False)
-        return self.state.draft is None or not self.state.rows[0].unread or rests
+        skips_draft_model = getattr(self.config.policy, "skips_draft_model", False)
+        return self.state.draft is None or not self.state.rows[0].unread or skips_draft_model
 
     def advance(self, most: int) -> int:
         """Read on by so many tokens at most, and return their number; the draft model begins after the first answer."""
