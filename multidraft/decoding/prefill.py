@@ -21,7 +21,7 @@ from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
 from multidraft.models.base import CHUNK, LanguageModel, check_logits, heard_by
 from multidraft.models.huggingface import Model, prepare, reader
-from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick_each
@@ -157,7 +157,7 @@ def warm_up(config: DecodeConfig, device: torch.device) -> None:
         for count in config.policy.counts_drawn:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
-            draft_laws(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
+            draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
 
 
 def compile_steps(

@@ -17,7 +17,7 @@ from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Coin, Decision, Visit, compressed
 from multidraft.decoding.walks import Ending
-from multidraft.sampling.from_logits import log_laws
+from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.laws import optimum
 from multidraft.verification.scheme import Scheme
@@ -130,7 +130,7 @@ def look_up(scored: Scored, row: int, path: list[int], tokens: list[int], top: i
     """For the accepted tokens of one row and its last one, each from the node above it."""
     places = [(row, node) for node in (0, *path)]
     settings = [scored.rows[row].sampling] * len(places)
-    logs = log_laws(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
+    logs = log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
     return listed(logs, tokens, top)
 
 

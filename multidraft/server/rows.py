@@ -18,7 +18,7 @@ from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, Randomness, State
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
-from multidraft.sampling.gate import RowFault, problem_of, softmax
+from multidraft.sampling.gate import RowFault, distribution_error, softmax
 from multidraft.sampling.settings import Sampling
 
 
@@ -226,7 +226,7 @@ class Reading:
         """The model's own log-probabilities of the tokens that follow."""
         laws, bad = softmax(scores[: len(follow)])
         if bad:
-            raise RowFault("the target model", str(problem_of(scores[bad[0]])))
+            raise RowFault("the target model", str(distribution_error(scores[bad[0]])))
         self.logprobs += listed(laws.log(), follow, top)
 
 
