@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_PRICING = 8  # prices are computed again after so many steps
 TIME_PLAIN_EVERY = 16  # one step of so many has no drafts, until enough of these were timed
-PROBE_STEPS = 2  # a draft model that does not pay is asked again in so many steps
+PROBE_STEPS = 2  # a draft model that does not pay is asked again for so many steps
 FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
 MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
 MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e

@@ -194,13 +194,10 @@ class MeasuredPair:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What must be equal for a profile to apply: the pair, and the machine."""
-        models = {
-            "target": model_identity(self.target),
-            "draft": model_identity(self.draft),
-            "scheme": self.scheme.name,
-        }
+        target, draft = model_identity(self.target), model_identity(self.draft)
+        pair = {"target": target, "draft": draft, "scheme": self.scheme.name}
         machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
-        return models | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
+        return pair | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
 
 
 def model_identity(model: Any) -> dict[str, Any]:

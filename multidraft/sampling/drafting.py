@@ -25,6 +25,7 @@ RANKING_TEMPERATURE = 8.0  # at which the most likely tokens are found that temp
 STEPS_PER_NAT, NUM_BINS = 8, 256  # scores are binned by their distance from the largest; lower ones have no weight
 Columns = Float[Tensor, "lines columns"]
 Ids = Int[Tensor, "*lines columns"] | None  # the token id of every column
+IdTable = Int[np.ndarray, " columns"] | None  # the same on the CPU
 Places = Int[np.ndarray, " k"]
 Weights = Float[np.ndarray, " k"]
 WeightedColumns = list[tuple[np.ndarray, np.ndarray]]  # by line: columns, and their weights
@@ -109,9 +110,8 @@ def distributions_of_group(
         logits, sampling = process(logits, sampling, prefixes)
     logits, size = upcast(logits), logits.shape[-1]
     greedy, is_large = sampling.temperature == 0, size > MAX_FULL_VOCABULARY
-    max_columns = min(
-        drafts if greedy else sampling.top_k or size, support or (MAX_SUPPORT if is_large else size), size
-    )
+    support = support or (MAX_SUPPORT if is_large else size)
+    max_columns = min(drafts if greedy else sampling.top_k or size, support, size)
     top_p = sampling.top_p if not greedy and sampling.top_p is not None and sampling.top_p < 1 else None
     whole_weights = total_weights(logits, sampling.temperature) if top_p and sampling.top_k is None else None
     if not logits.is_cpu and max_columns < size:
@@ -138,9 +138,7 @@ def columns_from_device(
     return logits.gather(-1, columns), columns if ids is None else ids.expand(logits.shape).gather(-1, columns)
 
 
-def distribution_of(
-    columns: Places, weights: Weights, ids: Int[np.ndarray, " columns"] | None = None
-) -> DraftDistribution:
+def distribution_of(columns: Places, weights: Weights, ids: IdTable = None) -> DraftDistribution:
     """The distribution of columns with these weights, by token id."""
     probabilities = weights / weights.sum() if len(weights) else weights
     return DraftDistribution(columns if ids is None else ids[columns], probabilities)

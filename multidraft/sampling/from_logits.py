@@ -92,9 +92,8 @@ def target_distributions(
         return distributions_of(logits, settings[0], prefixes)
     probs, faults = torch.empty_like(upcast(logits)), Faults()
     for sampling, lines in groups.items():
-        group_prefixes = prefixes and [prefixes[line] for line in lines]
-        probs[lines], group_faults = distributions_of(logits[lines], sampling, group_prefixes)
-        faults |= {lines[line]: fault for line, fault in group_faults.items()}
+        probs[lines], faulty = distributions_of(logits[lines], sampling, prefixes and [prefixes[i] for i in lines])
+        faults |= {lines[line]: fault for line, fault in faulty.items()}
     return probs, faults
 
 
