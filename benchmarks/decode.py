@@ -30,7 +30,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
-from multidraft.autotune.plans import Subject, profile_for
+from multidraft.autotune.plans import MeasuredPair, profile_for
 from multidraft.autotune.tuning import measure as tune
 from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME
@@ -63,7 +63,7 @@ def prepare(pair: Pair) -> None:
     """Measure the pair for `auto`, with prompts that take no part."""
     texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
-    subject = Subject(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts)
+    subject = MeasuredPair(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts)
     tune(subject, profile_for(subject), TUNE)
 
 

@@ -1,1 +1,1 @@
-"""What is drafted is what pays: costs of a pair on a machine, predictions, and the decision (docs/auto.md)."""
+"""Which trees to draft: costs of a pair on a machine, predicted tokens, and the choice (docs/auto.md)."""

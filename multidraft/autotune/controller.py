@@ -1,4 +1,4 @@
-"""`tree="auto"`: trees that grow while it pays, by what steps were measured to take and what was accepted so far."""
+"""`tree="auto"`: trees that grow while drafts pay, by measured seconds of steps and by acceptance so far."""
 
 import math
 import re
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multidraft.autotune.estimates import DEFAULT, MOST_DRAFTS, AcceptanceTracker, Costs, Timed, Work
+from multidraft.autotune.estimates import DEFAULT, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.plans import (
-    FIRST,
-    MOST_SAMPLES,
+    MAX_SAMPLES,
+    MIN_STEPS,
+    MeasuredPair,
     Profile,
-    Subject,
     how_often,
     place,
     profile_for,
     save,
     say_once,
 )
-from multidraft.decoding.policy import Outlook, StaticTree
+from multidraft.decoding.policy import StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
 from multidraft.verification.scheme import Scheme
@@ -28,47 +28,51 @@ from multidraft.verification.scheme import Scheme
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
-AGAIN = 8  # steps after which prices are found anew
-PLAIN = 16  # steps of which one has no drafts, until enough of these have been timed
-PROBE, PAUSE, LONGEST = 2, 32, 512  # steps of a probe of a draft model that is not asked, and steps between two
-MARGIN, DOUBT = 0.02, 0.02  # by which drafts must be faster than none, and more by every doubling of the rows
-MEMORY, STEPS = 100.0, 32.0  # nodes over which what was accepted fades by a factor e, and steps over which speed does
-MEASURED, ASSUMED = 10.0, 4.0  # nodes as which the profile's acceptance counts, and as which what is assumed does
-NODES = 1000.0  # nodes that drafts were verified at, after which a profile learns no more of acceptance
-SAVE = 2.0  # seconds of timed steps after which a profile is kept
-TIMING = (
+STEPS_PER_PRICING = 8  # prices are computed again after so many steps
+TIME_PLAIN_EVERY = 16  # one step of so many has no drafts, until enough of these were timed
+PROBE_STEPS = 2  # a draft model that does not pay is asked again for so many steps
+FIRST_PAUSE, MAX_PAUSE = 32, 512  # steps between two probes
+MARGIN, MARGIN_PER_DOUBLING = 0.02, 0.02  # drafts must be faster than none by this; more for every doubling of rows
+MEMORY_NODES, MEMORY_STEPS = 100.0, 32.0  # over which acceptance, and speed, fade by a factor e
+PROFILE_WEIGHT, DEFAULT_WEIGHT = 10.0, 4.0  # nodes that the profile's acceptance, and the prior, count as
+MAX_LEARNT_NODES = 1000.0  # a profile learns acceptance from so many nodes
+SAVE_SECONDS = 2.0  # a profile is written after so many seconds of timed steps
+TIMING_NOTE = (
     "timing the steps of this pair while it decodes, for at most %g s, %s (--tune-budget 0, from Python tune_budget=0, "
     "does without)"
 )
-NO_DRAFTS_BEST = "no drafts are best here: pass None in place of the draft model (--draft none)"
-NOTHING = Work(0, 0, 0)  # is drafted
-FREE, DEAR = Tree.levels([1] * 7), Tree.parse("1x6")  # are timed first: the second takes two passes of a draft model
-EVIDENT = 32  # steps after which it may be said that drafts do not pay
-CHAINS = [NO_DRAFTS, *(Tree.levels([1] * length) for length in range(1, 9))]  # one of which is as fast as is hoped for
+NO_DRAFTS_ADVICE = "no drafts are best here: pass None in place of the draft model (--draft none)"
+NO_WORK = Work(0, 0, 0)  # a step without drafts
+LOOKUP_TREE, MODEL_TREE = Tree.levels([1] * 7), Tree.parse("1x6")  # timed first; the second needs two draft passes
+MIN_STEPS_TO_ADVISE = 32  # after fewer steps there is no advice to do without drafts
+CHAINS = [
+    NO_DRAFTS,
+    *(Tree.levels([1] * length) for length in range(1, 9)),
+]  # the first guess of the speed is that of the fastest
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large trees may become, so that their memory is known."""
+    """How large trees may grow; memory is allocated for that."""
 
     nodes: int = 32
     depth: int = 16
 
     @classmethod
     def parse(cls, text: str) -> "Limits":
-        """What follows `auto`, such as `auto,nodes=24,depth=6`."""
-        found = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
-        parts = [part.split("=") for part in found[1].split(",")[1:]] if found else []
-        if not found or len(dict(parts)) < len(parts):
+        """Parse the limits after `auto`, as in `auto,nodes=24,depth=6`."""
+        match = re.fullmatch(r"auto((?:,(?:nodes|depth)=[1-9]\d{0,3})*)", text.replace(" ", "").lower())
+        settings = [setting.split("=") for setting in match[1].split(",")[1:]] if match else []
+        if not match or len(dict(settings)) < len(settings):
             raise AdviceError(f"tree {text!r} does not parse; write auto, or auto,nodes=24,depth=6")
-        return cls(**{name: int(value) for name, value in parts})
+        return cls(**{name: int(value) for name, value in settings})
 
 
 class Auto(Growing):
-    """Trees that grow while that pays; a draft model whose drafts do not is left alone.
+    """Trees that grow while drafts pay; a draft model whose drafts do not pay is not asked.
 
-    It goes by a profile, corrected by a moving average of this call's own verdicts. Without a budget of seconds in
-    which steps are timed it reads no clock, so that a seed repeats a run.
+    The policy uses a profile, corrected by a moving average of this run's verdicts. `budget` is the seconds of steps
+    that may be timed. With a budget of 0 it reads no clock, so that a seed repeats a run.
     """
 
     def __init__(
@@ -82,161 +86,162 @@ class Auto(Growing):
         limits = limits or Limits()
         super().__init__(limits.nodes, limits.depth, kind)
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
-        self.most_drafts, self.counts_drawn = MOST_DRAFTS, range(1, MOST_DRAFTS + 1)
+        self.most_drafts, self.counts_drawn = MAX_DRAFTS, range(1, MAX_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
-        some = FREE if kind == "free" else DEAR
-        some = some if len(some) - 1 <= limits.nodes and some.depth <= limits.depth else Tree.parse("1")
-        self.plain, self.some = StaticTree(NO_DRAFTS), StaticTree(some)  # which are timed first
-        self.fixed: StaticTree | None = None  # the tree of a step that is timed, in place of one that grows
+        tree = LOOKUP_TREE if kind == "lookup" else MODEL_TREE
+        first_tree = tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
+        self.without_drafts, self.first_tree = StaticTree(NO_DRAFTS), StaticTree(first_tree)  # timed first
+        self.timed_tree: StaticTree | None = None  # drafted in place of a growing tree, to be timed
         self.trees: list[TokenTree] = []
-        self.costs: Costs | None = None  # by which prices were found last
-        self.rows = self.steps = self.idle = 0
-        self.tried = Counter[int]()  # steps with the first tree, by rows
-        self.pause = self.left = PAUSE
-        self.tokens = self.seconds = self.prompted = self.unsaved = 0.0
+        self.costs: Costs | None = None  # that the current prices come from
+        self.rows = self.steps = self.steps_without_drafts = 0
+        self.steps_with_first_tree = Counter[int]()  # by rows
+        self.pause = self.steps_to_probe = FIRST_PAUSE
+        self.tokens = self.seconds = self.prompt_reads_per_token = self.unsaved_seconds = 0.0
 
     @property
-    def rests(self) -> bool:
-        """Whether nothing is drafted at present, so that what the draft model has not read can wait."""
-        return self.kind == "model" and bool(self.rows) and not (self.pays or self.probes)
+    def skips_draft_model(self) -> bool:
+        """Whether the draft model is not asked at present, so that it need not catch up."""
+        return self.kind == "model" and bool(self.rows) and not (self.model_pays or self.is_probing)
 
     @property
-    def expected(self) -> Outlook | None:
-        """What the trees as they were drawn let expect."""
-        if not self.trees or self.costs is None or self.fixed is not None:
+    def expected(self) -> StepForecast | None:
+        """The tokens and seconds to be expected of the trees that were drawn."""
+        if not self.trees or self.costs is None or self.timed_tree is not None:
             return None
         tokens = sum(self.reach(tree, node) for tree in self.trees for node in range(len(tree)))
-        return Outlook(tokens, self.costs.seconds(work_of(self.trees, self.kind)))
+        return StepForecast(tokens, self.costs.seconds(work_of(self.trees, self.kind)))
 
-    def charge(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Count what the draft model reads of prompts as a price of the new tokens, so far so many."""
-        self.prompted = prompt_tokens / max(new_tokens, 1)
+    def count_prompt_reads(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Spread the prompt tokens that the draft model reads over the new tokens, as a part of their price."""
+        self.prompt_reads_per_token = prompt_tokens / max(new_tokens, 1)
 
-    def foresee(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
-        """Choose for a run that is about to begin, so that a draft model that is not used need not read the prompts."""
-        self.charge(prompt_tokens, new_tokens)
+    def plan_run(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
+        """Set prices before a run, so that a draft model that will not be used need not read the prompts."""
+        self.count_prompt_reads(prompt_tokens, new_tokens)
         if self.profile.known:
             self.choose(rows)
 
     def begin(self, rows: int) -> None:
-        """Time the first steps of a new pair; find prices anew every few steps, and whenever rows have come or gone."""
+        """Time the first steps of a new pair; set prices again every few steps, and when the number of rows changes."""
         super().begin(rows)
-        plain = self.profile.measured(rows, False)
+        plain_steps = self.profile.measured(rows, False)
         if self.profile.known:
-            if rows != self.rows or self.steps % AGAIN == 0:
+            if rows != self.rows or self.steps % STEPS_PER_PRICING == 0:
                 self.choose(rows)
             self.probe()
-            timed = self.profile.spent_near(rows) < self.budget and plain < MOST_SAMPLES
-            self.fixed = self.plain if timed and self.steps % PLAIN == PLAIN - 1 else None  # what others compare with
-        elif plain < FIRST or self.tried[rows] >= 2 * FIRST:  # also where nothing can be drafted
-            self.fixed = self.plain
+            is_timing = self.profile.spent_near(rows) < self.budget and plain_steps < MAX_SAMPLES
+            is_due = self.steps % TIME_PLAIN_EVERY == TIME_PLAIN_EVERY - 1
+            self.timed_tree = self.without_drafts if is_timing and is_due else None
+        elif plain_steps < MIN_STEPS or self.steps_with_first_tree[rows] >= 2 * MIN_STEPS:  # or nothing can be drafted
+            self.timed_tree = self.without_drafts
         else:
-            self.fixed = self.some
+            self.timed_tree = self.first_tree
         self.rows, self.steps = rows, self.steps + 1
 
     def choose(self, rows: int) -> None:
-        """The prices of drafts at the rate of tokens so far: they have to win by a margin over no drafts."""
-        rates = self.recent.rates(self.prior, ASSUMED if self.prior is DEFAULT else MEASURED)
+        """Set the prices of drafts by the tokens per second so far; drafts must beat no drafts by a margin."""
+        rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
         self.costs = costs = self.profile.costs(rows)
-        if rows != self.rows or not self.seconds:  # by the rate of no drafts the first trees would become too large
+        if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
             chains = CHAINS if self.kind == "model" else CHAINS[:1]
-            outlooks = [Outlook(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
-            best = max(outlooks, key=lambda own: own.tokens / own.seconds)
-            self.tokens, self.seconds = AGAIN * rows * best.tokens, AGAIN * best.seconds
+            forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
+            best = max(forecasts, key=lambda forecast: forecast.tokens / forecast.seconds)
+            self.tokens, self.seconds = STEPS_PER_PRICING * rows * best.tokens, STEPS_PER_PRICING * best.seconds
         self.rows = rows
-        rate = max(1 / costs.seconds(NOTHING), self.tokens / self.seconds / rows)
-        self.price(rates, costs, rate, self.prompted, MARGIN + DOUBT * math.log2(rows))
-        if self.pays:  # which has to last before pauses are as short as at first
-            self.pause = max(self.pause // 2, PAUSE)
+        rate = max(1 / costs.seconds(NO_WORK), self.tokens / self.seconds / rows)
+        self.price(rates, costs, rate, self.prompt_reads_per_token, MARGIN + MARGIN_PER_DOUBLING * math.log2(rows))
+        if self.model_pays:  # it has to go on paying before pauses are as short as at first
+            self.pause = max(self.pause // 2, FIRST_PAUSE)
 
     def probe(self) -> None:
-        """Ask a draft model that does not pay after every pause, which the next one exceeds."""
-        self.left = self.pause if self.pays else self.left - 1
-        self.probes = self.left < 0
-        if self.left < -PROBE:
-            self.pause = min(2 * self.pause, LONGEST)
-            self.left, self.probes = self.pause, False
-            self.recent.fade(math.exp(-self.pause / (8 * MEMORY)))
+        """Ask a draft model that does not pay again after a pause; each pause is longer than the one before."""
+        self.steps_to_probe = self.pause if self.model_pays else self.steps_to_probe - 1
+        self.is_probing = self.steps_to_probe < 0
+        if self.steps_to_probe < -PROBE_STEPS:
+            self.pause = min(2 * self.pause, MAX_PAUSE)
+            self.steps_to_probe, self.is_probing = self.pause, False
+            self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        """What the tree in use reads."""
-        self.trees, self.frugal = trees, False
-        return super().reads(trees, depth) if self.fixed is None else self.fixed.reads(trees, depth)
+        """The nodes that the draft model reads, by the tree in use."""
+        self.trees, self.lookup_only = trees, False
+        return super().reads(trees, depth) if self.timed_tree is None else self.timed_tree.reads(trees, depth)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """What it draws."""
-        return super().counts(trees, depth) if self.fixed is None else self.fixed.counts(trees, depth)
+        """The number of drafts by node, by the tree in use."""
+        return super().counts(trees, depth) if self.timed_tree is None else self.timed_tree.counts(trees, depth)
 
     def name(self, tree: TokenTree) -> str:
-        """What it is, or has grown to."""
-        return super().name(tree) if self.fixed is None else self.fixed.name(tree)
+        """The name of the timed tree, or of what a tree has grown to."""
+        return super().name(tree) if self.timed_tree is None else self.timed_tree.name(tree)
 
     def observe(self, record: "StepRecord") -> None:
-        """Learn from what the rule accepts, which is exact: no coin is in it. Time the step while the budget lasts."""
+        """Learn from the rule's acceptance probabilities, which are exact. Time the step while the budget lasts."""
         self.trees = []
         if not any(record.scored):
             return
-        self.recent.observe(record, MEMORY)
+        self.recent.observe(record, MEMORY_NODES)
         work = work_of(record.trees, self.kind)
-        self.tried[self.rows] += self.fixed is self.some
-        self.left += self.probes and record.is_catching_up  # a probe lasts until the rows that lag have drafted
-        self.prompted *= not work.reads
-        self.idle += not work.nodes
+        self.steps_with_first_tree[self.rows] += self.timed_tree is self.first_tree
+        self.steps_to_probe += self.is_probing and record.is_catching_up  # steps that catch up do not count
+        self.prompt_reads_per_token *= not work.reads
+        self.steps_without_drafts += not work.nodes
         if self.budget or not self.profile.known:
             if self.profile.known and self.profile.spent_near(self.rows) < self.budget < math.inf:
-                say_once(TIMING, self.budget, how_often(place(self.profile.identity)))
-            self.unsaved += note(self.profile, self.temperature, record, self.kind, self.budget)
-            if self.unsaved > SAVE:
+                say_once(TIMING_NOTE, self.budget, how_often(place(self.profile.identity)))
+            self.unsaved_seconds += note(self.profile, self.temperature, record, self.kind, self.budget)
+            if self.unsaved_seconds > SAVE_SECONDS:
                 self.finish(advise=False)
         if self.costs:
-            fade = math.exp(-1 / STEPS)
-            self.tokens = self.tokens * fade + sum(len(emitted.tokens) for emitted in record.emitted)
+            fade = math.exp(-1 / MEMORY_STEPS)
+            self.tokens = self.tokens * fade + sum(len(emission.tokens) for emission in record.emitted)
             self.seconds = self.seconds * fade + self.costs.seconds(work)
 
     def finish(self, advise: bool = True) -> None:
-        """Keep what was measured; where drafts have not paid, say how to do without, once."""
-        if self.unsaved:
+        """Write the profile; if drafts have not paid, warn once and say how to do without."""
+        if self.unsaved_seconds:
             save(self.profile)
-        self.unsaved = 0.0
-        if advise and self.steps >= EVIDENT and self.idle > self.steps / 2 and self.costs:
-            plain = self.rows * self.seconds / self.costs.seconds(NOTHING)
-            if self.tokens <= (1 + MARGIN) * plain:
-                say_once(NO_DRAFTS_BEST)
+        self.unsaved_seconds = 0.0
+        if advise and self.steps >= MIN_STEPS_TO_ADVISE and self.steps_without_drafts > self.steps / 2 and self.costs:
+            plain_tokens = self.rows * self.seconds / self.costs.seconds(NO_WORK)
+            if self.tokens <= (1 + MARGIN) * plain_tokens:
+                say_once(NO_DRAFTS_ADVICE)
 
 
 def work_of(trees: list[TokenTree], kind: Kind) -> Work:
-    """What a step has done for each row: all are filled up to the widest, on every level that a draft model reads."""
+    """The work of a step for each row: rows are padded to the widest, on every level that a draft model reads."""
     asked = [Counter(tree.depths[node] for node, law in tree.laws.items() if law.known is None) for tree in trees]
-    levels = {depth for own in asked for depth in own} if kind != "free" else set()
-    reads = sum(max(own[depth] for own in asked) for depth in levels)
+    levels = {depth for depths in asked for depth in depths} if kind != "lookup" else set()
+    reads = sum(max(depths[depth] for depths in asked) for depth in levels)
     return Work(len(levels), reads, max(map(len, trees)) - 1)
 
 
 def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Kind, budget: float | int) -> float:
-    """Let a profile learn from a step while it lacks anything; how many seconds it has heard of."""
-    rows, own = len(record.trees), profile.at(temperature)
-    if own.nodes < NODES:
-        own.observe(record)
+    """Add a step to a profile while it needs more; returns the seconds that were added."""
+    rows, tracker = len(record.trees), profile.at(temperature)
+    if tracker.nodes < MAX_LEARNT_NODES:
+        tracker.observe(record)
     if record.is_catching_up or (profile.known and profile.spent_near(rows) >= budget):
         return 0.0
     draft, target = record.seconds["draft"], record.seconds["target"]
-    rest = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
-    profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, rest))
-    return draft + target + rest
+    other_seconds = sum(record.seconds.values()) - record.seconds["measure"] - draft - target
+    profile.add(rows, Timed(*work_of(record.trees, kind), draft, target, other_seconds))
+    return draft + target + other_seconds
 
 
 def can_choose(scheme: Scheme) -> bool:
-    """Whether a scheme takes every number of drafts, in a time that does not depend on the vocabulary's sets."""
+    """Whether a scheme takes any number of drafts, and is fast on large vocabularies."""
     law = scheme.law
     return not (law.several or law.fixed_drafts or law.draft_probability < 1 or scheme.entry.small)
 
 
 def auto(
-    subject: Subject,
+    pair: MeasuredPair,
     temperature: float | int,
     limits: Limits | None = None,
     file: Path | None = None,
     budget: float | int = 0.0,
 ) -> Auto:
-    """The policy of `tree="auto"`; with a profile's file given nothing is measured."""
-    return Auto(profile_for(subject, file), temperature, limits, 0.0 if file else budget, kind_of(subject.draft))
+    """The policy of `tree="auto"`; with a plan's file nothing is measured."""
+    return Auto(profile_for(pair, file), temperature, limits, 0.0 if file else budget, kind_of(pair.draft))

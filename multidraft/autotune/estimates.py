@@ -1,4 +1,4 @@
-"""What drafts give and steps take: acceptance learnt from verdicts, and seconds fitted to steps that were timed."""
+"""Estimates: acceptance rates learnt from verdicts, and costs in seconds fitted to timed steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +15,12 @@ from multidraft.decoding.verify import Visit
 if TYPE_CHECKING:
     from multidraft.decoding.record import StepRecord
 
-MOST_DRAFTS, CLASSES = 8, 5  # drafts at a node, and confidences that are told apart
-MISSED, FALL = 0.4, 0.7  # before anything is known, n drafts all miss with probability 0.4 / n^0.7,
-POWERS = (0.5, 0.75, 1.0, 1.4, 2.2)  # which is raised to a power that grows with the confidence
-SURE = 0.998  # no acceptance is believed to be nearer to zero or one than this leaves
-COUNTS, PLACES = 4, 8  # one number of drafts, and one confidence, need so many times the evidence that all do
-HINT = 0.05  # how much a guess weighs beside a measurement of seconds
+MAX_DRAFTS, CLASSES = 8, 5  # the most drafts at a node; classes of the draft model's confidence
+MISS, MISS_EXPONENT = 0.4, 0.7  # prior: n drafts all miss with probability 0.4 / n^0.7
+CLASS_POWERS = (0.5, 0.75, 1.0, 1.4, 2.2)  # prior: the power of that probability, by confidence class
+MAX_ACCEPTANCE = 0.998  # estimates of acceptance stay between 1 - this and this
+EVIDENCE_PER_COUNT, EVIDENCE_PER_CLASS = 4, 8  # prior strength of one number of drafts, of one class: times that of all
+HINT_WEIGHT = 0.05  # weight of the hint beside one measured step
 
 Table = Float[np.ndarray, "drafts classes"]
 
@@ -29,48 +29,48 @@ Table = Float[np.ndarray, "drafts classes"]
 class Rates:
     """Acceptance at a node with n drafts in confidence class c: 1 - missing[n]^confidence[c].
 
-    Powers of the chance to miss keep every acceptance in the unit interval, and serve one draft and many alike.
-    `shares[n][i]` is the part of it that the i-th child of n has, in the order in which they are drawn, and
-    `frequency[c]` how often the root of a tree is of a class.
+    Powers of the probability to miss keep every acceptance in the unit interval, for one draft and for many.
+    `shares[n][i]` is the share of the i-th of n children, in the order in which they are drawn. `frequency[c]` is how
+    often the root of a tree has class c.
     """
 
-    missing: Float[np.ndarray, " drafts"]  # by number of drafts; of none it is one
+    missing: Float[np.ndarray, " drafts"]  # by number of drafts; 1 for none
     confidence: Float[np.ndarray, " classes"]
     shares: Float[np.ndarray, "drafts ranks"]
     frequency: Float[np.ndarray, " classes"]
-    trust: float = 1.0  # how often what was counted is right, beside how often it says so
+    trust: float = 1.0  # of probabilities that a lookup reports: how often it is right, over how often it says so
 
     @cached_property
     def table(self) -> Table:
-        """The acceptance in every case."""
+        """Acceptance by number of drafts and confidence class."""
         return 1 - self.missing[:, None] ** self.confidence
 
     @cached_property
     def average(self) -> list[float]:
-        """Acceptance by number of drafts, of all confidences as often as they come: where none is known yet."""
+        """Acceptance by number of drafts, averaged over classes: for nodes whose class is not known yet."""
         return (self.table @ self.frequency).tolist()
 
     @cached_property
     def by_class(self) -> list[list[float]]:
-        """Acceptance by confidence and number of drafts, as lists, which are faster to ask one by one."""
+        """Acceptance by class and number of drafts, as lists, which are faster to index than arrays."""
         return self.table.T.tolist()
 
     @cached_property
-    def parts(self) -> list[list[float]]:
+    def share_lists(self) -> list[list[float]]:
         """The shares as lists."""
         return self.shares.tolist()
 
     def of(self, law: NodeLaw) -> list[float]:
-        """Acceptance by number of drafts at a node with this law; what was counted says it itself."""
-        return self.by_class[class_of(law)] if law.known is None else counted(law.known, self.trust)
+        """Acceptance by number of drafts at a node; a lookup reports its own probabilities."""
+        return self.by_class[class_of(law)] if law.known is None else acceptance_of_known(law.known, self.trust)
 
     def tokens(self, tree: Tree) -> float:
-        """Expected tokens of a step, the last one counted, which comes without drafts too."""
+        """Expected tokens of a step, with the one that a step without drafts emits too."""
         reach, rank = [1.0] * len(tree), 0
         for slot, parent in enumerate(tree.parents[1:], 1):
             rank = rank + 1 if tree.parents[slot - 1] == parent else 0
             drafts = tree.drafts[parent]
-            reach[slot] = reach[parent] * self.average[drafts] * self.parts[drafts][rank]
+            reach[slot] = reach[parent] * self.average[drafts] * self.share_lists[drafts][rank]
         return sum(reach)
 
 
@@ -79,21 +79,21 @@ def class_of(law: NodeLaw) -> int:
     return min(int(law.confidence * CLASSES), CLASSES - 1)
 
 
-def counted(likely: list[float], trust: float) -> list[float]:
-    """Acceptance by number of drafts where the tokens are said to be so likely."""
-    whole = [0.0, *accumulate(likely), *[sum(likely)] * (MOST_DRAFTS - len(likely))]
-    return [min(trust * each, SURE) for each in whole]
+def acceptance_of_known(probabilities: list[float], trust: float) -> list[float]:
+    """Acceptance by number of drafts if a lookup reports these probabilities of its tokens."""
+    totals = [0.0, *accumulate(probabilities), *[sum(probabilities)] * (MAX_DRAFTS - len(probabilities))]
+    return [min(trust * total, MAX_ACCEPTANCE) for total in totals]
 
 
 def default() -> Rates:
-    """What is assumed of a pair of which nothing is known."""
-    missing = np.concatenate([[1.0], MISSED / np.arange(1.0, MOST_DRAFTS + 1) ** FALL])
-    gains = np.tril(np.tile(-np.diff(missing), (MOST_DRAFTS + 1, 1)), -1)
-    return Rates(missing, np.array(POWERS), in_parts(gains), np.full(CLASSES, 1 / CLASSES))
+    """The prior: acceptance of a pair that was never measured."""
+    missing = np.concatenate([[1.0], MISS / np.arange(1.0, MAX_DRAFTS + 1) ** MISS_EXPONENT])
+    gains = np.tril(np.tile(-np.diff(missing), (MAX_DRAFTS + 1, 1)), -1)
+    return Rates(missing, np.array(CLASS_POWERS), shares_of(gains), np.full(CLASSES, 1 / CLASSES))
 
 
-def in_parts(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
-    """Every line in parts of its sum."""
+def shares_of(gains: Float[np.ndarray, "drafts ranks"]) -> Float[np.ndarray, "drafts ranks"]:
+    """Every row divided by its sum."""
     return gains / np.maximum(gains.sum(1, keepdims=True), 1e-300)
 
 
@@ -102,83 +102,85 @@ DEFAULT = default()
 
 @dataclass
 class AcceptanceTracker:
-    """What nodes claimed that walks came to, and the weights with which they were entered: a moving average.
+    """A moving average over the nodes that walks visited: accepted probability, and the weight of the visit.
 
-    The rule says with which probability a drafted token is accepted, so that no coin is in what is learnt. What was
-    looked up or counted says itself how likely it is right; of that it is learnt how far to trust it.
+    The rule gives the probability that a drafted token is accepted, so no random draw enters the average. A lookup
+    reports its own probabilities; for these the tracker learns how far to trust them.
     """
 
-    claimed: Table = field(default_factory=partial(np.zeros, (MOST_DRAFTS + 1, CLASSES)))
-    weight: Table = field(default_factory=partial(np.zeros, (MOST_DRAFTS + 1, CLASSES)))
-    ranks: Float[np.ndarray, "drafts ranks"] = field(default_factory=partial(np.zeros, (MOST_DRAFTS + 1, MOST_DRAFTS)))
+    claimed: Table = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
+    weight: Table = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, CLASSES)))
+    ranks: Float[np.ndarray, "drafts ranks"] = field(default_factory=partial(np.zeros, (MAX_DRAFTS + 1, MAX_DRAFTS)))
     roots: Float[np.ndarray, " classes"] = field(default_factory=partial(np.zeros, CLASSES))
-    counts: Float[np.ndarray, "2"] = field(default_factory=partial(np.zeros, 2))  # what was counted: came, and said
+    counts: Float[np.ndarray, "2"] = field(default_factory=partial(np.zeros, 2))  # of lookups: accepted, and reported
 
     @property
     def nodes(self) -> float:
-        """How many were learnt from."""
+        """The total weight of the nodes learnt from."""
         return float(self.weight.sum() + self.counts[1])
 
     def observe(self, record: "StepRecord", memory: float | int = float("inf")) -> None:
-        """Learn from a step's verdicts; what was learnt before fades by a factor e over `memory` nodes of a row."""
+        """Learn from a step's verdicts; older ones fade by a factor e over `memory` nodes of a row."""
         visits = [[event for event in events if isinstance(event, Visit)] for events in record.events]
-        for tree, own in zip(record.trees, visits, strict=True):
+        for tree, row_visits in zip(record.trees, visits, strict=True):
             if 0 in tree.laws and tree.laws[0].known is None:
                 self.roots[class_of(tree.laws[0])] += 1
-            for node, weight, verdict in own:
-                drafts = min(tree.counts.get(node, 0), MOST_DRAFTS)
-                claims = [0.0] * drafts
-                for child in verdict.children if drafts else ():  # those without a claim are left out
-                    claims[min(tree.rank(child.node), drafts - 1)] += child.accept
-                if drafts and (likely := tree.laws[node].known) is not None:
-                    self.counts += sum(claims), weight * counted(likely, 1.0)[drafts]
+            for node, weight, verdict in row_visits:
+                drafts = min(tree.counts.get(node, 0), MAX_DRAFTS)
+                accept_masses = [0.0] * drafts
+                for child in verdict.children if drafts else ():  # children with zero mass are left out
+                    accept_masses[min(tree.rank(child.node), drafts - 1)] += child.accept
+                if drafts and (probabilities := tree.laws[node].known) is not None:
+                    self.counts += sum(accept_masses), weight * acceptance_of_known(probabilities, 1.0)[drafts]
                 elif drafts:
-                    self.add((drafts, class_of(tree.laws[node])), weight, claims)
+                    self.add((drafts, class_of(tree.laws[node])), weight, accept_masses)
         self.fade(np.exp(-sum(map(len, visits)) / len(record.trees) / memory))
 
-    def add(self, place: tuple[int, int], weight: float | int, claims: list[float]) -> None:
-        """One node, with so many drafts and of such a class."""
-        self.claimed[place] += sum(claims)
-        self.weight[place] += weight
-        self.ranks[place[0], : len(claims)] += claims[:MOST_DRAFTS]
+    def add(self, cell: tuple[int, int], weight: float | int, accept_masses: list[float]) -> None:
+        """Add one node; `cell` is its number of drafts and its confidence class."""
+        self.claimed[cell] += sum(accept_masses)
+        self.weight[cell] += weight
+        self.ranks[cell[0], : len(accept_masses)] += accept_masses[:MAX_DRAFTS]
 
     def fade(self, factor: float | int) -> None:
-        """Believe less of what was learnt."""
+        """Multiply all weights by a factor below 1."""
         if factor < 1:
-            for learnt in vars(self).values():
-                learnt *= factor
+            for table in vars(self).values():
+                table *= factor
 
     def rates(self, prior: Rates = DEFAULT, strength: float = 8.0, rounds: int = 1) -> Rates:
-        """The prior, which counts as so many nodes, corrected by what was learnt.
+        """The prior, which counts as `strength` nodes, corrected by the visited nodes.
 
-        First one exponent for all nodes, so that what one number of drafts shows is believed of the others, too; then
-        one for each number of drafts, and for each confidence, in as many rounds as are asked for.
+        First comes one exponent for all nodes, so that evidence on one number of drafts carries over to the others.
+        Then every number of drafts and every confidence class gets its own exponent, in so many rounds.
         """
-        found = replace(prior, missing=prior.missing ** self.exponent(prior, (0, 1), strength))
+        rates = replace(prior, missing=prior.missing ** self.exponent(prior, (0, 1), strength))
         for _ in range(rounds):
-            missing = found.missing ** self.exponent(found, (1,), COUNTS * strength)
-            found = replace(found, missing=np.minimum.accumulate(missing))
-            found = replace(found, confidence=found.confidence * self.exponent(found, (0,), PLACES * strength))
+            missing = rates.missing ** self.exponent(rates, (1,), EVIDENCE_PER_COUNT * strength)
+            rates = replace(rates, missing=np.minimum.accumulate(missing))
+            rates = replace(
+                rates, confidence=rates.confidence * self.exponent(rates, (0,), EVIDENCE_PER_CLASS * strength)
+            )
         frequency = (self.roots + strength * prior.frequency) / (self.roots.sum() + strength)
         trust = (self.counts[0] + strength * prior.trust) / (self.counts[1] + strength)
-        shares = in_parts(self.ranks + strength * prior.shares)
-        return replace(found, shares=shares, frequency=frequency, trust=float(trust))
+        shares = shares_of(self.ranks + strength * prior.shares)
+        return replace(rates, shares=shares, frequency=frequency, trust=float(trust))
 
     def exponent(self, prior: Rates, axes: tuple[int, ...], strength: float) -> Float[np.ndarray, "*groups"]:
-        """By which power of the chance to miss a prior explains the claims, summed over some axes; one if unseen."""
+        """The power of the prior's miss probability that fits the visits, summed over axes; 1 where there are none."""
         weight, claimed = self.weight.sum(axes), self.claimed.sum(axes)
         predicted = (self.weight * prior.table).sum(axes) / np.maximum(weight, 1e-300)
-        predicted = np.clip(predicted, 1 - SURE, SURE)
-        seen = np.clip((claimed + strength * predicted) / (weight + strength), 1 - SURE, SURE)
-        return np.where(weight > 0, np.log1p(-seen) / np.log1p(-predicted), 1.0)
+        predicted = np.clip(predicted, 1 - MAX_ACCEPTANCE, MAX_ACCEPTANCE)
+        corrected = np.clip((claimed + strength * predicted) / (weight + strength), 1 - MAX_ACCEPTANCE, MAX_ACCEPTANCE)
+        return np.where(weight > 0, np.log1p(-corrected) / np.log1p(-predicted), 1.0)
 
 
 class Work(NamedTuple):
-    """What a step has done for each row; rows are as wide as the widest."""
+    """The work of a step for each row; rows are padded to the widest."""
 
-    levels: float | int  # on which a draft model was asked
-    reads: float | int  # nodes that it read
-    nodes: float | int  # that were drafted
+    levels: float | int  # that a draft model read
+    reads: float | int  # nodes that the draft model read
+    nodes: float | int  # drafted nodes
 
     @classmethod
     def of_tree(cls, tree: Tree) -> "Work":
@@ -187,7 +189,7 @@ class Work(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A step that was timed: its work, and the seconds of its parts for all rows."""
+    """A timed step: its work, and the seconds of its parts for all rows."""
 
     levels: float | int
     reads: float | int
@@ -197,63 +199,66 @@ class Timed(NamedTuple):
     rest: float | int
 
     @property
-    def own(self) -> float | int:
-        """Seconds beside those of a draft model: drafting counts where no model was asked."""
+    def beside_model(self) -> float | int:
+        """Seconds without the draft model's; drafting by lookup counts here."""
         return self.target + self.rest + (0.0 if self.levels else self.draft)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a step with a certain number of rows, for all of them together, and of what it does for each row."""
+    """Seconds of a step with a fixed number of rows, for all rows together."""
 
-    plain: float | int  # a step that drafts nothing
-    first: float | int  # one that drafts, beside what follows; its pass may be much dearer than one over one token
-    node: float | int  # every drafted node
-    level: float | int = 0.0  # every level on which a draft model is asked
-    read: float | int = 0.0  # every node that it reads
+    plain: float | int  # a step without drafts
+    first: float | int  # a step with drafts, without the items below: passes over several tokens cost more
+    node: float | int  # per drafted node
+    level: float | int = 0.0  # per level that a draft model reads
+    read: float | int = 0.0  # per node that it reads
 
     def seconds(self, work: Work) -> float | int:
-        """A whole step."""
-        own = self.first + self.node * work.nodes if work.nodes else self.plain
-        return self.level * work.levels + self.read * work.reads + own
+        """The seconds of a step that does this work."""
+        rest = self.first + self.node * work.nodes if work.nodes else self.plain
+        return self.level * work.levels + self.read * work.reads + rest
 
-    def scaled(self, share: float | int) -> "Costs":
-        """The costs with so many times the rows: more rows are as many more tokens in every pass."""
-        more, plain = share - 1, self.plain if share <= 1 else max(self.plain, self.first)
-        passes = plain + more * self.node, self.first + more * self.node
-        return Costs(*passes, share * self.node, self.level, share * self.read)
+    def scaled(self, factor: float | int) -> "Costs":
+        """The costs with `factor` times the rows, which put that many times the tokens into every pass."""
+        extra, plain = factor - 1, self.plain if factor <= 1 else max(self.plain, self.first)
+        step_costs = plain + extra * self.node, self.first + extra * self.node
+        return Costs(*step_costs, factor * self.node, self.level, factor * self.read)
 
 
-def fitted(samples: Mapping[str, Sequence[Timed]]) -> Costs:
-    """The costs that explain the seconds of steps best, of which alike ones stand together; some must have no drafts.
+def fit_costs(samples: Mapping[str, Sequence[Timed]]) -> Costs:
+    """The costs that fit the seconds of timed steps best; `samples` groups steps with equal work.
 
-    Of alike steps the lower quartile counts: other work on the machine only adds. Drafts never make a step cheaper. If
-    nothing else is known, the first node is as dear as the others, and reading a node is of a draft model's pass what a
-    node is of the target's.
+    Some steps must have no drafts. Each group counts with its lower quartile, because other work on the machine only
+    adds seconds. Drafts never make a step cheaper. Without other evidence the first node costs as much as the others,
+    and a node has the same share of the draft model's pass as of the target's.
     """
-    typical = [Timed(*(sorted(own)[len(own) // 4] for own in zip(*runs, strict=True))) for runs in samples.values()]
-    plain = min(one.own for one in typical if not one.nodes)
-    more, node = explained([((1, one.nodes), one.own) for one in typical if one.nodes], (1, 0), plain)
-    level, read = explained([(one[:2], one.draft) for one in typical if one.levels], (node, -plain - more))
-    return Costs(plain, plain + more, node, level, read)
+    groups = samples.values()
+    steps = [Timed(*(sorted(values)[len(values) // 4] for values in zip(*runs, strict=True))) for runs in groups]
+    plain = min(step.beside_model for step in steps if not step.nodes)
+    first, node = fit_two_costs([((1, step.nodes), step.beside_model) for step in steps if step.nodes], (1, 0), plain)
+    level, read = fit_two_costs([(step[:2], step.draft) for step in steps if step.levels], (node, -plain - first))
+    return Costs(plain, plain + first, node, level, read)
 
 
-def explained(
+def fit_two_costs(
     cases: Sequence[tuple[Sequence[float | int], float | int]], hint: Sequence[float | int], base: float | int = 0.0
 ) -> tuple[float, float]:
-    """Two numbers, none below zero, whose sums in these shares and a base come nearest to the seconds, in proportion.
+    """Two costs, neither below zero, that fit the seconds of cases best by relative least squares.
 
-    A case has two shares and seconds. The hint is a combination of the two numbers that is zero if nothing is known.
+    A case has two amounts and its seconds, which should equal `base` plus the amounts times the costs. The hint is a
+    combination of the two costs that is taken to be zero where the cases do not decide it.
     """
     if not cases:
         return 0.0, 0.0
-    shares, seconds = np.array([own for own, _ in cases], dtype=float), np.array([own for _, own in cases])
+    amounts = np.array([amounts for amounts, _ in cases], dtype=float)
+    seconds = np.array([seconds for _, seconds in cases])
     seconds = np.maximum(seconds, 1e-9)
-    guess = HINT / seconds.mean() * np.array([hint]) / (np.abs(hint).sum() + 1e-300)
-    rows, wanted = np.concatenate([shares / seconds[:, None], guess]), np.append(1 - base / seconds, 0.0)
-    both = np.linalg.lstsq(rows, wanted, rcond=None)[0]
-    if both.min() < 0:  # then the other one alone
-        kept, found = int(both.argmax()), np.zeros(2)
-        found[kept] = max(rows[:, kept] @ wanted / (rows[:, kept] @ rows[:, kept]), 0.0)
-        both = found
-    return float(both[0]), float(both[1])
+    hint_row = HINT_WEIGHT / seconds.mean() * np.array([hint]) / (np.abs(hint).sum() + 1e-300)
+    equations, goals = np.concatenate([amounts / seconds[:, None], hint_row]), np.append(1 - base / seconds, 0.0)
+    solution = np.linalg.lstsq(equations, goals, rcond=None)[0]
+    if solution.min() < 0:  # then the other cost alone
+        index, alone = int(solution.argmax()), np.zeros(2)
+        alone[index] = max(equations[:, index] @ goals / (equations[:, index] @ equations[:, index]), 0.0)
+        solution = alone
+    return float(solution[0]), float(solution[1])

@@ -1,9 +1,9 @@
-"""Trees that grow with what drafters say: a node gets drafts while that pays at the going rate.
+"""Trees that grow with the drafter's confidence: a node gets another draft while its gain exceeds its price.
 
-A draft is worth the tokens that it is expected to add, and costs seconds at the rate of tokens that the policy makes
-(renewal-reward, as in SMART, arXiv 2604.09731). The number of drafts at a node looks at the draft model's
-probabilities, at what was drawn elsewhere, and at past steps, never at the tokens drawn at that node: so the output is
-exact (docs/theory.md).
+The gain of a draft is the number of tokens that it is expected to add. Its price is its seconds times the tokens per
+second that the policy reaches (renewal-reward, as in SMART, arXiv 2604.09731). The number of drafts at a node depends
+on the draft model's probabilities, on what was drawn at other nodes, and on past steps. It never depends on the tokens
+drawn at that node, so the output is exact (docs/theory.md).
 """
 
 from collections.abc import Sequence
@@ -16,123 +16,128 @@ from multidraft.models.ensemble import Copying
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import Reader
 
-MOST = 4  # drafts at a node
-LEAST = 0.01  # of a pass that a node is taken to cost, however flat noise lets a pass appear
-GOES_ON = 0.75  # how often the next copied token is right where one was
-Kind = Literal["model", "copying", "free"]  # drafters whose every answer costs, or only some, or none
+MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
+MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
+COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
+Kind = Literal["model", "copying", "lookup"]  # which answers need a pass of a model: all, some, none
 
 
 def kind_of(draft: Model) -> Kind:
-    """What a drafter's answers cost."""
-    return "copying" if isinstance(draft, Copying) else "free" if isinstance(draft, Reader) else "model"
+    """Which of a drafter's answers need a pass of a model."""
+    return "copying" if isinstance(draft, Copying) else "lookup" if isinstance(draft, Reader) else "model"
 
 
 class Growing(TreePolicy):
-    """Drafts as long as their expected gain exceeds their price; say first what the prices are, in tokens."""
+    """Adds drafts while their expected gain exceeds their price, both in tokens; `price` has to be called first."""
 
     def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
-        self.most_drafts, self.most_nodes, self.counts_drawn = MOST, nodes + 1, range(1, MOST + 1)
+        self.most_drafts, self.most_nodes, self.counts_drawn = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
-        self.node = self.first = self.read = self.level = 0.0  # a node, the first one more; a node that is read; a pass
-        self.pays = True  # whether a draft model is expected to pay for its first pass
-        self.probes = self.frugal = False  # it is asked whatever is expected; it is left alone on this level
-        self.crowd = 1.0  # rows for each one that drafts: all are as wide as the widest, which those that draft pay for
-        self.reached = dict[tuple[int, int], float]()
+        self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
+        self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
+        self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
+        self.is_probing = False  # the draft model is asked whatever its expected gain
+        self.lookup_only = False  # the draft model is not asked on this level
+        self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
+        self.reach_of = dict[tuple[int, int], float]()
 
     def price(
-        self, rates: Rates, costs: Costs, rate: float | int, prompted: float | int = 0, margin: float = 0
+        self, rates: Rates, costs: Costs, rate: float | int, prompt_reads: float | int = 0, margin: float = 0
     ) -> None:
-        """Go by these from now on; a second is worth so many tokens of a row, and drafts have to win by a margin.
+        """Set the prices of drafts. A second is worth `rate` tokens of a row.
 
-        That is a share of a plain step. For each token that comes, the draft model has to read so many of a prompt.
+        Drafts must gain more than they cost by `margin`, a share of a plain step. For every new token the draft model
+        reads `prompt_reads` tokens of a prompt.
         """
-        self.rates, share = rates, (1 + margin) * rate
-        self.node = share * max(costs.node, LEAST * costs.plain)
-        self.first = share * (costs.first - costs.plain) + margin * rate * costs.plain
-        self.read, self.level = share * costs.read, share * costs.level
-        gains = [max(self.best(1.0, own, False)[1] - self.first, 0.0) for own in rates.by_class]
-        gain = sum(often * own for often, own in zip(rates.frequency.tolist(), gains, strict=True))
-        self.pays = gain > self.level + self.read * (1 + prompted)
+        self.rates, price_per_second = rates, (1 + margin) * rate
+        self.node_price = price_per_second * max(costs.node, MIN_NODE_SHARE * costs.plain)
+        self.first_price = price_per_second * (costs.first - costs.plain) + margin * rate * costs.plain
+        self.read_price, self.level_price = price_per_second * costs.read, price_per_second * costs.level
+        gains = [max(self.best_count(1.0, accepted, False)[1] - self.first_price, 0.0) for accepted in rates.by_class]
+        gain = sum(share * gain for share, gain in zip(rates.frequency.tolist(), gains, strict=True))
+        self.model_pays = gain > self.level_price + self.read_price * (1 + prompt_reads)
 
     def begin(self, rows: int) -> None:
-        """Nothing is known of any tree."""
-        self.reached.clear()
-        self.crowd = 1.0
+        """Forget the trees of the step before."""
+        self.reach_of.clear()
+        self.rows_per_drafting_row = 1.0
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        """The nodes of a level at which drafts are expected to pay; a draft model is asked where they pay for that."""
-        self.frugal = self.kind == "copying" and not (self.pays or self.probes)
+        """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
+        self.lookup_only = self.kind == "copying" and not (self.model_pays or self.is_probing)
         if depth == 0:
-            return [[0] if self.pays or self.probes or self.kind != "model" else [] for _ in trees]
-        dear, free = zip(*(self.worth(tree, depth) for tree in trees), strict=True)
-        asks = sum(sum(own.values()) for own in dear) > self.level * len(trees)
-        self.frugal = not asks
-        asked = dear if asks or self.kind == "copying" else [()] * len(trees)
-        return [[*one, *other] for one, other in zip(asked, free, strict=True)]
+            return [[0] if self.model_pays or self.is_probing or self.kind != "model" else [] for _ in trees]
+        model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
+        asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
+        self.lookup_only = not asks_model
+        asked_nodes = model_nodes if asks_model or self.kind == "copying" else [()] * len(trees)
+        return [[*by_model, *by_lookup] for by_model, by_lookup in zip(asked_nodes, lookup_nodes, strict=True)]
 
-    def worth(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
-        """By node of a level, where that is positive, what drafts there are expected to give beyond their price.
+    def gains(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
+        """The expected gain of drafts beyond their price, by node of a level; only nodes where it is positive.
 
-        First of nodes for which a draft model is asked, then of those whose drafts will be copied, which is free.
+        First for nodes that the draft model has to read, then for nodes whose drafts are looked up for free.
         """
-        dear, free = dict[int, float](), dict[int, float]()
+        model_nodes, lookup_nodes = dict[int, float](), dict[int, float]()
+        read_price = self.rows_per_drafting_row * self.read_price
         for node in tree.level(depth) if depth < self.depth and len(tree) < self.most_nodes else ():
-            above, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
-            if above.known is not None or self.kind == "free":
-                if (gain := self.best(reach, self.rates.of(above), True)[1]) > 0:
-                    free[node] = gain
-            elif (gain := self.best(reach, self.rates.average, False)[1] - self.crowd * self.read) > 0:
-                dear[node] = gain
-        return dear, free
+            parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
+            if parent_law.known is not None or self.kind == "lookup":
+                if (gain := self.best_count(reach, self.rates.of(parent_law), True)[1]) > 0:
+                    lookup_nodes[node] = gain
+            elif (gain := self.best_count(reach, self.rates.average, False)[1] - read_price) > 0:
+                model_nodes[node] = gain
+        return model_nodes, lookup_nodes
 
-    def best(self, reach: float, accepted: Sequence[float], free: bool) -> tuple[int, float]:
-        """How many drafts pay, each for itself, at a node that is reached so often, and what they give beyond it."""
-        goes_on = max(accepted[1], GOES_ON) if free else self.rates.average[1]
-        node = self.crowd * self.node
-        price = node if free else node + self.level + self.crowd * self.read
+    def best_count(self, reach: float, accepted: Sequence[float], by_lookup: bool) -> tuple[int, float]:
+        """How many drafts each gain more than their price at a node with this reach, and their gain in sum."""
+        continuation = max(accepted[1], COPY_CONTINUES) if by_lookup else self.rates.average[1]
+        padding = self.rows_per_drafting_row
+        node_price = padding * self.node_price
+        chain_price = node_price if by_lookup else node_price + self.level_price + padding * self.read_price
         total = 0.0
-        for drafts in range(MOST):
-            more = reach * (accepted[drafts + 1] - accepted[drafts])
-            gain, further = more - node, more * goes_on
-            for _ in range(self.depth):  # of the chain that may follow it
-                if further <= price:
+        for drafts in range(MAX_NODE_DRAFTS):
+            added = reach * (accepted[drafts + 1] - accepted[drafts])
+            gain, chain_tokens = added - node_price, added * continuation
+            for _ in range(self.depth):  # tokens of the chain that may follow this draft
+                if chain_tokens <= chain_price:
                     break
-                gain, further = gain + further - price, further * goes_on
+                gain, chain_tokens = gain + chain_tokens - chain_price, chain_tokens * continuation
             if gain <= 0:
                 return drafts, total
             total += gain
-        return MOST, total
+        return MAX_NODE_DRAFTS, total
 
     def reach(self, tree: TokenTree, node: int) -> float:
-        """How likely the accepted path comes through a node, as far as the confidence of those above it tells."""
+        """The probability that the accepted path passes a node, estimated from the nodes above it."""
         if node == 0:
             return 1.0
-        place = (id(tree), node)
-        if place not in self.reached:
-            above = tree.parents[node]
-            drafts = tree.counts[above]
-            own = self.rates.of(tree.laws[above])[drafts] * self.rates.parts[drafts][tree.rank(node)]
-            self.reached[place] = self.reach(tree, above) * own
-        return self.reached[place]
+        key = (id(tree), node)
+        if key not in self.reach_of:
+            parent = tree.parents[node]
+            drafts = tree.counts[parent]
+            accepted = self.rates.of(tree.laws[parent])[drafts] * self.rates.share_lists[drafts][tree.rank(node)]
+            self.reach_of[key] = self.reach(tree, parent) * accepted
+        return self.reach_of[key]
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
-        """The drafts of every node that was read: as many as pay, the likeliest nodes first while there is room."""
-        found = [self.decided(tree, depth) for tree in trees]
-        while (drafting := sum(map(bool, found))) and len(trees) > self.crowd * drafting:
-            self.crowd = len(trees) / drafting
-            found = [self.decided(tree, depth) for tree in trees]
-        return found
+        """The number of drafts of every node that was read; the likeliest nodes come first while there is room."""
+        counts = [self.counts_of_row(tree, depth) for tree in trees]
+        while (drafting_rows := sum(map(bool, counts))) and len(trees) > self.rows_per_drafting_row * drafting_rows:
+            self.rows_per_drafting_row = len(trees) / drafting_rows
+            counts = [self.counts_of_row(tree, depth) for tree in trees]
+        return counts
 
-    def decided(self, tree: TokenTree, depth: int) -> dict[int, int]:
-        """Those of one row's nodes."""
-        room, found = self.most_nodes - len(tree), dict[int, int]()
+    def counts_of_row(self, tree: TokenTree, depth: int) -> dict[int, int]:
+        """The number of drafts by node of one row."""
+        room, counts = self.most_nodes - len(tree), dict[int, int]()
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
-        for node in sorted(reach, key=lambda one: -reach[one]):
+        for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]
-            free = law.known is not None or self.kind == "free"
-            count, total = self.best(reach[node], self.rates.of(law), free)
-            if depth == 0 and total <= self.crowd * self.first:  # those at the root have to pay for the tree
-                count = int(self.probes and not free)
+            by_lookup = law.known is not None or self.kind == "lookup"
+            count, gain = self.best_count(reach[node], self.rates.of(law), by_lookup)
+            if depth == 0 and gain <= self.rows_per_drafting_row * self.first_price:  # the root pays for the tree
+                count = int(self.is_probing and not by_lookup)
             if count := min(count, room):
-                found[node], room = count, room - count
-        return found
+                counts[node], room = count, room - count
+        return counts

@@ -1,6 +1,6 @@
-"""Plans: what was measured of a pair on a machine, as readable JSON with a checksum, and where it is kept.
+"""Plans: measurements of a pair on a machine, as JSON with a checksum, and the files that hold them.
 
-That is a file that a user names, one that is shipped, or one in the user's cache folder.
+A plan's file is named by the user, shipped with a pair, or lies in the user's cache folder.
 """
 
 import json
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fitted
+from multidraft.autotune.estimates import DEFAULT, AcceptanceTracker, Costs, Rates, Timed, fit_costs
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, shown
 from multidraft.io import files
@@ -30,28 +30,33 @@ from multidraft.models.huggingface import Model
 from multidraft.verification.scheme import Scheme
 
 NOTES = logging.getLogger("multidraft")
-LENDS = ("draft", "scheme", "walk")  # of an identity: what a shipped profile must share, whatever the target's dtype
-VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # fields of a configuration
-LOOKED_AT = 8  # parameters of which a few numbers tell one checkpoint from another
-LARGEST = 4 << 20  # bytes of a file that may be a profile
-LOADED: dict[Path, "Profile"] = {}  # those that this process has used, by where they are kept
-FORM = 10
-FIRST = 3  # steps without drafts, and with some, after which costs can be told
-MOST_SAMPLES = 9  # alike steps that are kept, of which the lower quartile counts
-FEW, APART = 8, 4  # drafted nodes that are told apart, and of which more are told apart by so many
+LENDING_FIELDS = ("draft", "scheme", "walk")  # of an identity, in which a shipped profile must agree
+VOLATILE_FIELDS = (
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+)  # of a configuration
+SAMPLED_PARAMETERS = 8  # parameters whose first numbers tell one checkpoint from another
+MAX_PLAN_BYTES = 4 << 20  # of a plan's file
+LOADED: dict[Path, "Profile"] = {}  # the profiles that this process has used, by file
+FORMAT_VERSION = 10
+MIN_STEPS = 3  # steps without drafts, and with drafts, that costs are fitted from
+MAX_SAMPLES = 9  # steps with equal work that are kept
+EXACT_NODES, NODES_PER_BUCKET = 8, 4  # steps are grouped by drafted nodes: exactly up to 8, above in buckets of 4
 MAX_ROWS, MAX_STEPS, MAX_TEMPERATURES = 1024, 4096, 256  # of a plan: numbers of rows, kinds of steps, temperatures
 AMOUNT = Number(0, 1e15)  # seconds, nodes and the like
-NO_PLAN, MAKE = "it is no plan", "make one with `multidraft tune --out`"
-TRUSTED = 20.0  # nodes after which measured acceptance is believed more than none
+NO_PLAN, HOW_TO_MAKE = "it is no plan", "make one with `multidraft tune --out`"
+MIN_TRUSTED_NODES = 20.0  # nodes from which measured acceptance replaces the prior
 
 
 def table(*sizes: int) -> Field:
-    """Nested lists of these lengths."""
+    """A field of nested lists of these lengths."""
     return Items(table(*sizes[1:]), sizes[0], sizes[0], required=True) if sizes else AMOUNT
 
 
 STEP = Items(Number(-1e-3, 1e9), len(Timed._fields), len(Timed._fields))
-STEPS = Table(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MOST_SAMPLES), MAX_STEPS)
+STEPS = Table(r"[\d.e+-]{1,12}/(0|[1-9]\d{0,8})", str, Items(STEP, 1, MAX_SAMPLES), MAX_STEPS)
 LEARNT = Object({name: table(*array.shape) for name, array in vars(AcceptanceTracker()).items()})
 PLAN = Object(
     {
@@ -65,120 +70,120 @@ PLAN = Object(
 
 @dataclass
 class Profile:
-    """Seconds of steps by rows, and acceptance by temperature; it fills up while a pair decodes."""
+    """Seconds of steps by rows, and acceptance by temperature; both grow while a pair decodes."""
 
     identity: dict[str, Any]
     samples: dict[int, dict[str, list[Timed]]] = field(default_factory=dict)
     acceptance: dict[float, AcceptanceTracker] = field(default_factory=dict)
-    spent: dict[int, float] = field(default_factory=dict)  # seconds of steps that were timed, by rows
-    costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # fitted, until more is known
+    spent: dict[int, float] = field(default_factory=dict)  # seconds of timed steps, by rows
+    costs_at: dict[int, Costs] = field(default_factory=dict, repr=False, compare=False)  # a cache of fits
 
     def add(self, rows: int, step: Timed) -> None:
-        """A step that was timed."""
+        """Add a timed step."""
         nodes = math.ceil(step.nodes)
-        alike = f"{step.levels:g}/{nodes if nodes <= FEW else -(-nodes // APART) * APART}"
-        runs = self.samples.setdefault(rows, {}).setdefault(alike, [])
+        kind = f"{step.levels:g}/{nodes if nodes <= EXACT_NODES else -(-nodes // NODES_PER_BUCKET) * NODES_PER_BUCKET}"
+        runs = self.samples.setdefault(rows, {}).setdefault(kind, [])
         runs.append(Timed(*map(float, step)))
-        del runs[:-MOST_SAMPLES]
+        del runs[:-MAX_SAMPLES]
         self.spent[rows] = self.spent.get(rows, 0.0) + step.draft + step.target + step.rest
         self.costs_at.clear()
         if rows not in self.known:
-            del self.known  # to be found anew
+            del self.known  # it is computed again
 
     def measured(self, rows: int, drafted: bool) -> int:
-        """How many steps have been timed, with drafts or without."""
-        return sum(len(runs) for alike, runs in self.samples.get(rows, {}).items() if drafted != alike.endswith("/0"))
+        """How many timed steps are kept, with drafts or without."""
+        return sum(len(runs) for kind, runs in self.samples.get(rows, {}).items() if drafted != kind.endswith("/0"))
 
     @cached_property
     def known(self) -> list[int]:
-        """The numbers of rows of which costs are known."""
-        both = (False, True)
-        return sorted(rows for rows in self.samples if all(self.measured(rows, drafted) >= FIRST for drafted in both))
+        """The numbers of rows for which there are enough timed steps."""
+        fewest = {rows: min(self.measured(rows, drafted) for drafted in (False, True)) for rows in self.samples}
+        return sorted(rows for rows, steps in fewest.items() if steps >= MIN_STEPS)
 
     def spent_near(self, rows: int) -> float:
-        """Seconds of steps that were timed with about so many rows: of those with the same nearest power of two.
+        """Seconds of timed steps with about so many rows: those with the same nearest power of two.
 
-        A batch whose number of rows keeps changing has no more to time than one with a few numbers.
+        So a batch whose number of rows keeps changing times no more steps than a steady one.
         """
-        near = round(math.log2(rows))
-        return sum((own for other, own in self.spent.items() if round(math.log2(other)) == near), 0.0)
+        power = round(math.log2(rows))
+        return sum((seconds for other, seconds in self.spent.items() if round(math.log2(other)) == power), 0.0)
 
     def costs(self, rows: int) -> Costs:
-        """The costs with any number of rows: as measured, or as those of the nearest number that was."""
+        """The costs with any number of rows: as measured, or scaled from the nearest number that was."""
         if rows not in self.costs_at:
             nearest = min(self.known, key=lambda other: abs(np.log(other / rows)))
-            costs = fitted(self.samples[nearest])
+            costs = fit_costs(self.samples[nearest])
             self.costs_at[rows] = costs if nearest == rows else costs.scaled(rows / nearest)
         return self.costs_at[rows]
 
     def at(self, temperature: float | int) -> AcceptanceTracker:
-        """What was accepted at about this temperature, to be added to."""
+        """The tracker of acceptance at about this temperature."""
         return self.acceptance.setdefault(round(float(temperature), 1), AcceptanceTracker())
 
     def rates(self, temperature: float | int) -> Rates:
-        """The acceptance at the nearest temperature at which enough was seen; otherwise what is assumed of any pair."""
-        known = [other for other, own in self.acceptance.items() if own.nodes > TRUSTED]
+        """The acceptance at the nearest temperature with enough nodes; the prior if there is none."""
+        known = [other for other, tracker in self.acceptance.items() if tracker.nodes > MIN_TRUSTED_NODES]
         nearest = min(known, key=lambda other: abs(other - temperature), default=None)
         return DEFAULT if nearest is None else self.acceptance[nearest].rates(rounds=4)
 
     def as_json(self) -> str:
-        """The profile as a text."""
-        learnt = {
-            temperature: {name: table.tolist() for name, table in vars(own).items()}
-            for temperature, own in sorted(self.acceptance.items())
+        """The profile as JSON."""
+        acceptance = {
+            temperature: {name: table.tolist() for name, table in vars(tracker).items()}
+            for temperature, tracker in sorted(self.acceptance.items())
         }
-        content = {"identity": self.identity, "samples": self.samples, "acceptance": learnt, "spent": self.spent}
-        plain = json.loads(json.dumps(content))
-        return json.dumps({"multidraft plan": FORM, "checksum": checksum(plain)} | plain)
+        content = {"identity": self.identity, "samples": self.samples, "acceptance": acceptance, "spent": self.spent}
+        as_read = json.loads(json.dumps(content))
+        return json.dumps({"multidraft plan": FORMAT_VERSION, "checksum": checksum(as_read)} | as_read)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Profile":
-        """The profile that a text holds; raises AdviceError where it holds none."""
-        found = read(Object(), parse(text, f"{NO_PLAN}: it", MAKE), NO_PLAN, MAKE)
-        check_form(found)
-        said = read(PLAN, found, NO_PLAN, MAKE)
-        profile = cls(said["identity"], spent=said["spent"])
-        for rows, alike in said["samples"].items():
-            profile.samples[rows] = {name: [timed(run, name) for run in runs] for name, runs in alike.items()}
-        for temperature, tables in said["acceptance"].items():
+        """The profile in a JSON text; raises AdviceError if it holds none."""
+        content = read(Object(), parse(text, f"{NO_PLAN}: it", HOW_TO_MAKE), NO_PLAN, HOW_TO_MAKE)
+        check_format(content)
+        fields = read(PLAN, content, NO_PLAN, HOW_TO_MAKE)
+        profile = cls(fields["identity"], spent=fields["spent"])
+        for rows, steps in fields["samples"].items():
+            profile.samples[rows] = {name: [read_step(run, name) for run in runs] for name, runs in steps.items()}
+        for temperature, tables in fields["acceptance"].items():
             for name, table in vars(profile.at(temperature)).items():
                 table += np.array(tables[name])
         return profile
 
 
-def check_form(found: dict[str, Any]) -> None:
-    """Raise where a plan is of another version, or was changed after it was written; the two fields are taken out."""
-    if found.pop("multidraft plan", None) != FORM:
-        raise AdviceError(f"{NO_PLAN}: it is of another version; {MAKE}")
+def check_format(content: dict[str, Any]) -> None:
+    """Raise if a plan has another version or was changed after it was written; removes the two fields."""
+    if content.pop("multidraft plan", None) != FORMAT_VERSION:
+        raise AdviceError(f"{NO_PLAN}: it is of another version; {HOW_TO_MAKE}")
     try:
-        is_whole = found.pop("checksum", None) == checksum(found)
+        is_whole = content.pop("checksum", None) == checksum(content)
     except RecursionError:
         is_whole = False
     if not is_whole:
-        raise AdviceError(f"{NO_PLAN}: its checksum is wrong; {MAKE}")
+        raise AdviceError(f"{NO_PLAN}: its checksum is wrong; {HOW_TO_MAKE}")
 
 
-def timed(run: list[float], name: str) -> Timed:
-    """A step from a file; raises AdviceError where its name says otherwise than it whether it had drafts."""
+def read_step(run: list[float], name: str) -> Timed:
+    """A timed step from a file; raises AdviceError if its name and its nodes disagree on whether it had drafts."""
     step = Timed(*run)
     if bool(step.nodes) == name.endswith("/0") or step.target <= 0:
-        raise AdviceError(f"{NO_PLAN}: the step {shown(run)} is no {name}, or took no time; {MAKE}")
-    return step._replace(rest=max(step.rest, 0.0))  # which rounding may have made less than nothing
+        raise AdviceError(f"{NO_PLAN}: the step {shown(run)} is no {name}, or took no time; {HOW_TO_MAKE}")
+    return step._replace(rest=max(step.rest, 0.0))  # rounding may have made it negative
 
 
 def digest(text: str) -> str:
-    """A short one."""
+    """The first 16 characters of a text's SHA-256."""
     return sha256(text.encode()).hexdigest()[:16]
 
 
 def checksum(content: dict[str, Any]) -> str:
-    """A digest of all that a profile or an identity says."""
+    """A digest of a profile's or an identity's content."""
     return digest(json.dumps(content, sort_keys=True))
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A pair, decoded with a scheme and a walk; prompts only to measure with."""
+class MeasuredPair:
+    """A target and a draft model with a scheme and a walk; `prompts` are needed only to measure."""
 
     target: Model
     draft: Model
@@ -188,97 +193,99 @@ class Subject:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must be the same for a profile to hold: the pair, and the machine."""
-        pair = {"target": model(self.target), "draft": model(self.draft), "scheme": self.scheme.name}
+        """What must be equal for a profile to apply: the pair, and the machine."""
+        target, draft = model_identity(self.target), model_identity(self.draft)
+        pair = {"target": target, "draft": draft, "scheme": self.scheme.name}
         machine = {"cpu": cpu(), "threads": torch.get_num_threads(), "versions": versions()}
         return pair | {"walk": getattr(self.walk, "__name__", self.walk)} | machine
 
 
-def model(one: Any) -> dict[str, Any]:
-    """A model: its kind, a digest of its configuration and of some weights, its dtype and device."""
-    one = getattr(one, "model", one)  # of one that is wrapped to be read
-    if not isinstance(one, PreTrainedModel):
-        members = [model(member) for member in getattr(one, "drafters", ())]
-        own = getattr(one, "identity", None) or {"digest": digest(str([one.vocabulary, getattr(one, "longest", None)]))}
-        own = {"kind": type(one).__name__, "device": str(one.device)} | own
-        return own | {"drafters": members} if members else own
-    fields = {name: value for name, value in one.config.to_dict().items() if name not in VOLATILE}
-    parameters = list(one.parameters())
-    some = [own for own in parameters[:: max(len(parameters) // LOOKED_AT, 1)] if own.device.type != "meta"]
-    weights = [str(own.detach().reshape(-1)[:4].float().tolist()) for own in some]
-    text, device = json.dumps(fields, sort_keys=True, default=str) + "".join(weights), home(one)
+def model_identity(model: Any) -> dict[str, Any]:
+    """The identity of a model: kind, digest of its configuration and of some weights, dtype and device."""
+    model = getattr(model, "model", model)  # the model inside a reader
+    if not isinstance(model, PreTrainedModel):
+        members = [model_identity(member) for member in getattr(model, "drafters", ())]
+        identity = getattr(model, "identity", None)
+        identity = identity or {"digest": digest(str([model.vocabulary, getattr(model, "longest", None)]))}
+        identity = {"kind": type(model).__name__, "device": str(model.device)} | identity
+        return identity | {"drafters": members} if members else identity
+    fields = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE_FIELDS}
+    parameters = list(model.parameters())
+    sampled = parameters[:: max(len(parameters) // SAMPLED_PARAMETERS, 1)]
+    weights = [str(p.detach().reshape(-1)[:4].float().tolist()) for p in sampled if p.device.type != "meta"]
+    text, device = json.dumps(fields, sort_keys=True, default=str) + "".join(weights), home(model)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"kind": type(one).__name__, "digest": digest(text), "dtype": str(one.dtype), "device": name}
+    return {"kind": type(model).__name__, "digest": digest(text), "dtype": str(model.dtype), "device": name}
 
 
-def profile_for(subject: Subject, file: Path | None = None) -> Profile:
-    """The profile of a pair on this machine: that of a file, the one that is kept, or a new one."""
-    wanted = subject.identity
+def profile_for(pair: MeasuredPair, file: Path | None = None) -> Profile:
+    """The profile of a pair on this machine: from `file`, from the cache, or a new one."""
+    identity = pair.identity
     if file is not None:
-        return checked(file, wanted)
-    file = place(wanted)
+        return load_named(file, identity)
+    file = place(identity)
     if file not in LOADED:
-        LOADED[file] = kept(file, wanted) or fresh(wanted)
+        LOADED[file] = load_kept(file, identity) or fresh(identity)
     return LOADED[file]
 
 
-def adopt(subject: Subject, text: str) -> None:
-    """Let this process use a profile that another one has, in JSON: processes that share work choose the same trees."""
-    LOADED[place(subject.identity)] = Profile.from_json(text)
+def adopt(pair: MeasuredPair, text: str) -> None:
+    """Use the profile of another process, in JSON, so that processes that share work choose the same trees."""
+    LOADED[place(pair.identity)] = Profile.from_json(text)
 
 
-def place(wanted: dict[str, Any]) -> Path:
-    """The file of the profile of a certain identity."""
-    return files.cache() / "plans" / f"{checksum(wanted)}.json"
+def place(identity: dict[str, Any]) -> Path:
+    """The file in the cache of the profile with this identity."""
+    return files.cache() / "plans" / f"{checksum(identity)}.json"
 
 
-def fresh(wanted: dict[str, Any]) -> Profile:
-    """A new profile: acceptance as a shipped one of the same drafter has it, and no costs, which are the machine's."""
-    new = Profile(wanted)
+def fresh(identity: dict[str, Any]) -> Profile:
+    """A new profile: acceptance from a shipped one with the same drafter, and no costs, which depend on the machine."""
+    profile = Profile(identity)
     for entry in shipped():
-        other = Profile.from_json(entry.read_text())
-        if all(other.identity[name] == wanted[name] for name in LENDS):
-            new.acceptance = other.acceptance
-    return new
+        lender = Profile.from_json(entry.read_text())
+        if all(lender.identity[name] == identity[name] for name in LENDING_FIELDS):
+            profile.acceptance = lender.acceptance
+    return profile
 
 
 def shipped() -> list[Traversable]:
-    """The profiles that come with pairs."""
+    """The files of the profiles that are shipped with pairs."""
     folder = package_files("multidraft.zoo").joinpath("plans")
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def checked(file: Path, wanted: dict[str, Any]) -> Profile:
-    """The profile of a file that a user has named; raises AdviceError where it is none, or is of something else."""
-    content = files.content(file, "the plan", LARGEST)
+def load_named(file: Path, identity: dict[str, Any]) -> Profile:
+    """The profile in a file that the user named; raises AdviceError if it is none, or is of another identity."""
+    content = files.content(file, "the plan", MAX_PLAN_BYTES)
     try:
         profile = Profile.from_json(content)
     except AdviceError as error:
         raise AdviceError(f"plan {str(file)!r}: {error}") from None
-    other = [name for name in wanted if profile.identity.get(name) != wanted[name]]
-    if other or not profile.known:
-        what = f"is of another {' and '.join(other)}" if other else "has no costs"
+    differing = [name for name in identity if profile.identity.get(name) != identity[name]]
+    if differing or not profile.known:
+        fault = f"is of another {' and '.join(differing)}" if differing else "has no costs"
         raise AdviceError(
-            f"plan {str(file)!r} {what}; make the right one with `multidraft tune --out {file}`, and the same models"
+            f"plan {str(file)!r} {fault}; make the right one with `multidraft tune --out {file}`, and the same models"
         )
     return profile
 
 
-def kept(file: Path, wanted: dict[str, Any]) -> Profile | None:
-    """The profile that is kept, if it is whole; a damaged one is measured again."""
+def load_kept(file: Path, identity: dict[str, Any]) -> Profile | None:
+    """The profile in the cache, if it is undamaged; a damaged one is measured again."""
     if not file.is_file():
         return None
     try:
-        profile = Profile.from_json(files.content(file, "the plan", LARGEST))
+        profile = Profile.from_json(files.content(file, "the plan", MAX_PLAN_BYTES))
     except AdviceError:
         NOTES.warning("the plan %s is damaged; measuring again", file)
         return None
-    return profile if profile.identity == wanted else None
+    return profile if profile.identity == identity else None
 
 
 @lru_cache(maxsize=32)
 def how_often(file: Path) -> str:
-    """How often steps are timed for a profile that is kept in a file, or cannot be, in words."""
+    """In words: how often steps are timed for a profile, which depends on whether its file can be written."""
     try:
         files.make_folder(file.parent, "the cache")
     except AdviceError:
@@ -287,7 +294,7 @@ def how_often(file: Path) -> str:
 
 
 def save(profile: Profile) -> bool:
-    """Keep a profile where the next run finds it; False where that is not possible, which is said once."""
+    """Write a profile to the cache for the next run; False if that fails, with one warning."""
     file = place(profile.identity)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -300,5 +307,5 @@ def save(profile: Profile) -> bool:
 
 @lru_cache(maxsize=32)
 def say_once(message: str, *values: object) -> None:
-    """Warn of what a process needs to hear only once."""
+    """Log a warning once in a process."""
     NOTES.warning(message, *values)

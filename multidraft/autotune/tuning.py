@@ -1,4 +1,4 @@
-"""A pair is measured for as long as one likes, and what its profile predicts is compared with what steps give."""
+"""`multidraft tune`: measures a pair for a given time, and compares what its profile predicts with measured steps."""
 
 import itertools
 import random
@@ -11,7 +11,7 @@ import torch
 from multidraft.autotune.controller import Auto, Limits, note
 from multidraft.autotune.estimates import Work
 from multidraft.autotune.growing import kind_of
-from multidraft.autotune.plans import Profile, Subject, save
+from multidraft.autotune.plans import MeasuredPair, Profile, save
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
@@ -20,40 +20,42 @@ from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.sampling.settings import Sampling
 
-PROMPT, SHORTER, RUN = 160, 5, 24  # tokens of a prompt that are read at most, and fewer each time; steps after a text
+MAX_PROMPT_TOKENS = 160
+TOKENS_SHORTER = 5  # a prompt that is read again ends so many tokens earlier
+STEPS_PER_TEXT = 24
 TREES = {"none": NO_DRAFTS}
 TREES |= {name: Tree.parse(name) for name in ("1", "1x1x1", "1x1x1x1x1x1x1", "2x1x1x1", "4x2x2")}
-FIXED = 0.5  # of the texts are drafted with one of these, the others with what auto chooses by then
-FOREVER = float("inf")  # seconds of measuring, which something else ends
+FIXED_SHARE = 0.5  # of the texts are drafted with one of these trees, the others with auto
+FOREVER = float("inf")  # a budget in seconds
 
-AUTO = "auto"  # what chooses by the profile, beside the trees
+AUTO = "auto"  # the name of the line whose trees the profile chooses
 
-Tick = Callable[[float], object]  # is told how many seconds have passed
-Track = Callable[[Iterable[int]], Iterable[int]]  # shows how far a loop has come
+Tick = Callable[[float], object]  # is called with the seconds that have passed
+Track = Callable[[Iterable[int]], Iterable[int]]  # shows the progress of a loop
 
 
 @torch.inference_mode()
 def measure(
-    subject: Subject,
+    pair: MeasuredPair,
     profile: Profile,
     seconds: float | int,
     temperatures: Sequence[float | int] = (0.0, 0.7, 1.0),
     rows: Sequence[int] = (1,),
     tick: Tick = lambda seconds: None,
 ) -> Profile:
-    """Fill a profile by decoding the subject's prompts; temperatures, rows and trees are drawn anew for every text.
+    """Fill a profile by decoding the pair's prompts; temperatures, rows and trees are drawn at random for every text.
 
-    They must not take turns: numbers of turns with a common factor would never meet in some combinations.
+    They must not take turns: if their numbers had a common factor, some combinations would never occur.
     """
-    end, chance, kind = time.monotonic() + seconds, random.Random(0), kind_of(subject.draft)
+    end, rng, kind = time.monotonic() + seconds, random.Random(0), kind_of(pair.draft)
     for turn in itertools.count():
         if (before := time.monotonic()) > end:
             break
-        count, temperature, tree = chance.choice(rows), chance.choice(temperatures), chance.choice([*TREES.values()])
-        fixed = count in profile.known and chance.random() < FIXED
-        policy: Tree | Auto = tree if fixed else Auto(profile, temperature, Limits(), FOREVER, kind)
-        for record in steps(subject, policy, temperature, texts(subject, count, turn), turn):
-            if fixed:
+        count, temperature, tree = rng.choice(rows), rng.choice(temperatures), rng.choice([*TREES.values()])
+        is_fixed = count in profile.known and rng.random() < FIXED_SHARE
+        policy: Tree | Auto = tree if is_fixed else Auto(profile, temperature, Limits(), FOREVER, kind)
+        for record in steps(pair, policy, temperature, texts(pair, count, turn), turn):
+            if is_fixed:
                 note(profile, temperature, record, kind, FOREVER)
             if time.monotonic() > end and profile.known:
                 break
@@ -62,58 +64,58 @@ def measure(
     return profile
 
 
-def texts(subject: Subject, rows: int, turn: int) -> list[list[int]]:
-    """So many prompts, which are others every turn; when all have been read, they end a few tokens earlier."""
-    rounds, prompts = turn * rows // len(subject.prompts), subject.prompts
+def texts(pair: MeasuredPair, rows: int, turn: int) -> list[list[int]]:
+    """The next prompts of a turn, one a row; when all have been read, they come again a few tokens shorter."""
+    rounds, prompts = turn * rows // len(pair.prompts), pair.prompts
     chosen = [prompts[(turn * rows + row) % len(prompts)] for row in range(rows)]
-    return [prompt[: len(prompt) - SHORTER * rounds % len(prompt)][-PROMPT:] for prompt in chosen]
+    return [prompt[: len(prompt) - TOKENS_SHORTER * rounds % len(prompt)][-MAX_PROMPT_TOKENS:] for prompt in chosen]
 
 
 def steps(
-    subject: Subject, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
+    pair: MeasuredPair, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
 ) -> Iterator[StepRecord]:
-    """The steps after some prompts; the first two warm up."""
+    """Records of the steps after prompts; the first two steps warm up and are left out."""
     policy = policy_of(tree)
-    config = DecodeConfig(subject.scheme, policy, subject.walk, measure=0)
-    state = begun(subject, config, temperature, prompts, (RUN + 2) * policy.most_nodes, seed)
-    for index in range(RUN + 2):
+    config = DecodeConfig(pair.scheme, policy, pair.walk, measure=0)
+    state = begin_decoding(pair, config, temperature, prompts, (STEPS_PER_TEXT + 2) * policy.most_nodes, seed)
+    for index in range(STEPS_PER_TEXT + 2):
         state, record = step(state, config)
         if index > 1:
             yield record
 
 
-def begun(
-    subject: Subject, config: DecodeConfig, temperature: float | int, prompts: list[list[int]], room: int, seed: int
+def begin_decoding(
+    pair: MeasuredPair, config: DecodeConfig, temperature: float | int, prompts: list[list[int]], room: int, seed: int
 ) -> State:
-    """The prompts have been read, with room for so many tokens more."""
+    """The state after the prompts have been read, with room for so many tokens more."""
     sampling, generator = [Sampling(temperature=temperature)] * len(prompts), torch.Generator().manual_seed(seed)
-    longest = max(map(len, prompts)) + room
-    return start(prompts, subject.target, subject.draft, config, sampling, longest, generator)
+    capacity = max(map(len, prompts)) + room
+    return start(prompts, pair.target, pair.draft, config, sampling, capacity, generator)
 
 
 @dataclass
 class Line:
-    """One way to draft at one temperature, one row."""
+    """A row of the table: one tree at one temperature, in a batch of one."""
 
     temperature: float | int
     tree: str
     nodes: int
-    predicted_tokens: float  # a step
-    predicted_speed: float  # tokens a second
-    tokens: float = 0.0  # a step, as measured
+    predicted_tokens: float  # per step
+    predicted_speed: float  # tokens per second
+    tokens: float = 0.0  # per step, as measured
     speed: float = 0.0
-    seconds: float = 0.0  # of all steps measured
+    seconds: float = 0.0  # of all measured steps
     steps: int = 0
 
     def add(self, tokens: int, seconds: float | int) -> None:
-        """One more step."""
+        """Add a measured step."""
         self.steps, self.seconds = self.steps + 1, self.seconds + seconds
         self.tokens += (tokens - self.tokens) / self.steps
         self.speed = self.tokens * self.steps / self.seconds
 
 
 def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
-    """What takes part, with what is expected of it; of auto as much as of the best tree."""
+    """The lines to compare, with their predictions; auto is predicted to be as fast as the best tree."""
     rates, costs, lines = profile.rates(temperature), profile.costs(1), list[Line]()
     for name, tree in TREES.items():
         tokens = rates.tokens(tree)
@@ -123,13 +125,13 @@ def lines_of(profile: Profile, temperature: float | int) -> list[Line]:
 
 @torch.inference_mode()
 def compare(
-    subject: Subject, profile: Profile, temperatures: Sequence[float | int], count: int, track: Track
+    pair: MeasuredPair, profile: Profile, temperatures: Sequence[float | int], count: int, track: Track
 ) -> list[Line]:
-    """Every line measured in the real loop, by turns after every text, so that a noisy machine hits all alike."""
+    """Measure every line with real steps, by turns after every text, so that a noisy machine affects all alike."""
     lines = [line for temperature in temperatures for line in lines_of(profile, temperature)]
-    for turn in track(range(max(count // RUN, 1))):
+    for turn in track(range(max(count // STEPS_PER_TEXT, 1))):
         for line in lines:
-            policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=kind_of(subject.draft))
-            for record in steps(subject, policy, line.temperature, texts(subject, 1, turn), turn):
-                line.add(sum(len(own.tokens) for own in record.emitted), sum(record.seconds.values()))
+            policy = TREES.get(line.tree) or Auto(profile, line.temperature, kind=kind_of(pair.draft))
+            for record in steps(pair, policy, line.temperature, texts(pair, 1, turn), turn):
+                line.add(sum(len(emission.tokens) for emission in record.emitted), sum(record.seconds.values()))
     return lines

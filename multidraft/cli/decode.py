@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from multidraft.autotune.controller import Limits
-    from multidraft.autotune.plans import Subject
+    from multidraft.autotune.plans import MeasuredPair
     from multidraft.decoding.metrics import Info
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
@@ -93,14 +93,14 @@ class Job:
             plans.adopt(self.subject(models, []), self.plan)
         return models
 
-    def subject(self, pair: Models, prompts: list[Prompt]) -> "Subject":
+    def subject(self, pair: Models, prompts: list[Prompt]) -> "MeasuredPair":
         """What is measured to choose trees by."""
-        from multidraft.autotune.plans import Subject
+        from multidraft.autotune.plans import MeasuredPair
         from multidraft.verification.registry import scheme
 
         assert pair.draft is not None  # trees are chosen only where there is one
         texts = [prompt.tokens for prompt in prompts]
-        return Subject(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
+        return MeasuredPair(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
 
     def read(self, prompts: list[Prompt]) -> list[Prompt]:
         """Prompts with their tokens."""

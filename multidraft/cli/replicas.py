@@ -85,7 +85,7 @@ class Serving(o.Drafting, o.Named):
         import torch
 
         from multidraft.autotune.controller import auto
-        from multidraft.autotune.plans import Subject
+        from multidraft.autotune.plans import MeasuredPair
         from multidraft.server.engine import Engine
         from multidraft.server.service import Service
 
@@ -98,7 +98,7 @@ class Serving(o.Drafting, o.Named):
             terminal.note("the tokenizer has no chat template: messages are joined by line breaks (--chat-template)")
         config, limits, plan = self.configured()
         if limits is not None and draft is not None:
-            subject = Subject(target, draft, config.scheme, config.walk)
+            subject = MeasuredPair(target, draft, config.scheme, config.walk)
             config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
         return Service(Engine(target, draft, config, self.limits), tokenizer, self.known_as, self.api_key)
 

@@ -17,7 +17,7 @@ from multidraft.generation import SCHEME
 from multidraft.io import files
 
 if TYPE_CHECKING:
-    from multidraft.autotune.plans import Profile, Subject
+    from multidraft.autotune.plans import MeasuredPair, Profile
     from multidraft.autotune.tuning import Line
 
 STEPS, QUICK = 240, 24  # steps of every line that is measured, from prompts by turns
@@ -57,7 +57,7 @@ def tune(
 ) -> None:
     """Measure what drafting costs and gives for a pair on this machine, and which tree pays."""
     import multidraft as md
-    from multidraft.autotune.plans import Subject
+    from multidraft.autotune.plans import MeasuredPair
     from multidraft.generation.inputs import configured
     from multidraft.sampling.settings import check
 
@@ -76,7 +76,7 @@ def tune(
     if pair.draft is None:
         raise AdviceError("--draft none leaves nothing to tune; name a draft model")
     encode(chosen, pair)
-    own = Subject(pair.target, pair.draft, md.scheme(scheme), walk, [each.tokens for each in chosen])
+    own = MeasuredPair(pair.target, pair.draft, md.scheme(scheme), walk, [each.tokens for each in chosen])
     with files.hold(out, wait):
         profile, lines = measure(own, temperatures, rows or ROWS, budget, QUICK if quick else STEPS)
         if out is not None:
@@ -90,7 +90,7 @@ def tune(
 
 
 def measure(
-    own: "Subject", temperatures: list[float], rows: list[int], budget: float, steps: int
+    own: "MeasuredPair", temperatures: list[float], rows: list[int], budget: float, steps: int
 ) -> "tuple[Profile, list[Line]]":
     """The profile, filled further and kept, and what it predicts beside what is measured."""
     from tqdm import tqdm

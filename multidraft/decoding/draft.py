@@ -16,11 +16,11 @@ from torch import Tensor
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.models.base import CHUNK, Scores, answers
-from multidraft.sampling.drafting import DraftLaw, draft_laws
+from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
-SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_laws`
+SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
 Places = list[tuple[int, int]]  # rows with nodes
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
@@ -79,8 +79,8 @@ def read_level(
         reading(row, tree, nodes.get(number, []), depth)
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
-    if hasattr(state.draft, "frugal"):
-        state.draft.frugal = getattr(config.policy, "frugal", False)
+    if hasattr(state.draft, "lookup_only"):
+        state.draft.lookup_only = getattr(config.policy, "lookup_only", False)
     tokens, parents = map(list, zip(*new, strict=True))
     answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
     if not places:  # all of them are still catching up
@@ -92,7 +92,7 @@ def read_level(
     for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
         said = at(logits, rows, lines)
         ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
-        laws, wrong = draft_laws(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
+        laws, wrong = draft_distributions(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
         faults |= {
             rows[line]: fault.at(rows[line], state.rows[rows[line]].position + depth + 1)
             for line, fault in wrong.items()
@@ -128,13 +128,13 @@ def at(
     return values[rows, lines]
 
 
-def together(laws: Sequence[DraftLaw]) -> DraftLaw:
+def together(laws: Sequence[DraftDistribution]) -> DraftDistribution:
     """The tokens of several drafters' laws, and a line of probabilities for each."""
     ids = np.unique(np.concatenate([own.ids for own in laws]))
     lines = np.zeros((len(laws), len(ids)))
     for line, (own, probabilities) in zip(lines, laws, strict=True):
         line[np.searchsorted(ids, own)] = probabilities
-    return DraftLaw(ids, lines)
+    return DraftDistribution(ids, lines)
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[int, dict[int, int]]) -> None:

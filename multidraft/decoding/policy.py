@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from multidraft.decoding.tree import TokenTree, TreeShape
 
 
-class Outlook(NamedTuple):
-    """What a policy expects of a step."""
+class StepForecast(NamedTuple):
+    """The tokens and seconds that a policy expects of a step."""
 
     tokens: float  # over all rows
     seconds: float

@@ -21,7 +21,7 @@ from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
 from multidraft.models.base import CHUNK, LanguageModel, check_logits, heard_by
 from multidraft.models.huggingface import Model, prepare, reader
-from multidraft.sampling.drafting import draft_laws
+from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 from multidraft.verification.distributions import pick_each
@@ -51,19 +51,20 @@ def start(
     """Both models read all of each prompt but its last token, which is the root of the first tree.
 
     Processors, where they look back, see `seen` in place of the prompts. `longest` is what a sequence may grow to. The
-    target reads prompts as a `whole` where that is asked for. A policy that `rests` leaves the draft model's unread.
+    target reads prompts as a `whole` where that is asked for. A policy that `skips_draft_model` leaves the draft
+    model's unread.
     """
     capacity, roots = longest + 2 * config.policy.most_nodes + 2, [prompt[:-1] for prompt in prompts]
     clock = clock or Clock(False)
     with clock.part("target"):
         texts, tells = prompts if whole else roots, heard_by(draft_model)
         target, said, states = read_all(target_model, texts, capacity, config.compile, whole, tells)
-    draft, rests = None, getattr(config.policy, "rests", False)
+    draft, skips_draft_model = None, getattr(config.policy, "skips_draft_model", False)
     if draft_model is not None:
         with clock.part("draft"):
-            texts = [[] for _ in prompts] if rests else roots
+            texts = [[] for _ in prompts] if skips_draft_model else roots
             draft, _, _ = read_all(draft_model, texts, capacity, config.compile, states=states)
-    return at_roots(target, draft, prompts, sampling, generator, seen, said, roots if rests else None)
+    return at_roots(target, draft, prompts, sampling, generator, seen, said, roots if skips_draft_model else None)
 
 
 def read_all(
@@ -156,7 +157,7 @@ def warm_up(config: DecodeConfig, device: torch.device) -> None:
         for count in config.policy.counts_drawn:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
-            draft_laws(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
+            draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
 
 
 def compile_steps(

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.decoding.draft import stacked
-from multidraft.decoding.policy import Outlook
+from multidraft.decoding.policy import StepForecast
 from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import CoinFlip, Decision, Visit, compressed
 from multidraft.decoding.walks import WalkResult
-from multidraft.sampling.from_logits import log_laws
+from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.laws import optimum
 from multidraft.verification.scheme import Scheme
@@ -83,7 +83,7 @@ class StepRecord:
     draft_passes: int
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
-    expected: Outlook | None = None  # by the policy, if it predicts anything
+    expected: StepForecast | None = None  # by the policy, if it predicts anything
 
     @property
     def trees(self) -> list[TokenTree]:
@@ -130,7 +130,7 @@ def look_up(scored: Scored, row: int, path: list[int], tokens: list[int], top: i
     """For the accepted tokens of one row and its last one, each from the node above it."""
     places = [(row, node) for node in (0, *path)]
     settings = [scored.rows[row].sampling] * len(places)
-    logs = log_laws(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
+    logs = log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
     return listed(logs, tokens, top)
 
 

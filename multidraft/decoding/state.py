@@ -14,7 +14,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
-from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
@@ -173,7 +173,7 @@ class Scored:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""
         if new := [place for place in places if place not in self.known]:
             settings = [self.rows[row].sampling for row, _ in new]
-            laws, faults = target_laws(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
+            laws, faults = target_distributions(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
             self.known |= zip(new, laws, strict=True)
             for line, fault in faults.items():
                 row, node = new[line]

@@ -17,7 +17,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
 from multidraft.autotune.controller import auto
-from multidraft.autotune.plans import Subject
+from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.loop import Stopping, Stream, Streamer, after, as_stream, from_criteria, loop, stop_strings
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
@@ -212,9 +212,9 @@ def run(
     sampling = options.with_drafts_own(samplings_from(processors, greedy))
     policy = None
     if draft is not None and options.limits is not None:
-        subject = Subject(target, draft, config.scheme, config.walk)
+        subject = MeasuredPair(target, draft, config.scheme, config.walk)
         policy = auto(subject, sampling[0].temperature, options.limits, options.plan_file, options.tune_budget)
-        policy.foresee(len(prompts), sum(map(len, prompts)), sum(stopping.budgets))
+        policy.plan_run(len(prompts), sum(map(len, prompts)), sum(stopping.budgets))
         config = replace(config, policy=policy)
     warm_up(config, stopping.device)
     if config.compile:

@@ -1,4 +1,4 @@
-"""Conversations as tokens, in the form that a model's chat template gives them, and the text of tokens that come."""
+"""Conversations as tokens, rendered by a model's chat template, and the text of tokens as they are generated."""
 
 import sys
 import time
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-SECONDS, CHARACTERS = 5.0, 1 << 22  # what a template may take and write
-INCOMPLETE = "\ufffd"  # what an unfinished character decodes to; a character may span several tokens
+MAX_TEMPLATE_SECONDS, MAX_TEMPLATE_CHARACTERS = 5.0, 1 << 22  # limits of a template
+REPLACEMENT = "\ufffd"  # decoded from an incomplete character; a character may span several tokens
 
 
 def written(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> list[int]:
-    """A conversation as tokens, up to where the model's next answer begins; `settings` are the template's.
+    """A conversation as tokens, up to where the model's next answer begins; `settings` go to the template.
 
-    transformers renders in jinja's sandbox, which keeps a template from the machine, but not from running for ever.
+    transformers renders in jinja's sandbox, which protects the machine, but does not limit time or output.
     """
     settings = {"add_generation_prompt": True} | settings
     try:
-        with limited(SECONDS, CHARACTERS):
+        with limited(MAX_TEMPLATE_SECONDS, MAX_TEMPLATE_CHARACTERS):
             text = tokenizer.apply_chat_template(messages, tokenize=False, **settings)
-    except Exception as error:  # templates are programs, and may fail with anything
+    except Exception as error:  # a template is a program and may raise anything
         reason = str(error) or type(error).__name__
         raise AdviceError(f"the chat template refuses the conversation: {reason}; change its messages") from None
     return list(tokenizer(str(text), add_special_tokens=False, verbose=False)["input_ids"])
@@ -33,56 +33,56 @@ def written(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **set
 
 @contextmanager
 def limited(seconds: float, characters: int) -> Iterator[None]:
-    """Raise in a template that runs for longer, or writes more."""
-    end, before = time.monotonic() + seconds, sys.gettrace()
+    """Raise TimeoutError in a template that runs for longer, or writes more."""
+    deadline, outer_trace = time.monotonic() + seconds, sys.gettrace()
 
-    def inside(_: Any, event: str, value: Any) -> Any:
+    def trace_line(_: Any, event: str, value: Any) -> Any:
         nonlocal characters
-        if event == "return" and isinstance(value, str):  # a piece of the output: templates are generators
+        if event == "return" and isinstance(value, str):  # a piece of the output, as templates are generators
             characters -= len(value)
-        if characters < 0 or time.monotonic() > end:
+        if characters < 0 or time.monotonic() > deadline:
             raise TimeoutError(f"it runs for more than {seconds:g} seconds, or writes too much")
-        return inside
+        return trace_line
 
-    def entered(frame: Any, *_: Any) -> Any:
-        return inside if frame.f_code.co_filename == "<template>" else None
+    def trace_call(frame: Any, *_: Any) -> Any:
+        return trace_line if frame.f_code.co_filename == "<template>" else None
 
-    sys.settrace(entered)
+    sys.settrace(trace_call)
     try:
         yield
     finally:
-        sys.settrace(before)
+        sys.settrace(outer_trace)
 
 
 class IncrementalDetokenizer:
-    """The text of a growing list of tokens, piece by piece; a character is held back until its last byte is there.
+    """The text of a growing list of tokens, piece by piece; a character is held back until all its bytes are known.
 
-    The pieces together equal the decoding of all tokens at once. `before` is what the tokens continue: some tokenizers
-    drop a space at the beginning of a text, and would drop the first one of ours.
+    The pieces together equal the decoding of all tokens at once. `context` are the tokens before these: some tokenizers
+    drop a space at the beginning of a text, which is part of the text here.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", before: Sequence[int]):
-        self.tokenizer, self.tokens = tokenizer, list(before[-8:])
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int]):
+        self.tokenizer, self.tokens = tokenizer, list(context[-8:])
         self.text = self.decode()
-        self.shown = len(self.text)
+        self.num_shown = len(self.text)
 
     def decode(self) -> str:
-        """The text of the tokens that are remembered."""
+        """The text of the tokens that are kept."""
         return str(self.tokenizer.decode(self.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def add(self, token: int) -> str:
-        """What can be shown now that this token is known."""
-        old, clean = len(self.tokens), self.shown == len(self.text)
+        """Add a token; returns the text that it completes."""
+        num_known, nothing_held = len(self.tokens), self.num_shown == len(self.text)
         self.tokens.append(token)
         self.text = self.decode()
-        whole = len(self.text) - self.text.endswith(INCOMPLETE)
-        piece, self.shown = self.text[self.shown : whole], max(self.shown, whole)
-        if clean and self.shown == len(self.text) and old > 8:  # forget what no later token can change
-            self.tokens = self.tokens[old:]
+        num_complete = len(self.text) - self.text.endswith(REPLACEMENT)
+        piece, self.num_shown = self.text[self.num_shown : num_complete], max(self.num_shown, num_complete)
+        if nothing_held and self.num_shown == len(self.text) and num_known > 8:  # drop tokens whose text is final
+            self.tokens = self.tokens[num_known:]
             self.text = self.decode()
-            self.shown = len(self.text)
+            self.num_shown = len(self.text)
         return piece
 
     def close(self) -> str:
-        """What was held back, as the character that stands for broken ones."""
-        return self.text[self.shown :]
+        """The text that is held back, in which an incomplete character is U+FFFD."""
+        return self.text[self.num_shown :]

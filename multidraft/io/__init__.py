@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, JSON lines, journals of long runs."""
+"""Files that are written completely or not at all, JSON lines, and journals of long runs."""

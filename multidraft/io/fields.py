@@ -1,4 +1,4 @@
-"""Fields of files that others wrote: a table says what each may hold, and nothing is made of a file before that holds.
+"""Fields of files that others wrote: a table says what each field may hold, and is checked before a value is used.
 
 >>> table = Object({"layers": Whole(1, 64, required=True), "scale": Number(0.1, 10, default=1.0)})
 >>> read(table, {"layers": 2, "unknown": []}, "config.json", "get it again")
@@ -17,28 +17,28 @@ from typing import Any
 
 from multidraft.errors import AdviceError, is_integer, is_number, shown
 
-MAX_TEXT = 4096  # characters of a text of which nothing else is said
+MAX_TEXT = 4096  # characters
 
 
 class Misfit(ValueError):
-    """A field that does not hold what it should."""
+    """A field with a value that the table does not allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field(ABC):
-    """What a field may hold; one that is missing or null has its default, unless it is required."""
+    """What a field may hold. A missing or null field has its default, unless it is required."""
 
     default: Any = None
     required: bool = False
 
     @abstractmethod
     def read(self, value: Any, name: str) -> Any:
-        """The value as it is used; raises Misfit, which names the field."""
+        """The checked and converted value; raises Misfit, which names the field."""
 
 
-def misfit(name: str, value: object, wanted: str) -> Misfit:
-    """What to say of a field with a wrong value; the whole file has no name."""
-    return Misfit(f"{name or 'its content'} is {shown(value)} and should be {wanted}")
+def misfit(name: str, value: object, expected: str) -> Misfit:
+    """The error for a field with a wrong value; the name is empty if the whole file is wrong."""
+    return Misfit(f"{name or 'its content'} is {shown(value)} and should be {expected}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Number(Field):
 
     def read(self, value: Any, name: str) -> float:
         """The number as a float."""
-        if not is_number(value) or not self.least <= value <= self.most:  # also where it is NaN
+        if not is_number(value) or not self.least <= value <= self.most:  # false for NaN too
             raise misfit(name, value, f"a number from {self.least:g} to {self.most:g}")
         return float(value)
 
@@ -82,43 +82,43 @@ class Flag(Field):
 
 @dataclass(frozen=True)
 class Text(Field):
-    """A text of limited length, of which a pattern may say more."""
+    """A text of limited length, which a pattern may restrict further."""
 
     pattern: str | None = None
     what: str = f"a text of at most {MAX_TEXT} characters"
 
     def read(self, value: Any, name: str) -> str:
         """The text."""
-        is_right = isinstance(value, str) and len(value) <= MAX_TEXT
-        if not is_right or (self.pattern is not None and not re.fullmatch(self.pattern, value)):
+        fits = isinstance(value, str) and len(value) <= MAX_TEXT
+        if not fits or (self.pattern is not None and not re.fullmatch(self.pattern, value)):
             raise misfit(name, value, self.what)
         return value
 
 
 @dataclass(frozen=True)
 class Items(Field):
-    """A list of alike values, of limited length."""
+    """A list of limited length; all values have the same kind."""
 
-    each: Field
+    item: Field
     least: int
     most: int
 
     def read(self, value: Any, name: str) -> list[Any]:
-        """All of them."""
+        """The list."""
         if not isinstance(value, list | tuple) or not self.least <= len(value) <= self.most:
             count = self.least if self.least == self.most else f"{self.least} to {self.most}"
             raise misfit(name, value, f"a list of {count} values")
-        return [self.each.read(item, f"{name}[{place}]") for place, item in enumerate(value)]
+        return [self.item.read(item, f"{name}[{index}]") for index, item in enumerate(value)]
 
 
 @dataclass(frozen=True)
 class Object(Field):
-    """A JSON object; fields that are not in the table are left out. Without a table it stays as it is."""
+    """A JSON object. Fields that are not in the table are dropped; without a table it is returned unchanged."""
 
     fields: Mapping[str, Field] | None = None
 
     def read(self, value: Any, name: str) -> dict[str, Any]:
-        """The fields of the table, those that are there first and in their order."""
+        """The fields of the table: present ones first, in the order of the file."""
         if not isinstance(value, dict):
             raise misfit(name, value, "an object")
         if self.fields is None:
@@ -127,37 +127,37 @@ class Object(Field):
         return {key: self.part(key, value.get(key), name) for key in ordered}
 
     def part(self, key: str, value: Any, name: str) -> Any:
-        """One of its fields."""
+        """The value of one field of the table, or its default."""
         assert self.fields is not None
-        field, full = self.fields[key], f"{name}.{key}" if name else key
+        field, full_name = self.fields[key], f"{name}.{key}" if name else key
         if value is not None:
-            return field.read(value, full)
+            return field.read(value, full_name)
         if field.required:
-            raise Misfit(f"it lacks {full}")
+            raise Misfit(f"it lacks {full_name}")
         return field.default
 
 
 @dataclass(frozen=True)
 class Table(Field):
-    """A JSON object with any keys that a pattern knows, and alike values."""
+    """A JSON object whose keys match a pattern; all values have the same kind."""
 
     keys: str
     convert: Callable[[str], Any]
-    each: Field
+    value: Field
     most: int
 
     def read(self, value: Any, name: str) -> dict[Any, Any]:
-        """All of it, the keys converted."""
+        """The object with converted keys."""
         if not isinstance(value, dict) or len(value) > self.most:
             raise misfit(name, value, f"an object of at most {self.most} fields")
         for key in value:
             if not re.fullmatch(self.keys, key):
                 raise misfit(f"a key of {name}", key, f"like {self.keys}")
-        return {self.convert(key): self.each.read(item, f"{name}[{key}]") for key, item in value.items()}
+        return {self.convert(key): self.value.read(item, f"{name}[{key}]") for key, item in value.items()}
 
 
 def read(field: Field, value: Any, where: str, advice: str) -> Any:
-    """The value as it is used; raises AdviceError with the file, the field and what to do where it is no such value."""
+    """The checked value; otherwise raises AdviceError that names the file, the field and what to do."""
     try:
         return field.read(value, "")
     except Misfit as error:

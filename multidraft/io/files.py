@@ -1,4 +1,4 @@
-"""Files that a call writes: checked before the work, written by one run at a time, whole or not at all."""
+"""Files that a call writes: checked before the work, locked for one run at a time, written completely or not at all."""
 
 import logging
 import os
@@ -17,10 +17,10 @@ from filelock import FileLock, Timeout
 from multidraft.errors import AdviceError, optional
 
 NOTES = logging.getLogger("multidraft")
-SECONDS = 0.2  # between two looks at a place that is waited for
-PICTURES = (".svg", ".png", ".pdf")
-NEW = ".new-"  # begins the name of a file that is not yet whole
-NOTE = ".by"  # ends the name of the note beside a lock
+POLL_SECONDS = 0.2  # between two tries to take a lock
+PICTURE_SUFFIXES = (".svg", ".png", ".pdf")
+NEW_PREFIX = ".new-"  # of the name of a file that is being written
+NOTE_SUFFIX = ".by"  # of the note beside a lock that names its owner
 
 
 def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = ()) -> None:
@@ -36,27 +36,28 @@ def check(path: Path | None, option: str, inputs: Sequence[Path | str | None] = 
 
 
 def check_picture(path: Path, inputs: Sequence[Path | str | None] = ()) -> None:
-    """Raise, before anything is computed, where no picture could be written to `path`."""
+    """Raise if no picture can be written to `path`; called before anything is computed."""
     optional("matplotlib", "matplotlib", "plot")
-    if path.suffix not in PICTURES:
-        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {', '.join(PICTURES)}")
+    if path.suffix not in PICTURE_SUFFIXES:
+        suffixes = ", ".join(PICTURE_SUFFIXES)
+        raise AdviceError(f"a picture cannot be written to {str(path)!r}; end its name in {suffixes}")
     check(path, "the picture", inputs)
 
 
-def content(path: Path, what: str, most: int = 2**28) -> bytes:
-    """What a file holds; raises where it cannot be read, or has more than `most` bytes, as a device may."""
+def content(path: Path, what: str, max_bytes: int = 2**28) -> bytes:
+    """The content of a file; raises if it cannot be read or has more than `max_bytes`, as a device may."""
     try:
         with path.open("rb") as file:
-            found = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise AdviceError(f"cannot read {what} {str(path)!r} ({error.strerror}); check the path") from None
-    if len(found) > most:
-        raise AdviceError(f"{what} {str(path)!r} has more than {most:,} bytes; it is not what it should be")
-    return found
+    if len(data) > max_bytes:
+        raise AdviceError(f"{what} {str(path)!r} has more than {max_bytes:,} bytes; it is not what it should be")
+    return data
 
 
 def make_folder(path: Path, option: str) -> None:
-    """Make a folder for what a call writes; raise where nothing could be written there."""
+    """Make a folder for a call's output; raise if nothing can be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -66,44 +67,44 @@ def make_folder(path: Path, option: str) -> None:
 
 
 def fault_of(path: Path, inputs: Sequence[Path]) -> str | None:
-    """What keeps a file from being written, and what to do; raises OSError where the system says no."""
+    """Why a file cannot be written and what to do, or None; raises OSError if the system refuses."""
     if path.is_dir():
         return "is a folder; give the name of a file, or choose another path"
     if not path.parent.is_dir():
         return f"lies in {str(path.parent)!r}, which is no folder; make it first, or choose another path"
-    own, there = path.resolve(), [other for other in inputs if other.exists()]
-    if path.exists() and any(path.samefile(other) or other.resolve() in own.parents for other in there):
+    place, sources = path.resolve(), [source for source in inputs if source.exists()]
+    if path.exists() and any(path.samefile(source) or source.resolve() in place.parents for source in sources):
         return "is an input of the same call; choose another path"
     if is_regular(path):
-        with tempfile.TemporaryFile(dir=own.parent):
+        with tempfile.TemporaryFile(dir=place.parent):
             return None
     return None if os.access(path, os.W_OK) else "cannot be written; choose another path"
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is a file at `path`, or nothing; a device or a pipe has no place that could be taken."""
+    """Whether `path` is a regular file or does not exist; a device or a pipe cannot be replaced."""
     return path.is_file() or not path.exists()
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file: beside its place first, and over it at the end, so that it is always a whole one."""
+    """Write a file: first to a temporary one beside it, then by renaming, so that the file is always complete."""
     try:
         if not is_regular(path):
             path.write_bytes(content)
             return
         place = path.resolve()
-        new = place.with_name(f"{NEW}{token_hex(16)}{place.suffix}")  # of this call alone; `mkstemp` ignores the umask
+        temporary = place.with_name(f"{NEW_PREFIX}{token_hex(16)}{place.suffix}")  # `mkstemp` would ignore the umask
         try:
-            new.write_bytes(content)
-            new.replace(place)
+            temporary.write_bytes(content)
+            temporary.replace(place)
         finally:
-            new.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from None
 
 
 def cache() -> Path:
-    """Our folder in the user's cache."""
+    """Our folder in the user's cache folder."""
     try:
         from platformdirs import user_cache_path
     except ImportError:  # run from the sources, where nothing could be installed
@@ -112,59 +113,59 @@ def cache() -> Path:
 
 
 def cannot_write(path: Path, error: OSError) -> AdviceError:
-    """What to say where the system refuses."""
+    """The error for a file that the system does not let us write."""
     return AdviceError(f"cannot write {str(path)!r} ({error.strerror}); make room, or choose another path")
 
 
-def held(place: Path, wait: bool = False) -> FileLock:
-    """The lock of a place, which this process has until it is released, or until nobody has this object any more.
+def lock(place: Path, wait: bool = False) -> FileLock:
+    """Lock a path for this process, until the lock is released or garbage-collected.
 
-    It is a file in the user's cache, named by the place, or lies beside the place where nothing can be written there;
-    the same process may hold a place several times. Raises AdviceError where another process holds it.
+    The lock is a file in the user's cache, named by a hash of the path. If nothing can be written there, it lies beside
+    the path. A process may lock the same path several times. Raises AdviceError if another process has the lock.
     """
     path = place.expanduser().resolve()
     name = sha256(str(path).encode(errors="surrogateescape")).hexdigest()[:32]
     try:
-        return noted(cache() / "locks" / name, place, wait)
+        return lock_with_note(cache() / "locks" / name, place, wait)
     except OSError:
-        beside = path.with_name(f".{path.name}.lock")  # without a note: what is left here is in the user's way
+        file_beside = path.with_name(f".{path.name}.lock")  # without a note, which would stay in the user's folder
     try:
-        return acquired(beside, place, wait)
+        return acquire(file_beside, place, wait)
     except OSError as error:
         raise cannot_write(place, error) from None
 
 
-def noted(file: Path, place: Path, wait: bool) -> FileLock:
-    """The lock of a place in this file, with a note beside it that says who has it."""
-    lock = acquired(file, place, wait)
+def lock_with_note(file: Path, place: Path, wait: bool) -> FileLock:
+    """Lock a path by this file, and write a note beside it that names the owner."""
+    file_lock = acquire(file, place, wait)
     command = " ".join(" ".join(["multidraft", *sys.argv[1:]]).split())[:200]
-    me = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
-    file.with_suffix(NOTE).write_text(me, errors="backslashreplace")
-    return lock
+    owner = f"process {os.getpid()} on {gethostname()} since {datetime.now():%F %T} (`{command}`)"
+    file.with_suffix(NOTE_SUFFIX).write_text(owner, errors="backslashreplace")
+    return file_lock
 
 
-def acquired(file: Path, place: Path, wait: bool) -> FileLock:
-    """The lock of a place in this file; raises OSError where none can be there."""
+def acquire(file: Path, place: Path, wait: bool) -> FileLock:
+    """Lock a path by this file; raises OSError if the file cannot be made."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock, note = FileLock(file, thread_local=False, is_singleton=True), file.with_suffix(NOTE)
+    file_lock, note_file = FileLock(file, thread_local=False, is_singleton=True), file.with_suffix(NOTE_SUFFIX)
     try:
-        lock.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
-        by = (note.read_text() if note.exists() else "") or "another process"  # which has not said yet who it is
+        owner = (note_file.read_text() if note_file.exists() else "") or "another process"  # its note is not there yet
         if not wait:
             advice = "wait for it with --wait, stop it, or write elsewhere"
-            raise AdviceError(f"{str(place)!r} is written by {by}; {advice}") from None
-        NOTES.warning("%s is written by %s; waiting for its end", place, by)
-        lock.acquire(poll_interval=SECONDS)
-    return lock
+            raise AdviceError(f"{str(place)!r} is written by {owner}; {advice}") from None
+        NOTES.warning("%s is written by %s; waiting for its end", place, owner)
+        file_lock.acquire(poll_interval=POLL_SECONDS)
+    return file_lock
 
 
 @contextmanager
 def hold(place: Path | None, wait: bool = False) -> Iterator[None]:
-    """Hold a place for a block; None, a device or a pipe is nobody's."""
-    lock = None if place is None or not (place.is_dir() or is_regular(place)) else held(place, wait)
+    """Lock a path for a block; None, a device and a pipe need no lock."""
+    file_lock = None if place is None or not (place.is_dir() or is_regular(place)) else lock(place, wait)
     try:
         yield
     finally:
-        if lock is not None:
-            lock.release()
+        if file_lock is not None:
+            file_lock.release()

@@ -1,6 +1,6 @@
-"""JSON lines, each complete as soon as it is written, so that a kill can tear only the last one; and journals of them.
+"""JSON lines that are written at once, so that a kill can tear only the last one; and journals of JSON lines.
 
-A journal has the results of a long run: one that is stopped goes on where it was.
+A journal holds the results of a long run. A run that was stopped resumes from its journal.
 """
 
 import json
@@ -16,14 +16,14 @@ from multidraft.errors import AdviceError
 from multidraft.io import files
 
 Record = dict[str, Any]
-MOST = 2**31  # bytes of such a file
-ADVICE = "it is no journal of a run: write to another place, or remove it"
-BYTES = "surrogateescape"  # a changed byte may be no UTF-8: its line alone is lost
-DAMAGED = ".damaged"  # ends the name of a copy of what could not be used as it was
+MAX_JOURNAL_BYTES = 2**31
+NO_JOURNAL = "it is no journal of a run: write to another place, or remove it"
+KEEP_BYTES = "surrogateescape"  # a byte that is no UTF-8 makes only its own line unusable
+DAMAGED_SUFFIX = ".damaged"  # of the copy of a journal with an unusable line
 
 
 def parse(text: str | bytes, where: str, advice: str) -> Any:
-    """A JSON value; Python's own limits, of digits and of depth, are no reason for another kind of error."""
+    """A JSON value; raises AdviceError, also where Python's limits of digits or depth are exceeded."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -33,87 +33,88 @@ def parse(text: str | bytes, where: str, advice: str) -> Any:
     raise AdviceError(f"{where} is not JSON ({reason}); {advice}")
 
 
-def whole(path: Path, what: str, advice: str, errors: str = "strict") -> tuple[list[str], bytes]:
-    """The lines of a file that have their end, and what there is of a last one without it; `errors` as for `decode`."""
-    content = files.content(path, what, MOST)
-    end = content.rfind(b"\n") + 1
+def read_lines(path: Path, what: str, advice: str, errors: str = "strict") -> tuple[list[str], bytes]:
+    """The complete lines of a file, and the bytes after the last line break; `errors` as for `bytes.decode`."""
+    data = files.content(path, what, MAX_JOURNAL_BYTES)
+    end = data.rfind(b"\n") + 1
     try:
-        return content[:end].decode(errors=errors).split("\n")[:-1], content[end:]
+        return data[:end].decode(errors=errors).split("\n")[:-1], data[end:]
     except UnicodeDecodeError as error:
         raise AdviceError(f"{what} {path} is not UTF-8 text ({error.reason}); {advice}") from None
 
 
-def line(value: Any) -> bytes:
-    """A value as a line; half a character, which UTF-8 does not know, is escaped as JSON does it."""
+def encode(value: Any) -> bytes:
+    """A value as a line of JSON; half a surrogate pair, which UTF-8 cannot encode, is escaped as in JSON."""
     return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
-def sealed(record: Record, number: int) -> Record:
-    """A record with the checksum of its content and of the number of its line."""
+def with_checksum(record: Record, number: int) -> Record:
+    """A record with a checksum of its content and its line number."""
     content = f"{number} {json.dumps(record, ensure_ascii=False)}"
     return record | {"check": crc32(content.encode(errors="surrogatepass"))}
 
 
-def bare(record: Record) -> Record:
+def without_checksum(record: Record) -> Record:
     """A record without its checksum."""
     return {name: value for name, value in record.items() if name != "check"}
 
 
 class Writer:
-    """A file that grows line by line, after its first `size` bytes; the rest of what it held is cut off."""
+    """A file that grows line by line; it is first cut to its first `size` bytes."""
 
     def __init__(self, path: Path, size: int = 0):
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open("ab", buffering=0)
-            finalize(self, self.file.close)  # when nobody can write to it any more
+            finalize(self, self.file.close)  # when this object is collected
             if files.is_regular(path):
                 os.truncate(path, size)
         except OSError as error:
             raise files.cannot_write(path, error) from None
 
     def write(self, value: Any) -> None:
-        """One line, at once: without a buffer, of which something could be left when the disk is full."""
-        rest = memoryview(line(value))
+        """Write one line, without a buffer, which would keep a part of it when the disk is full."""
+        unwritten = memoryview(encode(value))
         try:
-            while rest:
-                rest = rest[self.file.write(rest) :]
+            while unwritten:
+                unwritten = unwritten[self.file.write(unwritten) :]
         except OSError as error:
             raise files.cannot_write(self.path, error) from None
 
 
 class Journal:
-    """`records` holds what the file at `path` does, which begins with the `settings` that the results depend on.
+    """The results of a run in a file at `path`, which begins with the `settings` that they depend on.
 
-    What a kill has torn or was marked as interrupted is cut off. From the first line on that is not what was written
-    there, by its checksum, results are made again, and the file as it was is kept beside it. One process at a time has
-    a journal. Raises AdviceError where another one has it and is not to be waited for, for a file of a run with other
-    settings, and for one that is no journal.
+    A torn last line, and records marked as interrupted, are cut off. If a line's checksum is wrong, the records from
+    that line on are dropped, so that they are made again, and a copy of the old file is kept beside it. Only one
+    process may open a journal at a time. Raises AdviceError if another process has it (unless `wait`), if its settings
+    differ, or if the file is no journal.
     """
 
     def __init__(self, path: Path, settings: Record, wait: bool = False):
         self.path = path
         self.settings = settings = json.loads(json.dumps(settings))
-        self._lock = files.held(path, wait) if files.is_regular(path) else None
-        lines, size = read(path, settings)
-        if lines and lines[0] != settings:
-            old = lines[0]
-            others = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
-            said = ", ".join(f"{name} {old.get(name)!r} instead of {settings.get(name)!r}" for name in others)
-            raise AdviceError(f"{str(path)!r} is of a run with {said}; write to another place, or remove it")
-        self.records = lines[1:]
+        self._lock = files.lock(path, wait) if files.is_regular(path) else None
+        records, size = read(path, settings)
+        if records and records[0] != settings:
+            old_settings = records[0]
+            differing = [name for name in {**old_settings, **settings} if old_settings.get(name) != settings.get(name)]
+            pairs = [(name, old_settings.get(name), settings.get(name)) for name in differing]
+            differences = ", ".join(f"{name} {old!r} instead of {new!r}" for name, old, new in pairs)
+            raise AdviceError(f"{str(path)!r} is of a run with {differences}; write to another place, or remove it")
+        self.records = records[1:]
         self._writer = Writer(path, size)
-        if not lines:
-            self._writer.write(sealed(settings, 1))
+        if not records:
+            self._writer.write(with_checksum(settings, 1))
 
     def append(self, record: Record) -> None:
-        """Write a result, and keep it."""
-        self._writer.write(sealed(record, len(self.records) + 2))
+        """Write a result to the file, and add it to `records`."""
+        self._writer.write(with_checksum(record, len(self.records) + 2))
         self.records.append(record)
 
     def keep(self, count: int) -> None:
-        """Keep the first so many results; the file as it was is kept beside it."""
+        """Keep the first `count` results, and a copy of the old file beside it."""
         if count < len(self.records):
             keep_damaged(self.path, count + 2)
             lines = self.path.read_bytes().split(b"\n")[: count + 1]
@@ -122,46 +123,47 @@ class Journal:
 
 
 def read(path: Path, settings: Record) -> tuple[list[Record], int]:
-    """The records of a journal, if there is one, up to what cannot be used, and the bytes that they take."""
+    """The usable records at the beginning of a journal, and their bytes; none if there is no file."""
     if not path.is_file():
         return [], 0
-    texts, torn = whole(path, "the journal", ADVICE, BYTES)
-    head = first(path, texts)
-    if not isinstance(head, dict) or not (texts or line(sealed(settings, 1)).startswith(torn)):
-        raise AdviceError(f"{str(path)!r} is not JSON lines of a run; {ADVICE}")
-    lines = [head, *sound(texts)] if texts else []
-    if len(lines) < len(texts):
-        keep_damaged(path, len(lines) + 1)
-    kept = list(takewhile(lambda record: not record.get("interrupted"), lines))
-    return kept, sum(len(text.encode(errors=BYTES)) + 1 for text in texts[: len(kept)])
+    lines, torn = read_lines(path, "the journal", NO_JOURNAL, KEEP_BYTES)
+    head = first_record(path, lines)
+    if not isinstance(head, dict) or not (lines or encode(with_checksum(settings, 1)).startswith(torn)):
+        raise AdviceError(f"{str(path)!r} is not JSON lines of a run; {NO_JOURNAL}")
+    records = [head, *valid_records(lines)] if lines else []
+    if len(records) < len(lines):
+        keep_damaged(path, len(records) + 1)
+    kept = list(takewhile(lambda record: not record.get("interrupted"), records))
+    return kept, sum(len(line.encode(errors=KEEP_BYTES)) + 1 for line in lines[: len(kept)])
 
 
-def first(path: Path, texts: list[str]) -> Any:
-    """What the first line says, without its checksum; nothing where there is none."""
-    head = parse(texts[0], f"{path} line 1", ADVICE) if texts else {}
-    return bare(head) if isinstance(head, dict) else head
+def first_record(path: Path, lines: list[str]) -> Any:
+    """The value of the first line, without its checksum; an empty object if there is no line."""
+    head = parse(lines[0], f"{path} line 1", NO_JOURNAL) if lines else {}
+    return without_checksum(head) if isinstance(head, dict) else head
 
 
-def sound(texts: list[str]) -> list[Record]:
-    """The records after the first line, up to the first that is not what was written there.
+def valid_records(lines: list[str]) -> list[Record]:
+    """The records after the first line, up to the first that is damaged.
 
-    Those of journals without checksums, which older versions wrote, are taken as they are.
+    Older versions wrote journals without checksums; their records are taken unchecked.
     """
-    checked, records = bool(texts) and '"check": ' in texts[0], list[Record]()
-    for number, text in enumerate(texts[1:], 2):
+    has_checksums, records = bool(lines) and '"check": ' in lines[0], list[Record]()
+    for number, line in enumerate(lines[1:], 2):
         try:
-            record = parse(text, "", "")
+            record = parse(line, "", "")
         except AdviceError:
             break
-        if not isinstance(record, dict) or (checked and sealed(bare(record), number) != record):
+        content = without_checksum(record) if has_checksums and isinstance(record, dict) else record
+        if not isinstance(record, dict) or (has_checksums and with_checksum(content, number) != record):
             break
-        records.append(bare(record) if checked else record)
+        records.append(content)
     return records
 
 
 def keep_damaged(path: Path, number: int) -> None:
-    """Keep a copy of a journal whose line of this number cannot be used, and say so."""
-    copy = path.with_name(path.name + DAMAGED)
+    """Keep a copy of a journal whose line `number` is damaged, and warn."""
+    copy = path.with_name(path.name + DAMAGED_SUFFIX)
     files.write(copy, path.read_bytes())
     logging.getLogger("multidraft").warning(
         "%s line %d was changed after it was written, or two runs wrote there: going on from the line before; "

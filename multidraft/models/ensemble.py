@@ -140,8 +140,8 @@ class Copying(Together):
 
     The certainty is estimated from how often matches of the same length were right in the row's text so far, apart for
     texts whose latest token was guessed right: known before anything is drawn. Where it is a half at least, q = d: the
-    other is not asked; nor is it anywhere while `frugal`, which a policy sets that expects too little of it. It reads
-    what it has missed when it is asked again.
+    other is not asked; nor is it anywhere while `lookup_only`, which a policy sets that expects too little of it. It
+    reads what it has missed when it is asked again.
     """
 
     def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
@@ -151,7 +151,7 @@ class Copying(Together):
         self.copied: Lookup = self.drafters[0]
         self.other = self.drafters[1]
         self.rows: list[Behind] = []
-        self.frugal = False
+        self.lookup_only = False
 
     def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
         if not self.rows:
@@ -165,7 +165,7 @@ class Copying(Together):
             pending = len(behind.tokens) - behind.kept
             nodes = range(pending - min(len(new), len(sure)), pending)
             asked += [(row, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
-        return self.mixed(copied, asked) if asked and not self.frugal else copied
+        return self.mixed(copied, asked) if asked and not self.lookup_only else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
         """The laws at scored tokens, of which some are asked of the other drafter."""

@@ -1,1 +1,1 @@
-"""From logits to the law that is really drawn from: settings, processors, prefixes."""
+"""From logits to the distribution that is sampled from: settings, processors, prefixes."""

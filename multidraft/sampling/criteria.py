@@ -1,4 +1,4 @@
-"""Stopping criteria: what one says of a sequence is yes or no, or the fault of its row, by name."""
+"""Stopping criteria: each answers yes or no for a sequence; any other answer is a fault of that row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from multidraft.verification.distributions import described, has_values
 
 
 def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> bool:
-    """Whether a criterion holds at the end of a sequence; raises RowFault where it fails or says something else."""
+    """Whether a criterion holds at the end of a sequence; raises RowFault if it fails or returns anything else."""
     source = f"criterion {getattr(criterion, '__name__', type(criterion).__name__)}"
     try:
         answer = criterion(sequence, None)

@@ -1,4 +1,4 @@
-"""From lines of the draft model's logits to sparse laws, each of which is told as it is drawn from."""
+"""From lines of the draft model's logits to the sparse distributions that drafts are drawn from."""
 
 import math
 from collections.abc import Sequence
@@ -11,35 +11,37 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.sampling.from_logits import alike, distributions
-from multidraft.sampling.gate import Faults, Lines, RowFault, in_full, problem_of
+from multidraft.sampling.from_logits import distributions, lines_by_settings
+from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.loops import compiled, lines, paired
 
 DRAFT = "the draft model"
-WHOLE, SUPPORT = 512, 2048  # a vocabulary up to the first is taken whole; of a larger one, so many tokens are drafted
-TAIL = 1e-3  # of the law at most is left out with tokens that are hardly ever drafted
-COARSE = 8.0  # the temperature at which the most likely tokens are looked for that a law at temperature 0 ranks
-STEPS, BINS = 8, 256  # of a logarithm's unit, and how many of them: what lies below has no weight
+MAX_FULL_VOCABULARY = 512  # up to this size every token can be drafted
+MAX_SUPPORT = 2048  # tokens of a larger vocabulary that can be drafted
+MAX_TAIL = 1e-3  # probability that the tokens left out hold at most
+RANKING_TEMPERATURE = 8.0  # at which the most likely tokens are found that temperature 0 then ranks
+STEPS_PER_NAT, NUM_BINS = 8, 256  # scores are binned by their distance from the largest; lower ones have no weight
 Columns = Float[Tensor, "lines columns"]
-Ids = Int[Tensor, "*lines columns"] | None  # the token of every column
+Ids = Int[Tensor, "*lines columns"] | None  # the token id of every column
+IdTable = Int[np.ndarray, " columns"] | None  # the same on the CPU
 Places = Int[np.ndarray, " k"]
 Weights = Float[np.ndarray, " k"]
-Found = list[tuple[np.ndarray, np.ndarray]]  # by line some columns, and their weights
+WeightedColumns = list[tuple[np.ndarray, np.ndarray]]  # by line: columns, and their weights
 
 
-class DraftLaw(NamedTuple):
-    """Tokens in ascending order (at temperature 0 from the likeliest on), and their probabilities in float64."""
+class DraftDistribution(NamedTuple):
+    """Token ids in ascending order (at temperature 0 by falling probability), and their float64 probabilities."""
 
     ids: Places
     probabilities: Weights
 
 
-NOTHING, NONE = DraftLaw(np.zeros(1, np.int64), np.ones(1)), (np.zeros(0, np.int64), np.zeros(0))
+PLACEHOLDER, NO_COLUMNS = DraftDistribution(np.zeros(1, np.int64), np.ones(1)), (np.zeros(0, np.int64), np.zeros(0))
 
 
-def draft_laws(
+def draft_distributions(
     logits: Columns,
     settings: Sequence[Sampling],
     prefixes: Prefixes | None = None,
@@ -48,270 +50,277 @@ def draft_laws(
     vocabulary: int,
     ids: Ids = None,
     support: int | None = None,
-) -> tuple[list[DraftLaw], Faults]:
-    """The laws that drafts are drawn from, in float64 on the CPU, and the faults of lines that have none (token 0).
+) -> tuple[list[DraftDistribution], Faults]:
+    """The distributions that drafts are drawn from, in float64 on the CPU, and the faults of lines that have none.
 
-    At most `support` tokens have a probability. Left out, it is the whole of a small vocabulary, and as many of a large
-    one as hold all but a thin tail. At temperature 0 the law ranks the `drafts` most likely tokens. Column c is token
-    `ids[c]`, or c; columns from `vocabulary` on are none of the target's tokens. Any draft law is exact: a processor
-    that fails on the draft model's scores, or leaves none of them, is passed over.
+    A line with a fault gets token 0. At most `support` tokens have a probability. By default these are all tokens of a
+    small vocabulary, and all but a thin tail of a large one. At temperature 0 the distribution ranks the `drafts` most
+    likely tokens. Column c is token `ids[c]`, or c; columns from `vocabulary` on are no tokens of the target. The
+    output is exact with any draft distribution, so a processor that fails on the draft model's scores is skipped.
 
-    >>> draft_laws(torch.tensor([[0.0, 2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=3, support=2)[0]
-    [DraftLaw(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
+    >>> draft_distributions(torch.tensor([[0.0, 2.0, 2.0]]), [Sampling()], drafts=1, vocabulary=3, support=2)[0]
+    [DraftDistribution(ids=array([1, 2]), probabilities=array([0.5, 0.5]))]
     """
     logits = logits if ids is not None else logits[:, :vocabulary]
     count = logits.shape[0]
-    laws, faults = [NOTHING] * count, Faults()
+    per_line, faults = [PLACEHOLDER] * count, Faults()
     if ids is not None and ids.ndim > 1:
-        faults = strange_ids(logits, ids, vocabulary)
-    for own, places in alike([own.for_draft or own for own in settings]).items():
-        columns = ids if ids is None or ids.ndim == 1 else ids[places]
-        mine = prefixes and [prefixes[line] for line in places]
-        some = logits if len(places) == count else logits[places]
-        for line, law in zip(places, weighed(some, own, mine, drafts, columns, vocabulary, support), strict=True):
-            if not len(law.ids):
-                table = ids if ids is None or ids.ndim == 1 else ids[line]
-                faults[line] = RowFault(DRAFT, str(problem_of(logits[line], table)))
+        faults = faults_of_ids(logits, ids, vocabulary)
+    groups = lines_by_settings([sampling.for_draft or sampling for sampling in settings])
+    for sampling, lines_of_group in groups.items():
+        group_ids = ids if ids is None or ids.ndim == 1 else ids[lines_of_group]
+        group_prefixes = prefixes and [prefixes[line] for line in lines_of_group]
+        group_logits = logits if len(lines_of_group) == count else logits[lines_of_group]
+        group = distributions_of_group(group_logits, sampling, group_prefixes, drafts, group_ids, vocabulary, support)
+        for line, distribution in zip(lines_of_group, group, strict=True):
+            if not len(distribution.ids):
+                line_ids = ids if ids is None or ids.ndim == 1 else ids[line]
+                faults[line] = RowFault(DRAFT, str(distribution_error(logits[line], line_ids)))
             elif line not in faults:
-                laws[line] = law
-    return laws, faults
+                per_line[line] = distribution
+    return per_line, faults
 
 
-def strange_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary: int) -> Faults:
-    """The faults of lines that score a token twice, or one that is none of the target's; empty columns may name any."""
-    scored, tokens = (logits > -torch.inf).cpu().numpy(), ids.cpu().numpy()  # whose calls cost a fraction
-    outside = scored & ((tokens < 0) | (tokens >= vocabulary))
+def faults_of_ids(logits: Columns, ids: Int[Tensor, "lines columns"], vocabulary: int) -> Faults:
+    """The faults of lines that score a token twice, or one that the target lacks; columns of -inf do not count."""
+    scored, tokens = (logits > -torch.inf).cpu().numpy(), ids.cpu().numpy()  # NumPy's calls are much cheaper
+    is_outside = scored & ((tokens < 0) | (tokens >= vocabulary))
     ordered = np.sort(np.where(scored, tokens, -1 - np.arange(tokens.shape[-1])), -1)
-    twice = ordered[:, 1:] == ordered[:, :-1]
+    is_repeat = ordered[:, 1:] == ordered[:, :-1]
     faults = Faults()
-    for line in np.flatnonzero(outside.any(-1) | twice.any(-1)).tolist():
-        strange, doubled = tokens[line][outside[line]].tolist(), ordered[line, 1:][twice[line]].tolist()
-        beyond = f"scores token {strange[0]}, and the target has 0 to {vocabulary - 1}" if strange else ""
-        faults[line] = RowFault(DRAFT, beyond or f"scores token {doubled[0]} twice")
+    for line in np.flatnonzero(is_outside.any(-1) | is_repeat.any(-1)).tolist():
+        outside_ids, repeated = tokens[line][is_outside[line]].tolist(), ordered[line, 1:][is_repeat[line]].tolist()
+        problem = f"scores token {outside_ids[0]}, and the target has 0 to {vocabulary - 1}" if outside_ids else ""
+        faults[line] = RowFault(DRAFT, problem or f"scores token {repeated[0]} twice")
     return faults
 
 
-def weighed(
+def distributions_of_group(
     logits: Columns,
-    own: Sampling,
+    sampling: Sampling,
     prefixes: Prefixes | None,
     drafts: int,
     ids: Ids,
     vocabulary: int,
     support: int | None,
-) -> list[DraftLaw]:
-    """The laws of lines with the same settings: without any token where a line makes no law."""
-    if own.before is not None or (own.after is not None and own.temperature > 0):
-        logits, ids = spread(logits, ids, vocabulary), None
-        logits, own = processed(logits, own, prefixes)
-    logits, columns = in_full(logits), logits.shape[-1]
-    greedy, large = own.temperature == 0, columns > WHOLE
-    most = min(drafts if greedy else own.top_k or columns, support or (SUPPORT if large else columns), columns)
-    top_p = own.top_p if not greedy and own.top_p is not None and own.top_p < 1 else None
-    wholes = totals(logits, own.temperature) if top_p and own.top_k is None else None
-    if not logits.is_cpu and most < columns:
-        logits, ids = brought_over(logits, ids, most)
-    if greedy and most == 1:
-        found = best(logits)
+) -> list[DraftDistribution]:
+    """The distributions of lines with the same settings; one has no tokens if its line makes no distribution."""
+    if sampling.before is not None or (sampling.after is not None and sampling.temperature > 0):
+        logits, ids = scatter_to_vocabulary(logits, ids, vocabulary), None
+        logits, sampling = process(logits, sampling, prefixes)
+    logits, size = upcast(logits), logits.shape[-1]
+    greedy, is_large = sampling.temperature == 0, size > MAX_FULL_VOCABULARY
+    support = support or (MAX_SUPPORT if is_large else size)
+    max_columns = min(drafts if greedy else sampling.top_k or size, support, size)
+    top_p = sampling.top_p if not greedy and sampling.top_p is not None and sampling.top_p < 1 else None
+    whole_weights = total_weights(logits, sampling.temperature) if top_p and sampling.top_k is None else None
+    if not logits.is_cpu and max_columns < size:
+        logits, ids = columns_from_device(logits, ids, max_columns)
+    if greedy and max_columns == 1:
+        weighted = argmax_columns(logits)
     elif greedy:
-        found = [ranked(*line) for line in likeliest(logits, COARSE, most, 0.0)]
+        weighted = [rank_weights(*pair) for pair in likeliest(logits, RANKING_TEMPERATURE, max_columns, 0.0)]
     else:
-        found = likeliest(logits, float(own.temperature), most, TAIL if large else 0.0)
+        weighted = likeliest(logits, float(sampling.temperature), max_columns, MAX_TAIL if is_large else 0.0)
         if top_p is not None:
-            found = nucleus(found, top_p, wholes)
+            weighted = nucleus(weighted, top_p, whole_weights)
     if ids is None:
-        return [law_of(*pair) for pair in found]
+        return [distribution_of(*pair) for pair in weighted]
     tables = ids.cpu().numpy()
-    return [law_of(*pair, tables if ids.ndim == 1 else tables[line]) for line, pair in enumerate(found)]
+    return [distribution_of(*pair, tables if ids.ndim == 1 else tables[line]) for line, pair in enumerate(weighted)]
 
 
-def brought_over(logits: Columns, ids: Ids, most: int) -> tuple[Float[Tensor, "lines most"], Int[Tensor, "lines most"]]:
-    """The most likely columns in ascending order: the only ones that a GPU has to hand over."""
-    columns = logits.topk(most, -1).indices.sort(-1).values
+def columns_from_device(
+    logits: Columns, ids: Ids, count: int
+) -> tuple[Float[Tensor, "lines k"], Int[Tensor, "lines k"]]:
+    """The `count` most likely columns in ascending order, so that a GPU copies only these to the CPU."""
+    columns = logits.topk(count, -1).indices.sort(-1).values
     return logits.gather(-1, columns), columns if ids is None else ids.expand(logits.shape).gather(-1, columns)
 
 
-def law_of(places: Places, weights: Weights, table: Int[np.ndarray, " columns"] | None = None) -> DraftLaw:
-    """The law of columns with these weights, by their tokens."""
-    return DraftLaw(places if table is None else table[places], weights / weights.sum() if len(weights) else weights)
+def distribution_of(columns: Places, weights: Weights, ids: IdTable = None) -> DraftDistribution:
+    """The distribution of columns with these weights, by token id."""
+    probabilities = weights / weights.sum() if len(weights) else weights
+    return DraftDistribution(columns if ids is None else ids[columns], probabilities)
 
 
-def totals(logits: Columns, temperature: float | int) -> list[float]:
-    """The weights of every line's columns in sum, where the largest is one: of all, wherever they are."""
-    best = logits.amax(-1, keepdim=True)
-    return ((logits - best) / temperature).exp().sum(-1, dtype=torch.float64).tolist()
+def total_weights(logits: Columns, temperature: float | int) -> list[float]:
+    """Every line's sum of weights over all its columns, where the largest weight is 1."""
+    largest = logits.amax(-1, keepdim=True)
+    return ((logits - largest) / temperature).exp().sum(-1, dtype=torch.float64).tolist()
 
 
-def nucleus(found: Found, top_p: float | int, wholes: list[float] | None) -> Found:
-    """Of every line's likeliest columns those that hold top-p of the whole; left out, of what top-k has left of it."""
-    wholes = [float(weights.sum()) for _, weights in found] if wholes is None else wholes
-    kept: Found = []
-    for (places, weights), whole in zip(found, wholes, strict=True):
+def nucleus(weighted: WeightedColumns, top_p: float | int, whole_weights: list[float] | None) -> WeightedColumns:
+    """The columns of every line that hold top-p of its `whole_weights`, by default the sum of its columns' weights."""
+    whole_weights = [float(weights.sum()) for _, weights in weighted] if whole_weights is None else whole_weights
+    nuclei: WeightedColumns = []
+    for (columns, weights), total in zip(weighted, whole_weights, strict=True):
         order = np.argsort(-weights, kind="stable")
-        few = np.sort(order[np.cumsum(weights[order]) - weights[order] < top_p * whole])
-        kept.append((places[few], weights[few]))
-    return kept
+        inside = np.sort(order[np.cumsum(weights[order]) - weights[order] < top_p * total])
+        nuclei.append((columns[inside], weights[inside]))
+    return nuclei
 
 
-def best(scores: Columns) -> Found:
-    """Every line's most likely column, the lower one of equals; none where its scores make no law."""
+def argmax_columns(scores: Columns) -> WeightedColumns:
+    """Every line's most likely column, the first among equals; none if its scores make no distribution."""
     values = scores.cpu().numpy()
     columns = values.argmax(-1)
     largest = values[np.arange(len(values)), columns]
-    return [(columns[i : i + 1], np.ones(1)) if np.isfinite(largest[i]) else NONE for i in range(len(values))]
+    finite = np.isfinite(largest)
+    return [(columns[i : i + 1], np.ones(1)) if finite[i] else NO_COLUMNS for i in range(len(values))]
 
 
-def ranked(places: Places, weights: Weights) -> tuple[Places, Weights]:
-    """Weights at temperature 0: each vanishes beside the one before it, and the order is still told."""
-    order, count = np.argsort(-weights, kind="stable"), len(places)
-    return places[order], falling(max(count, 1), torch.float64, torch.device("cpu")).numpy()[:count]
+def rank_weights(columns: Places, weights: Weights) -> tuple[Places, Weights]:
+    """Weights at temperature 0: each is negligible beside the one before it, but keeps the order of the columns."""
+    order, count = np.argsort(-weights, kind="stable"), len(columns)
+    return columns[order], vanishing_weights(max(count, 1), torch.float64, torch.device("cpu")).numpy()[:count]
 
 
 @lru_cache(64)
-def falling(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
-    """Weights that sum up to one, each vanishing beside the one before it."""
+def vanishing_weights(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
+    """Weights that sum to one, each negligible beside the one before it."""
     weights = torch.logspace(0, (1 - count) * min(30, 120 // count), count, base=2, dtype=dtype, device=device)
     return weights / weights.sum()
 
 
-def spread(logits: Columns, ids: Ids, vocabulary: int) -> Lines:
-    """Scores for the whole vocabulary, as processors expect them: minus infinity where there is no column."""
+def scatter_to_vocabulary(logits: Columns, ids: Ids, vocabulary: int) -> Lines:
+    """Scores for the whole vocabulary, as processors expect them; minus infinity for tokens without a column."""
     if ids is None:
         return torch.nn.functional.pad(logits, (0, vocabulary - logits.shape[-1]), value=-torch.inf)
-    whole, known = logits.new_full((len(logits), vocabulary), -torch.inf), ids.expand(logits.shape)
-    return whole.scatter_reduce_(-1, known.clamp(0, vocabulary - 1), logits, "amax")  # empty columns name any token
+    scores, tokens = logits.new_full((len(logits), vocabulary), -torch.inf), ids.expand(logits.shape)
+    return scores.scatter_reduce_(-1, tokens.clamp(0, vocabulary - 1), logits, "amax")  # -inf columns may have any id
 
 
-def processed(logits: Lines, own: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Sampling]:
-    """The processed scores and what is left to be done, each processor passed over where it leaves no law."""
-    logits = passed_over(in_full(logits), *checked(own.before, logits, prefixes))
-    if own.after is None or own.temperature == 0:
-        return logits, replace(own, before=None, after=None)
-    laws, bad = distributions(logits, own.temperature, own.top_k, own.top_p)
-    logs = laws.log()
-    logs[bad] = logits[bad]
-    return passed_over(logs, *checked(own.after, logs, prefixes)), Sampling()
+def process(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Sampling]:
+    """The processed scores and the settings still to apply; a processor is skipped if it leaves no distribution."""
+    logits = keep_valid(upcast(logits), *checked(sampling.before, logits, prefixes))
+    if sampling.after is None or sampling.temperature == 0:
+        return logits, replace(sampling, before=None, after=None)
+    probs, bad_lines = distributions(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+    log_probs = probs.log()
+    log_probs[bad_lines] = logits[bad_lines]
+    return keep_valid(log_probs, *checked(sampling.after, log_probs, prefixes)), Sampling()
 
 
-def passed_over(before: Lines, after: Lines, faults: Faults) -> Lines:
-    """The lines after processing; those before where it has failed."""
-    fine = after.amax(-1).isfinite()
-    fine[[*faults]] = False
-    return torch.where(fine[:, None], after, before)
+def keep_valid(before: Lines, after: Lines, faults: Faults) -> Lines:
+    """The lines after processing, or before it where processing failed."""
+    is_valid = after.amax(-1).isfinite()
+    is_valid[[*faults]] = False
+    return torch.where(is_valid[:, None], after, before)
 
 
-# The likeliest columns: how far scores are below the largest is counted in steps, which tells where to cut unsorted
+# The likeliest columns: scores are binned by their distance from the largest, which gives the cutoff without sorting
 
 
-def likeliest_loops(scores: Columns, temperature: float, most: int, tail: float) -> Found:
-    """As `likeliest`, by compiled loops."""
+def likeliest_loops(scores: Columns, temperature: float, max_columns: int, tail: float) -> WeightedColumns:
+    """`likeliest` by compiled loops."""
     values = lines(scores)
-    largest, scale = values.max(-1), values.dtype.type(STEPS / temperature)
-    places, depths, counts = likeliest_lines(values, largest, scale, most, tail)
-    found = zip(places, depths, counts.tolist(), strict=True)
-    return [(columns[:count], np.exp(own[:count])) for columns, own, count in found]  # NumPy's has vector instructions
+    largest, scale = values.max(-1), values.dtype.type(STEPS_PER_NAT / temperature)
+    columns, logs, counts = likeliest_lines(values, largest, scale, max_columns, tail)
+    results = zip(columns, logs, counts.tolist(), strict=True)
+    return [(ids[:count], np.exp(log_weights[:count])) for ids, log_weights, count in results]  # NumPy's exp is faster
 
 
 @paired(likeliest_loops)
-def likeliest(scores: Columns, temperature: float, most: int, tail: float) -> Found:
+def likeliest(scores: Columns, temperature: float, max_columns: int, tail: float) -> WeightedColumns:
     """Every line's most likely columns in ascending order, with their weights: `most` of them, or all but a `tail`.
 
-    The largest weight is one; of equal scores the lower column comes first. A line that makes no law has no columns.
+    The largest weight is one; of equal scores the first columns are taken. A line that makes no distribution has none.
     """
     values = scores.cpu().numpy()
-    return [likeliest_of(line, values.dtype.type(STEPS / temperature), most, tail) for line in values]
+    return [likeliest_of(line, values.dtype.type(STEPS_PER_NAT / temperature), max_columns, tail) for line in values]
 
 
 def likeliest_of(
-    line: Float[np.ndarray, " columns"], scale: np.floating, most: int, tail: float
+    line: Float[np.ndarray, " columns"], scale: np.floating, max_columns: int, tail: float
 ) -> tuple[Places, Weights]:
-    """The same of one line."""
+    """`likeliest` of one line."""
     largest = line.max()
     if not np.isfinite(largest):
-        return NONE
+        return NO_COLUMNS
     depth = (largest - line) * scale
-    steps = np.minimum(depth, BINS).astype(np.int64)
-    last, room = cut(np.bincount(steps, minlength=BINS)[:BINS], most, tail)
-    edge = np.flatnonzero(steps == last)
-    edge = edge[np.argsort(-line[edge], kind="stable")][:room]
-    places = np.sort(np.concatenate([np.flatnonzero(steps < last), edge]))
-    return places, np.exp(-depth[places].astype(np.float64) / STEPS)
+    step_of = np.minimum(depth, NUM_BINS).astype(np.int64)
+    last, room = cutoff(np.bincount(step_of, minlength=NUM_BINS)[:NUM_BINS], max_columns, tail)
+    candidates = np.flatnonzero(step_of == last)
+    candidates = candidates[np.argsort(-line[candidates], kind="stable")][:room]
+    columns = np.sort(np.concatenate([np.flatnonzero(step_of < last), candidates]))
+    return columns, np.exp(-depth[columns].astype(np.float64) / STEPS_PER_NAT)
 
 
 @compiled
-def likeliest_lines(values, largest, scale, most, tail):
-    """Every line's likeliest columns, the logarithms of their weights, and how many they are."""
-    size = min(most, values.shape[1])
-    places, logs = np.empty((len(values), size), np.int64), np.empty((len(values), size))
-    found, steps = np.zeros(len(values), np.int64), np.empty(values.shape[1], np.int16)
+def likeliest_lines(values, largest, scale, max_columns, tail):
+    """Every line's likeliest columns, the logarithms of their weights, and their number."""
+    size = min(max_columns, values.shape[1])
+    columns, logs = np.empty((len(values), size), np.int64), np.empty((len(values), size))
+    sizes, steps = np.zeros(len(values), np.int64), np.empty(values.shape[1], np.int16)
     for row in range(len(values)):
         if np.isfinite(largest[row]):
             steps_of(steps, values[row], largest[row], scale)
             counts = counts_of(steps)
-            last, room = cut(counts, most, tail)
-            lowest, ties = edge(values[row], steps, last, room, counts[last])
-            found[row] = collect(places[row], values[row], steps, last, lowest, ties)
-            for place in range(found[row]):
-                depth = (largest[row] - values[row, places[row, place]]) * scale
-                logs[row, place] = -np.float64(depth) / STEPS
-    return places, logs, found
+            last, room = cutoff(counts, max_columns, tail)
+            lowest, num_tied = lowest_taken(values[row], steps, last, room, counts[last])
+            sizes[row] = collect(columns[row], values[row], steps, last, lowest, num_tied)
+            for index in range(sizes[row]):
+                depth = (largest[row] - values[row, columns[row, index]]) * scale
+                logs[row, index] = -np.float64(depth) / STEPS_PER_NAT
+    return columns, logs, sizes
 
 
 @compiled
 def steps_of(steps, values, largest, scale):
-    """How many steps each score is below the largest; the last number stands for more, too."""
-    for column in range(values.size):  # which is compiled into vector instructions
-        steps[column] = np.int16(min((largest - values[column]) * scale, values.dtype.type(BINS)))
+    """Fill in how many steps each score is below the largest; the last bin holds all that are lower."""
+    for column in range(values.size):  # a loop that is vectorised
+        steps[column] = np.int16(min((largest - values[column]) * scale, values.dtype.type(NUM_BINS)))
 
 
 @compiled
 def counts_of(steps):
-    """How many scores there are in every step; four tables, because a count that is written can be read late."""
-    counts = np.zeros((4, BINS + 1), np.int64)
+    """The number of scores in every step; four tables avoid waiting for a count that was just written."""
+    counts = np.zeros((4, NUM_BINS + 1), np.int64)
     for column in range(steps.size):
         counts[column & 3, steps[column]] += 1
-    return counts.sum(0)[:BINS]
+    return counts.sum(0)[:NUM_BINS]
 
 
 @compiled
-def cut(counts, most, tail):
-    """The last step that counts, and how many columns of it there is room for."""
-    spare, last, taken = 0.0, counts.size - 1, 0
-    for step in range(counts.size):  # its columns weigh less than its upper edge, not than its lower
-        spare += tail * counts[step] * math.exp(-(step + 1) / STEPS)
-    while last > 0 and counts[last] * math.exp(-last / STEPS) <= spare:
-        spare -= counts[last] * math.exp(-last / STEPS)
+def cutoff(counts, max_columns, tail):
+    """The last step whose columns are taken, and how many of them there is room for."""
+    tail_weight, last, taken = 0.0, counts.size - 1, 0
+    for step in range(counts.size):  # a column weighs at least the step's lower edge
+        tail_weight += tail * counts[step] * math.exp(-(step + 1) / STEPS_PER_NAT)
+    while last > 0 and counts[last] * math.exp(-last / STEPS_PER_NAT) <= tail_weight:
+        tail_weight -= counts[last] * math.exp(-last / STEPS_PER_NAT)
         last -= 1
     for step in range(last):
-        if taken + counts[step] >= most:
-            return step, most - taken
+        if taken + counts[step] >= max_columns:
+            return step, max_columns - taken
         taken += counts[step]
-    return last, min(most - taken, counts[last])
+    return last, min(max_columns - taken, counts[last])
 
 
 @compiled
-def edge(values, steps, last, room, there):
-    """The lowest score that is taken of the last step, and how many of those that equal it."""
-    if room == there:
+def lowest_taken(values, steps, last, room, size):
+    """The lowest score of the last step that is taken, and how many columns with this score are taken."""
+    if room == size:
         return -np.inf, 0
-    inside, found = np.empty(there), 0
+    scores, count = np.empty(size), 0
     for column in range(values.size):
         if steps[column] == last:
-            inside[found] = values[column]
-            found += 1
-    inside.sort()
-    lowest = inside[there - room]
-    return lowest, room - (inside > lowest).sum()
+            scores[count] = values[column]
+            count += 1
+    scores.sort()
+    lowest = scores[size - room]
+    return lowest, room - (scores > lowest).sum()
 
 
 @compiled
-def collect(places, values, steps, last, lowest, ties):
-    """Fill in the columns above the last step, and of those in it what is taken; how many they are."""
-    found = 0
+def collect(columns, values, steps, last, lowest, ties):
+    """Fill in the columns above the last step and those taken of it; returns their number."""
+    count = 0
     for column in range(values.size):
         if steps[column] <= last:
-            equal = steps[column] == last and values[column] == lowest
-            if steps[column] < last or values[column] > lowest or (equal and ties > 0):
-                places[found] = column
-                found, ties = found + 1, ties - equal
-    return found
+            is_tied = steps[column] == last and values[column] == lowest
+            if steps[column] < last or values[column] > lowest or (is_tied and ties > 0):
+                columns[count] = column
+                count, ties = count + 1, ties - is_tied
+    return count

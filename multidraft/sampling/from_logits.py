@@ -1,7 +1,7 @@
-"""From lines of logits to distributions: temperature, top-k and top-p, and the target's law with all of its settings.
+"""From lines of logits to distributions: temperature, top-k, top-p, and the target's with all of its settings.
 
-A line is one row's logits at one node, with its own settings and its own prefix, the whole sequence that ends at the
-node, where they look back. What makes no distribution is a fault of its line alone.
+A line is one row's logits at one node, with its own settings. Settings that look back also need its prefix, which is
+the whole sequence that ends at the node. Logits that make no distribution are a fault of their line alone.
 """
 
 from collections import defaultdict
@@ -12,116 +12,119 @@ import numpy as np
 import torch
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, Lines, in_full, not_finite, problem_of, softmax
+from multidraft.sampling.gate import Faults, Lines, distribution_error, not_finite, softmax, upcast
 from multidraft.sampling.processors import Prefixes, blamed, checked
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.distributions import normalise
 from multidraft.verification.precision import Rows
 
 TARGET = "the target model"
-HEAD = 1024  # tokens that hold top-p nearly always, and are found many times faster than all are sorted
+TOP_P_HEAD = 1024  # so many tokens nearly always hold top-p, and are found much faster than by sorting all
 
 
 def distribution(
     logits: Rows, temperature: float | int = 1.0, top_k: int | None = None, top_p: float | int | None = None
 ) -> Rows:
-    """The distribution that is really sampled from: temperature first, then top-k, then top-p, then renormalised.
+    """The distribution that is sampled from: temperature first, then top-k, then top-p, then renormalised.
 
-    Computed in float32 at least, with sums in float64. Temperature 0 puts everything on the most likely token (the
-    first among equals). Raises AdviceError on logits that make no distribution.
+    Computed in float32 at least, with sums in float64. At temperature 0 the most likely token has probability 1
+    (the first among equals). Raises AdviceError on logits that make no distribution.
 
     >>> distribution(torch.tensor([0.0, 0.0, -9.0]), top_k=2)
     tensor([0.5000, 0.5000, 0.0000])
     """
     lines = logits.reshape(-1, logits.shape[-1])
-    result, bad = distributions(lines, temperature, top_k, top_p)
-    if bad:
-        raise AdviceError(f"row {bad[0]} of the logits {problem_of(lines[bad[0]])}; check where they come from")
-    return result.view(logits.shape)
+    probs, bad_lines = distributions(lines, temperature, top_k, top_p)
+    if bad_lines:
+        error = distribution_error(lines[bad_lines[0]])
+        raise AdviceError(f"row {bad_lines[0]} of the logits {error}; check where they come from")
+    return probs.view(logits.shape)
 
 
 def distributions(
     logits: Lines, temperature: float | int = 1.0, top_k: int | None = None, top_p: float | int | None = None
 ) -> tuple[Lines, list[int]]:
-    """Every line's `distribution`, and the lines that have none (theirs is undefined)."""
-    logits = in_full(logits)
+    """Every line's `distribution`, and the lines that have none, whose values are undefined."""
+    logits = upcast(logits)
     if temperature == 0:
         best = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0), not_finite(logits.gather(-1, best))
     if top_k is not None and top_k < logits.shape[-1]:
-        smallest = logits.topk(top_k, -1).values[..., -1:]
-        logits = logits.masked_fill(logits < smallest, -torch.inf)
-    probabilities, bad = softmax(logits, temperature)
-    return nucleus(probabilities, top_p) if top_p is not None and top_p < 1 else probabilities, bad
+        threshold = logits.topk(top_k, -1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    probs, bad_lines = softmax(logits, temperature)
+    return nucleus(probs, top_p) if top_p is not None and top_p < 1 else probs, bad_lines
 
 
-def nucleus(probabilities: Lines, top_p: float) -> Lines:
-    """Keep the most likely tokens until they hold `top_p` (the one that crosses it included) and renormalise.
+def nucleus(probs: Lines, top_p: float) -> Lines:
+    """Keep the most likely tokens until they hold `top_p`, with the one that crosses it, and renormalise.
 
-    Of equally likely tokens the last ones are kept, as transformers does where it sorts stably.
+    Of equally likely tokens the last ones are kept, as in transformers with a stable sort.
     """
-    ordered = None
-    if HEAD < probabilities.shape[-1]:
-        ordered = probabilities.topk(HEAD, -1).values.cpu().numpy()
-    if ordered is None or (ordered.sum(-1, dtype=np.float64) < top_p).any():
-        ordered = -np.sort(-probabilities.cpu().numpy(), -1)
-    count = ((ordered.cumsum(-1, dtype=np.float64) - ordered) < top_p).sum(-1, keepdims=True).clip(1)
-    least = torch.from_numpy(np.take_along_axis(ordered, count - 1, -1)).to(probabilities.device)
-    weights = probabilities * (probabilities >= least)
-    spare = weights.count_nonzero(-1)[:, None] - torch.from_numpy(count).to(probabilities.device)
-    if (spare > 0).any():
-        equal = probabilities == least
-        weights.masked_fill_(equal & (equal.cumsum(-1) <= spare), 0.0)
+    sorted_probs = None
+    if TOP_P_HEAD < probs.shape[-1]:
+        sorted_probs = probs.topk(TOP_P_HEAD, -1).values.cpu().numpy()
+    if sorted_probs is None or (sorted_probs.sum(-1, dtype=np.float64) < top_p).any():
+        sorted_probs = -np.sort(-probs.cpu().numpy(), -1)
+    count = ((sorted_probs.cumsum(-1, dtype=np.float64) - sorted_probs) < top_p).sum(-1, keepdims=True).clip(1)
+    threshold = torch.from_numpy(np.take_along_axis(sorted_probs, count - 1, -1)).to(probs.device)
+    weights = probs * (probs >= threshold)
+    surplus = weights.count_nonzero(-1)[:, None] - torch.from_numpy(count).to(probs.device)
+    if (surplus > 0).any():
+        is_tied = probs == threshold
+        weights.masked_fill_(is_tied & (is_tied.cumsum(-1) <= surplus), 0.0)
     return normalise(weights)
 
 
-def target_laws(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> tuple[Lines, Faults]:
-    """The distributions that the output must have, and the faults of lines that have none (theirs is uniform).
+def target_distributions(
+    logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None
+) -> tuple[Lines, Faults]:
+    """The distributions that the output must have, and the faults of lines that have none (they get a uniform one).
 
     In float32, or float64 where the logits are; each sums to one within 1e-6.
 
-    >>> laws, faults = target_laws(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), [Sampling(), Sampling()])
-    >>> laws[0], str(faults[1].at(row=1, position=7))
+    >>> probs, faults = target_distributions(torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]), [Sampling(), Sampling()])
+    >>> probs[0], str(faults[1].at(row=1, position=7))
     (tensor([0.5000, 0.5000]), 'row 1, position 7: the target model gives token 0 the score nan; check its weights')
     """
-    groups = alike(settings)
+    groups = lines_by_settings(settings)
     if len(groups) == 1:
-        return laws_of(logits, settings[0], prefixes)
-    laws, faults = torch.empty_like(in_full(logits)), Faults()
-    for own, lines in groups.items():
-        laws[lines], wrong = laws_of(logits[lines], own, prefixes and [prefixes[line] for line in lines])
-        faults |= {lines[line]: fault for line, fault in wrong.items()}
-    return laws, faults
+        return distributions_of(logits, settings[0], prefixes)
+    probs, faults = torch.empty_like(upcast(logits)), Faults()
+    for sampling, lines in groups.items():
+        probs[lines], faulty = distributions_of(logits[lines], sampling, prefixes and [prefixes[i] for i in lines])
+        faults |= {lines[line]: fault for line, fault in faulty.items()}
+    return probs, faults
 
 
-def log_laws(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> Lines:
-    """Logarithms of `target_laws`; where a temperature of 0 makes that a certainty, those at temperature 1."""
-    warm = {own: replace(own, temperature=own.temperature or 1.0) for own in set(settings)}
-    return target_laws(logits, [warm[own] for own in settings], prefixes)[0].log()
+def log_distributions(logits: Lines, settings: Sequence[Sampling], prefixes: Prefixes | None = None) -> Lines:
+    """Logarithms of `target_distributions`, with temperature 1 in place of 0."""
+    warm = {sampling: replace(sampling, temperature=sampling.temperature or 1.0) for sampling in set(settings)}
+    return target_distributions(logits, [warm[sampling] for sampling in settings], prefixes)[0].log()
 
 
-def alike(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
-    """The lines that have equal settings."""
+def lines_by_settings(settings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
+    """The lines that have equal settings, by settings."""
     first = settings[0] if settings else None
-    if first is not None and all(own is first for own in settings):
+    if first is not None and all(sampling is first for sampling in settings):
         return {first: list(range(len(settings)))}
     groups = defaultdict[Sampling, list[int]](list)
-    for line, own in enumerate(settings):
-        groups[own].append(line)
+    for line, sampling in enumerate(settings):
+        groups[sampling].append(line)
     return groups
 
 
-def laws_of(logits: Lines, own: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
-    """The distributions that the same settings make of some lines, uniform where there is a fault."""
-    scores, faults = checked(own.before, logits, prefixes)
-    laws, bad = distributions(scores, own.temperature, own.top_k, own.top_p)
-    faults |= blamed(own.before, TARGET, logits, prefixes, {*bad} - {*faults})
+def distributions_of(logits: Lines, sampling: Sampling, prefixes: Prefixes | None) -> tuple[Lines, Faults]:
+    """The distributions of lines with the same settings; uniform where there is a fault."""
+    scores, faults = checked(sampling.before, logits, prefixes)
+    probs, bad_lines = distributions(scores, sampling.temperature, sampling.top_k, sampling.top_p)
+    faults |= blamed(sampling.before, TARGET, logits, prefixes, {*bad_lines} - {*faults})
     if faults:
-        laws[[*faults]] = 1 / laws.shape[-1]
-    if own.after is None:
-        return laws, faults
-    scores, failed = checked(own.after, laws.log(), prefixes)
-    filtered, bad = softmax(scores)
-    failed |= blamed(own.after, TARGET, laws.log(), prefixes, {*bad} - {*failed})
-    filtered[[*faults, *failed]] = 1 / laws.shape[-1]
-    return filtered, failed | faults
+        probs[[*faults]] = 1 / probs.shape[-1]
+    if sampling.after is None:
+        return probs, faults
+    scores, faults_after = checked(sampling.after, probs.log(), prefixes)
+    filtered_probs, bad_lines = softmax(scores)
+    faults_after |= blamed(sampling.after, TARGET, probs.log(), prefixes, {*bad_lines} - {*faults_after})
+    filtered_probs[[*faults, *faults_after]] = 1 / probs.shape[-1]
+    return filtered_probs, faults_after | faults

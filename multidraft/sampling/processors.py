@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.gate import Faults, Lines, RowFault, in_full, problem_of, wrong_form
+from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
 Prefixes = Sequence[Prefix | None]  # None for lines whose settings do not look back
@@ -77,7 +77,7 @@ class Processors:
 
     def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
         """Some lines, processed; raises RowFault."""
-        scores: Tensor = in_full(logits[some])  # a copy, because a processor may write into what it is given
+        scores: Tensor = upcast(logits[some])  # a copy, because a processor may write into what it is given
         sequences = self.sequences(prefixes, some)
         for processor in self.listed:
             scores = answer(processor, sequences, scores)
@@ -95,7 +95,7 @@ def checked(processors: Processors | None, logits: Lines, prefixes: Prefixes | N
     """The processed lines, and the faults of those on which a processor has failed (they stay as they are)."""
     if processors is None:
         return logits, {}
-    scores, faults, groups = in_full(logits).clone(), Faults(), defaultdict[int, list[int]](list)
+    scores, faults, groups = upcast(logits).clone(), Faults(), defaultdict[int, list[int]](list)
     for line in range(len(logits)):  # lines whose sequences have the same length go together
         prefix = prefixes[line] if processors.looks_back and prefixes else None
         groups[0 if prefix is None else len(prefix)].append(line)
@@ -118,7 +118,7 @@ def answer(processor: LogitsProcessor, sequences: Any, scores: Lines) -> Tensor:
         result = processor(sequences, scores)
     except Exception as error:
         raise RowFault(source, f"fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-    if problem := wrong_form(result, scores):
+    if problem := shape_error(result, scores):
         raise RowFault(source, problem)
     return result.detach().to(scores.dtype)
 
@@ -139,16 +139,16 @@ def first_fault(
     processors: Processors | None, source: str, logits: Lines, prefixes: Prefixes | None, line: int
 ) -> RowFault:
     """The fault of the first whose scores for one line make no distribution."""
-    scores = in_full(logits[line : line + 1])
+    scores = upcast(logits[line : line + 1])
     sequences = processors.sequences(prefixes, [line]) if processors else None
     for processor in processors.listed if processors else []:
-        if problem_of(scores[0]):
+        if distribution_error(scores[0]):
             break
         try:
             source, scores = source_of(processor), answer(processor, sequences, scores.clone())
         except RowFault as fault:
             return fault
-    return RowFault(source, problem_of(scores[0]) or "gives other scores each time")
+    return RowFault(source, distribution_error(scores[0]) or "gives other scores each time")
 
 
 def check_known(processors: Sequence[LogitsProcessor]) -> None:

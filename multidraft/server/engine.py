@@ -226,7 +226,7 @@ class Engine:
     def stepped(self, state: State, jobs: list[Job]) -> tuple[State, StepRecord]:
         """A step of these jobs."""
         if isinstance(self.config.policy, Auto):
-            self.config.policy.charge(self.prompt_tokens - self.reused_tokens, self.info.tokens)
+            self.config.policy.count_prompt_reads(self.prompt_tokens - self.reused_tokens, self.info.tokens)
         asked = [job.logprobs for job in jobs if job.logprobs is not None]
         state, record = step(state, replace(self.config, logprobs=max(asked)) if asked else self.config)
         self.info.add(record)

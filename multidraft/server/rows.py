@@ -18,7 +18,7 @@ from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, Randomness, State
 from multidraft.models.base import LanguageModel, Scored, heard_by, tell
 from multidraft.models.huggingface import Model, answers_prompts, reader
-from multidraft.sampling.gate import RowFault, problem_of, softmax
+from multidraft.sampling.gate import RowFault, distribution_error, softmax
 from multidraft.sampling.settings import Sampling
 
 
@@ -190,11 +190,11 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether both have read, or the draft model rests: it catches up later, in steps that draft."""
+        """Whether both have read, or the policy skips the draft model: it catches up later, in steps that draft."""
         if self.state is None:
             return False
-        rests = getattr(self.config.policy, "rests", False)
-        return self.state.draft is None or not self.state.rows[0].unread or rests
+        skips_draft_model = getattr(self.config.policy, "skips_draft_model", False)
+        return self.state.draft is None or not self.state.rows[0].unread or skips_draft_model
 
     def advance(self, most: int) -> int:
         """Read on by so many tokens at most, and return their number; the draft model begins after the first answer."""
@@ -226,7 +226,7 @@ class Reading:
         """The model's own log-probabilities of the tokens that follow."""
         laws, bad = softmax(scores[: len(follow)])
         if bad:
-            raise RowFault("the target model", str(problem_of(scores[bad[0]])))
+            raise RowFault("the target model", str(distribution_error(scores[bad[0]])))
         self.logprobs += listed(laws.log(), follow, top)
 
 

@@ -19,7 +19,7 @@ from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import Auto, Limits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
-from multidraft.autotune.plans import FIRST, Profile
+from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
@@ -162,10 +162,10 @@ def test_copied_drafts_are_free(
 def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: int, others: int, drafts: bool) -> None:
     """A node costs 0.3 tokens of a row, and is right nearly always: worth it unless three others have none."""
     prompts = [[1, 2, 3, 4, 5] * 6 + [1, 2]] * copying + [[1, 2, 3, 4, 5]] * others
-    policy = growing(rates(0.6), costs(10.0, 0.0, 3.0), kind="free", depth=4)
+    policy = growing(rates(0.6), costs(10.0, 0.0, 3.0), kind="lookup", depth=4)
     [record] = records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), LOOKUP, 1, prompts=prompts)
     assert [len(tree) - 1 for tree in record.trees] == [4 * drafts] * copying + [0] * others
-    assert work_of(record.trees, "free") == Work(0, 0, 4 * drafts)
+    assert work_of(record.trees, "lookup") == Work(0, 0, 4 * drafts)
 
 
 @unchecked
@@ -224,7 +224,7 @@ def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
     level = plain * (1 + one) / gain - plain
     policy = Auto(profile(by_rows={1: costs(plain, level)}, found=rates(one, second=0.0)), 1.0, Limits(1, 1))
     policy.begin(1)
-    assert policy.rests != drafts
+    assert policy.skips_draft_model != drafts
 
 
 def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_decide() -> None:
@@ -232,11 +232,11 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
     policy = Auto(profile(by_rows={1: costs(), 4: costs(node=50.0)}), 1.0)
     for rows in (1, 4):
         policy.begin(rows)
-        assert policy.rests == (rows == 4)
+        assert policy.skips_draft_model == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(more=0.5)}), 1.0)
     for prompt, new in ((100, 1), (1, 100)):
-        policy.foresee(1, prompt, new)
-        assert policy.rests == (prompt > new)
+        policy.plan_run(1, prompt, new)
+        assert policy.skips_draft_model == (prompt > new)
 
 
 @unchecked
@@ -267,7 +267,7 @@ def test_a_new_pair_begins_at_once_and_its_own_steps_are_timed(saved: list[str],
     with caplog.at_level(logging.WARNING, "multidraft"):
         found = list(records(policy, *tables(), 40))
     policy.finish()
-    assert [record.names[0] for record in found[: 2 * FIRST]] == [""] * FIRST + ["1x6"] * FIRST
+    assert [record.names[0] for record in found[: 2 * MIN_STEPS]] == [""] * MIN_STEPS + ["1x6"] * MIN_STEPS
     assert sum(len(runs) for runs in made.samples[1].values()) > 10
     assert made.acceptance[1.0].nodes > 5
     assert Profile.from_json(saved[-1]).spent == pytest.approx(made.spent, abs=1e-3)

@@ -13,8 +13,8 @@ from decoded import WANTED, drafted, records
 
 import multidraft as md
 from multidraft.autotune import controller, plans, tuning
-from multidraft.autotune.controller import PROBE, Auto, Limits
-from multidraft.autotune.plans import FIRST, Profile, Subject
+from multidraft.autotune.controller import PROBE_STEPS, Auto, Limits
+from multidraft.autotune.plans import MIN_STEPS, MeasuredPair, Profile
 from multidraft.cli.tune import measure
 from multidraft.decoding import record
 from multidraft.models.table import TableModel
@@ -88,8 +88,8 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
     target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
     found = list(records(policy_of(profile), target, draft, STEPS, row_count))
     assert profile.known == [row_count]
-    assert drafted(found[-LAST:]) >= LAST - 1 if pass_seconds == CHEAP else drafted(found[-LAST:]) <= PROBE
-    assert drafted(found) >= FIRST
+    assert drafted(found[-LAST:]) >= LAST - 1 if pass_seconds == CHEAP else drafted(found[-LAST:]) <= PROBE_STEPS
+    assert drafted(found) >= MIN_STEPS
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -108,7 +108,7 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
     assert profile.spent == spent
     for rows in range(1, most + 1):
         assert budget <= profile.spent_near(rows) <= budget + 2 * (PLAIN + DEAR)
-    assert drafted(found[-30:]) == 30 if pass_seconds == CHEAP else drafted(found[-30:]) <= 3 * PROBE
+    assert drafted(found[-30:]) == 30 if pass_seconds == CHEAP else drafted(found[-30:]) <= 3 * PROBE_STEPS
 
 
 def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpClock) -> None:
@@ -117,11 +117,11 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
     policy = policy_of(profile)
     target, draft = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
     running = records(policy, target, draft, STEPS)
-    for _ in range(FIRST):
+    for _ in range(MIN_STEPS):
         next(running)
-    for _ in range(5 * FIRST):
+    for _ in range(5 * MIN_STEPS):
         policy.begin(1)
-    assert drafted(list(running)) > FIRST
+    assert drafted(list(running)) > MIN_STEPS
     assert profile.known == [1]
 
 
@@ -137,9 +137,9 @@ def test_three_rows_of_a_new_pair_on_a_new_machine(empty_cache: Path, clock: Mad
 def test_three_rows_can_be_tuned(empty_cache: Path, clock: MadeUpClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended in "nothing has been measured", whatever the budget."""
     monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=clock.perf_counter))
-    monkeypatch.setattr(tuning, "RUN", 4)
+    monkeypatch.setattr(tuning, "STEPS_PER_TEXT", 4)
     pair = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
-    subject = Subject(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
+    subject = MeasuredPair(*pair, md.scheme("anchored:lorenz"), prompts=[[0], [1]])
     profile, lines = measure(subject, [1.0], [3], budget=15 * PLAIN, steps=2)
     assert profile.known == [3]
     assert max(lines, key=lambda line: line.speed).tree != "none"

@@ -13,8 +13,8 @@ from plans import TIMED, made_up, profile, rates, seen, timed
 
 import multidraft as md
 from multidraft.autotune import plans, tuning
-from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fitted
-from multidraft.autotune.plans import Profile, Subject
+from multidraft.autotune.estimates import CLASSES, DEFAULT, AcceptanceTracker, Costs, Timed, Work, fit_costs
+from multidraft.autotune.plans import MeasuredPair, Profile
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.tree import NO_DRAFTS, NodeLaw, Tree
 from multidraft.errors import AdviceError
@@ -95,18 +95,18 @@ def work(name: str) -> Work:
 
 @pytest.mark.parametrize(("names", "close"), [(TIMED, 0.01), (("", "1x6"), 0.25)], ids=["all", "the first steps"])
 def test_seconds_of_trees_come_back(names: tuple[str, ...], close: float) -> None:
-    found = fitted({name: [timed(REAL, Tree.parse(name) if name else NO_DRAFTS)] * 3 for name in names})
+    found = fit_costs({name: [timed(REAL, Tree.parse(name) if name else NO_DRAFTS)] * 3 for name in names})
     for name in (*TIMED, "2x1", "3x1x1x1"):
         assert found.seconds(work(name)) == pytest.approx(REAL.seconds(work(name)), rel=close)
 
 
 def test_an_outlier_is_forgotten_and_nothing_costs_less_than_nothing() -> None:
     plain, drafted = Timed(0, 0, 0, 0, 10.0, 0), [Timed(1, 1, 1, 1.0, spent, 0) for spent in (11.0, 900.0, 11.5)]
-    assert fitted({"0/0": [plain], "1/1": drafted}).seconds(Work(1, 1, 1)) == pytest.approx(12.0, rel=0.02)
+    assert fit_costs({"0/0": [plain], "1/1": drafted}).seconds(Work(1, 1, 1)) == pytest.approx(12.0, rel=0.02)
     strange = {(0, 0, 0): (0.0, 5.0), (1, 1, 1): (3.0, 5.0), (3, 3, 3): (2.0, 1.0), (2, 5, 8): (1.0, 0.5)}
-    found = fitted({str(done): [Timed(*done, draft, 10.0, rest)] for done, (draft, rest) in strange.items()})
+    found = fit_costs({str(done): [Timed(*done, draft, 10.0, rest)] for done, (draft, rest) in strange.items()})
     assert min(vars(found).values()) >= 0
-    own = fitted({"0/0": [Timed(0, 0, 0, 0.1, 10.0, 0.3)], "0/4": [Timed(0, 0, 4, 0.5, 12.0, 0.7)]})
+    own = fit_costs({"0/0": [Timed(0, 0, 0, 0.1, 10.0, 0.3)], "0/4": [Timed(0, 0, 4, 0.5, 12.0, 0.7)]})
     assert (own.plain, own.level, own.read) == (pytest.approx(10.4), 0, 0)  # no model was asked: that is our work
     assert own.seconds(Work(0, 0, 4)) == pytest.approx(13.2, rel=0.01)
 
@@ -131,7 +131,7 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
     for module, name, made in (
         (tuning.time, "monotonic", lambda: next(turns)),
         (tuning, "save", lambda made: None),
-        (tuning, "SHORTER", 0),
+        (tuning, "TOKENS_SHORTER", 0),
         (tuning, "steps", steps),
     ):
         monkeypatch.setattr(module, name, made)
@@ -140,8 +140,8 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
     assert len({one[::2] for one in met}) == 3 * (len(tuning.TREES) + 1)
 
 
-def subject(scheme: str = "anchored:lorenz") -> Subject:
-    return Subject(always(lambda _: WANTED), always(lambda _: WANTED), md.scheme(scheme))
+def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
+    return MeasuredPair(always(lambda _: WANTED), always(lambda _: WANTED), md.scheme(scheme))
 
 
 @pytest.fixture
@@ -197,12 +197,15 @@ def test_a_plan_that_is_none_or_of_something_else_is_refused(tmp_path: Path, mon
         (Profile(own.identity).as_json(), "has no costs; make the right one"),
         ("nonsense", "it is no plan"),
         (json.dumps(changed), "checksum is wrong"),
-        (json.dumps({"multidraft plan": plans.FORM, "checksum": plans.checksum(torn)} | torn), "it is no plan"),
+        (
+            json.dumps({"multidraft plan": plans.FORMAT_VERSION, "checksum": plans.checksum(torn)} | torn),
+            "it is no plan",
+        ),
     ):
         file.write_text(text)
         with pytest.raises(AdviceError, match=advice):
             plans.profile_for(own, file)
-    monkeypatch.setattr(plans, "LARGEST", 5)
+    monkeypatch.setattr(plans, "MAX_PLAN_BYTES", 5)
     for path, advice in (
         (tmp_path / "none", "cannot read the plan"),
         (Path("/dev/zero"), "has more than 5"),

@@ -30,7 +30,7 @@ def content() -> dict[str, Any]:
 
 def sealed(said: Any) -> str:
     """With a checksum."""
-    return json.dumps({"multidraft plan": plans.FORM, "checksum": plans.checksum(said)} | said)
+    return json.dumps({"multidraft plan": plans.FORMAT_VERSION, "checksum": plans.checksum(said)} | said)
 
 
 def use(text: str | bytes) -> None:
@@ -39,7 +39,7 @@ def use(text: str | bytes) -> None:
     for temperature in (0.0, 1.0):
         policy = Auto(profile, temperature)
         for rows in (1, 3, 64):
-            policy.foresee(rows, 100, 10)
+            policy.plan_run(rows, 100, 10)
     assert Profile.from_json(profile.as_json()).as_json() == profile.as_json()
 
 

@@ -86,7 +86,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
         return made_up(wanted)
 
     monkeypatch.setattr(crews.Processes, "__call__", forgetful)
-    monkeypatch.setattr(plans, "kept", lambda file, wanted: None)
+    monkeypatch.setattr(plans, "load_kept", lambda file, identity: None)
     monkeypatch.setattr(plans, "fresh", fresh)
     options = ["--jsonl", tmp_path, "--workers", 2, "--tree", "auto"]
     assert generate(prompts, *options).exit_code == 0

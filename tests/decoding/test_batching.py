@@ -32,7 +32,7 @@ from multidraft.models.huggingface import CausalLM, answers_prompts
 from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import CountPenalty
 from multidraft.sampling.settings import Sampling
@@ -203,7 +203,7 @@ def test_rows_with_settings_of_their_own_get_their_log_probabilities():
         own, sequence = state.rows[row].sampling, PROMPTS[row]
         for token, entry in zip(new.tokens, new.logprobs, strict=True):
             prefix = torch.tensor(sequence) if own.looks_back else None
-            (law,), _ = target_laws(table(tuple(sequence)).log()[None], [own], [prefix])
+            (law,), _ = target_distributions(table(tuple(sequence)).log()[None], [own], [prefix])
             assert entry.logprob == pytest.approx(float(law[token].log()))
             sequence = [*sequence, token]
 

@@ -310,8 +310,8 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 def waking() -> Waking:
     policy = Waking(POOR, 1.0, Limits(4, 2))
-    policy.foresee(EACH * len(PROMPTS), 1, 1)
-    assert policy.rests
+    policy.plan_run(EACH * len(PROMPTS), 1, 1)
+    assert policy.skips_draft_model
     return policy
 
 

@@ -29,7 +29,7 @@ from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.verify import draw_last
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
 
 Table = Callable[[tuple[int, ...]], Tensor]
@@ -111,7 +111,7 @@ def law_of(name: str, tree: str, walk: str, vocabulary: int, setting: str) -> tu
 def error_of(law: Law, target: Table, count: int, sampling: Sampling = Sampling()) -> float:  # noqa: B008
     @cache
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target_laws(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
+        return target_distributions(target((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
     return largest_difference(first_tokens(law, conditional, count), target_law(conditional, count))
 

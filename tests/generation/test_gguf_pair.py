@@ -14,7 +14,7 @@ from ggufs import pair_files, tiny_file, to_gguf
 from serving import served, service
 
 import multidraft as md
-from multidraft.autotune.plans import Subject
+from multidraft.autotune.plans import MeasuredPair
 from multidraft.errors import AdviceError
 from multidraft.models.ensemble import Mixture
 from multidraft.models.gguf import file, model
@@ -136,7 +136,9 @@ def test_quantised_weights_decode_as_llama_cpp_does(kind):
 
 def test_plans_tell_files_apart():
     files = pair_files()[0], tiny_file("llama"), pair_files()[0]
-    known = [Subject(md.GGUF(file, "f32"), pair()[1], md.scheme("iid:lorenz")).identity["target"] for file in files]
+    known = [
+        MeasuredPair(md.GGUF(file, "f32"), pair()[1], md.scheme("iid:lorenz")).identity["target"] for file in files
+    ]
     assert known[0]["kind"] == "GGUF"
     assert known[0] == known[2] != known[1]
 

@@ -29,7 +29,7 @@ BAD = {
 
 @pytest.mark.parametrize("reason", BAD)
 def test_a_template_that_fails_is_one_line(monkeypatch, reason):
-    monkeypatch.setattr(texts, "SECONDS", 0.2)
+    monkeypatch.setattr(texts, "MAX_TEMPLATE_SECONDS", 0.2)
     tokenizer, before = letters(4), sys.gettrace()
     tokenizer.chat_template = BAD[reason]
     with pytest.raises(AdviceError, match=reason):

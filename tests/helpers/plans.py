@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from multidraft.autotune.estimates import CLASSES, MOST_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
+from multidraft.autotune.estimates import CLASSES, MAX_DRAFTS, AcceptanceTracker, Costs, Rates, Timed, Work
 from multidraft.autotune.plans import Profile
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
@@ -20,10 +20,10 @@ def costs(target: float = 10.0, level: float = 1.0, node: float = 0.0, more: flo
 
 def rates(one: float, second: float = 0.5) -> Rates:
     """One draft is accepted with a probability; each further one takes a share of what was left."""
-    counts = np.arange(MOST_DRAFTS + 1.0)
+    counts = np.arange(MAX_DRAFTS + 1.0)
     missing = np.where(counts > 0, (1 - one) * (1 - second) ** (counts - 1), 1.0)
-    gains, shares = -np.diff(missing), np.zeros((MOST_DRAFTS + 1, MOST_DRAFTS))
-    for drafts in range(1, MOST_DRAFTS + 1):
+    gains, shares = -np.diff(missing), np.zeros((MAX_DRAFTS + 1, MAX_DRAFTS))
+    for drafts in range(1, MAX_DRAFTS + 1):
         total = gains[:drafts].sum()
         shares[drafts, :drafts] = gains[:drafts] / total if total else 1 / drafts
     return Rates(missing, np.ones(CLASSES), shares, np.full(CLASSES, 1 / CLASSES))

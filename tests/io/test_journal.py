@@ -10,7 +10,7 @@ import pytest
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
-from multidraft.io.journal import DAMAGED, Journal
+from multidraft.io.journal import DAMAGED_SUFFIX, Journal
 
 SETTINGS = {"run": "a test", "seed": 3}
 RECORDS = [{"id": index, "text": "naïve \ud800 \x00", "number": 0.1 + 0.2} for index in range(4)]
@@ -55,7 +55,7 @@ def test_a_changed_byte_is_found_wherever_it_is(tmp_path, number, caplog):
         caplog.clear()
         assert Journal(tmp_path / "j", SETTINGS).records == RECORDS[: number - 1]
         assert f"line {number + 1} was changed" in caplog.text
-        assert (tmp_path / f"j{DAMAGED}").read_bytes() == changed
+        assert (tmp_path / f"j{DAMAGED_SUFFIX}").read_bytes() == changed
 
 
 def test_what_two_runs_wrote_into_one_file_is_mended(tmp_path):
@@ -89,7 +89,7 @@ def test_a_place_is_held_by_one_process_until_it_ends(tmp_path, busy):
 
 
 def test_a_second_run_waits_for_the_first(tmp_path, busy, monkeypatch):
-    monkeypatch.setattr(files, "SECONDS", 0.01)
+    monkeypatch.setattr(files, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(files.NOTES, "warning", lambda *words: busy.stdin.close())  # the first ends when it is named
     with files.hold(tmp_path, wait=True):
         assert busy.wait(60) == 0

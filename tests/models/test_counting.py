@@ -200,17 +200,17 @@ def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
 
 
 def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
-    """Growing texts and trees, with turns in which it is frugal: it says what it would after reading all afresh."""
+    """Growing texts and trees, with turns in which it only looks up: it says what it would after reading all afresh."""
     draw, copied, other = random.Random(0), Lookup(4), table(4, 2)
     model, text, asked = Copying([copied, other]).fresh(99), [0], set[bool]()
     for turn in range(24):
         new, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
-        model.frugal = turn % 6 in (1, 4, 5)
+        model.lookup_only = turn % 6 in (1, 4, 5)
         root, others = model.forward([new[:1]], [parents[:1]], "last"), model.forward([new[1:]], [parents[1:]], "all")
         lines = torch.cat([spread(scores, 4)[0].exp() for scores in (root, others)])
         for line, path in zip(lines, [(), (1,), (2,), (1, 3)], strict=True):
             tokens = tuple(new[node] for node in path)
-            expected = law(copied if model.frugal else Copying([copied, other]), text, tokens)
+            expected = law(copied if model.lookup_only else Copying([copied, other]), text, tokens)
             assert torch.allclose(line, expected, rtol=0, atol=EXACT)
             asked.add(int((line > 0).sum()) > 1)
         kept = [0] if turn % 2 else [0, 1, 3]

@@ -20,7 +20,7 @@ from multidraft.models.ensemble import Copying, Mixture, Several
 from multidraft.models.loading import first_layers
 from multidraft.models.ngram import Lookup, NGram, Reader
 from multidraft.models.table import TableModel, random_table
-from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
 
 EXACT = 1e-12
@@ -79,7 +79,7 @@ def error(
     target, draft = table(vocabulary, 1), DRAFTERS[drafter](vocabulary)
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
-        return target_laws(target.conditional((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
+        return target_distributions(target.conditional((*PROMPT, *tokens)).log()[None], [sampling])[0][0]
 
     return law_error(target, draft, PROMPT, config_of(scheme, tree, walk), conditional, steps, sampling)
 

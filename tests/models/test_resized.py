@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.autotune.plans import model as model_identity
+from multidraft.autotune.plans import model_identity
 from multidraft.decoding.prefill import start
 from multidraft.models import base, compiled
 from multidraft.models.compat import vocabulary_of

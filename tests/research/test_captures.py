@@ -36,7 +36,7 @@ SETTINGS = {"capture": FORMAT, "vocabulary": VOCABULARY, "prompts": len(PASSAGES
 HOLDS = """
 import sys
 from pathlib import Path
-from multidraft.io.files import held as hold
+from multidraft.io.files import lock as hold
 held = [hold(Path(place)) for place in sys.argv[1:]]
 print("held", flush=True)
 sys.stdin.read()
@@ -141,7 +141,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_files(tmp_path, monkeypatch, 
         Capture.open(torn)
     with (torn / MANIFEST).open("a") as manifest:
         manifest.write('{"file": "00001.safete')
-    for name in ("00001.safetensors", f"{outputs.NEW}123.safetensors"):
+    for name in ("00001.safetensors", f"{outputs.NEW_PREFIX}123.safetensors"):
         (torn / name).write_bytes(b"half")
     clear(torn)
     captured(torn, manner)

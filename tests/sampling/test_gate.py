@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from multidraft.sampling import gate
-from multidraft.sampling.drafting import SUPPORT, TAIL, WHOLE, draft_laws
-from multidraft.sampling.from_logits import distribution, target_laws
+from multidraft.sampling.drafting import MAX_FULL_VOCABULARY, MAX_SUPPORT, MAX_TAIL, draft_distributions
+from multidraft.sampling.from_logits import distribution, target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
@@ -41,7 +41,7 @@ def real_like(size: int) -> Tensor:
 def test_laws_over_real_vocabularies_sum_to_one(size, temperature, compiled):
     """PyTorch's float32 softmax on a CPU is off by 1e-5 to 1e-4 there."""
     logits = real_like(size)
-    soft = gate.soft_lines if compiled else gate.soft_lines.__wrapped__
+    soft = gate.softmax_lines if compiled else gate.softmax_lines.__wrapped__
     laws, bad = soft(logits, temperature)
     assert bad == []
     assert (laws.sum(-1, dtype=torch.float64) - 1).abs().max() < ONE_ULP
@@ -67,15 +67,17 @@ def test_top_p_breaks_ties_as_a_stable_sort_does(monkeypatch):
 @pytest.mark.parametrize("own", [Sampling(0.7), Sampling(1.3, top_k=5), Sampling(0.9, top_p=0.8), Sampling(1, 9, 0.5)])
 def test_a_draft_law_is_the_target_s_own_where_its_support_is_enough(own):
     logits = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    laws, _ = draft_laws(logits, [own] * 3, drafts=2, vocabulary=SIZE)
-    for (tokens, probabilities), dense in zip(laws, target_laws(logits, [own] * 3)[0], strict=True):
+    laws, _ = draft_distributions(logits, [own] * 3, drafts=2, vocabulary=SIZE)
+    for (tokens, probabilities), dense in zip(laws, target_distributions(logits, [own] * 3)[0], strict=True):
         assert probabilities == pytest.approx(dense[tokens].numpy(), abs=EXACT)
         assert float(dense[tokens].sum()) == pytest.approx(1)
 
 
 def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
     logits = torch.randn(2, SIZE, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    ((tokens, probabilities), _), _ = draft_laws(logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE, support=5)
+    ((tokens, probabilities), _), _ = draft_distributions(
+        logits, [Sampling(0.5)] * 2, drafts=2, vocabulary=SIZE, support=5
+    )
     whole = (2 * logits[0]).softmax(-1)
     assert tokens.tolist() == whole.topk(5).indices.sort().values.tolist()
     assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
@@ -84,18 +86,19 @@ def test_a_draft_law_of_fewer_tokens_is_what_is_left_of_it():
 def test_a_large_vocabulary_is_cut_and_hardly_any_of_the_law_is_lost():
     """The most likely ones are drafted, in ascending order; a small vocabulary keeps all, a flat law what it may."""
     generator = torch.Generator().manual_seed(5)
-    for size, spread in ((WHOLE, 1), (20 * WHOLE, 6), (20 * WHOLE, 0.5)):
+    for size, spread in ((MAX_FULL_VOCABULARY, 1), (20 * MAX_FULL_VOCABULARY, 6), (20 * MAX_FULL_VOCABULARY, 0.5)):
         logits = spread * torch.randn(1, size, generator=generator, dtype=torch.float64)
-        ((tokens, probabilities),), _ = draft_laws(logits, [Sampling()], drafts=2, vocabulary=size)
+        ((tokens, probabilities),), _ = draft_distributions(logits, [Sampling()], drafts=2, vocabulary=size)
         whole, count = logits[0].softmax(-1), len(tokens)
         assert tokens.tolist() == whole.topk(count).indices.sort().values.tolist()
-        assert count in {1: [WHOLE], 6: range(2, SUPPORT), 0.5: [SUPPORT]}[spread]
-        assert spread == 0.5 or whole[tokens].sum() > 1 - TAIL
+        assert count in {1: [MAX_FULL_VOCABULARY], 6: range(2, MAX_SUPPORT), 0.5: [MAX_SUPPORT]}[spread]
+        assert spread == 0.5 or whole[tokens].sum() > 1 - MAX_TAIL
         assert torch.allclose(torch.from_numpy(probabilities), whole[tokens] / whole[tokens].sum(), atol=EXACT)
 
 
 def test_of_equal_scores_at_the_edge_the_first_are_drafted():
-    tokens = draft_laws(torch.zeros(1, 3 * WHOLE), [Sampling()], drafts=2, vocabulary=3 * WHOLE, support=7)[0][0].ids
+    size = 3 * MAX_FULL_VOCABULARY
+    tokens = draft_distributions(torch.zeros(1, size), [Sampling()], drafts=2, vocabulary=size, support=7)[0][0].ids
     assert tokens.tolist() == list(range(7))
 
 
@@ -108,10 +111,11 @@ class Elsewhere(Tensor):
 @pytest.mark.parametrize("given", [dict(top_p=0.3), dict(top_p=0.3, top_k=700), dict(top_p=0.5, temperature=0.7)])
 def test_top_p_of_a_draft_is_a_share_of_all_columns_on_every_device(given):
     """A flat law: the columns that are brought over hold half of it, which top-p once took for all."""
-    size, own = 3 * SUPPORT, Sampling(**given)
+    size, own = 3 * MAX_SUPPORT, Sampling(**given)
     logits = torch.randn(2, size, generator=torch.Generator().manual_seed(3))
     here, there = (
-        draft_laws(one, [own] * 2, drafts=2, vocabulary=size)[0] for one in (logits, logits.as_subclass(Elsewhere))
+        draft_distributions(one, [own] * 2, drafts=2, vocabulary=size)[0]
+        for one in (logits, logits.as_subclass(Elsewhere))
     )
     for one, other in zip(here, there, strict=True):
         assert one.ids.tolist() == other.ids.tolist()
@@ -124,10 +128,10 @@ def test_columns_of_a_reduced_vocabulary_are_their_tokens(own):
     if own == "processed":
         own = Sampling(before=Processors([SuppressTokensLogitsProcessor([7])]))
     ids, logits = torch.tensor([[9, 7, 0, 0], [3, 5, 4, 8]]), torch.tensor([[1.0, 2, -INF, -INF], [0, 1, 2, 3]])
-    first, second = draft_laws(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
+    first, second = draft_distributions(logits, [own] * 2, drafts=2, vocabulary=10, ids=ids)[0]
     assert set(first[0].tolist()) == ({9} if own.before else {9, 7})
     assert second[0][second[1].argmax()] == 8
-    ((tokens, _),), _ = draft_laws(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
+    ((tokens, _),), _ = draft_distributions(torch.zeros(1, 12), [own], drafts=2, vocabulary=3)
     assert set(tokens.tolist()) <= {0, 1, 2}
 
 
@@ -175,10 +179,10 @@ def listed(*processors: LogitsProcessor) -> Processors:
 
 def compare(scores: Tensor, settings: list[Sampling], row: int) -> RowFault:
     """The fault of one row, after its neighbours' laws have been compared with what they have alone."""
-    laws, faults = target_laws(scores, settings, PREFIXES)
+    laws, faults = target_distributions(scores, settings, PREFIXES)
     assert list(faults) == [row]
     for other in {0, 1, 2} - {row}:
-        alone, none = target_laws(scores[other : other + 1], [settings[other]], [PREFIXES[other]])
+        alone, none = target_distributions(scores[other : other + 1], [settings[other]], [PREFIXES[other]])
         assert none == {}
         assert torch.equal(laws[other], alone[0])
     assert laws[row].sum() == pytest.approx(1)  # so that a batch can be computed on
@@ -191,7 +195,7 @@ def test_a_model_s_scores_end_their_own_row_however_cold(spoilt):
     scores[1] = spoilt
     fault = compare(scores, settings, 1)
     assert str(fault).startswith("row 1, position 3: the target model ")
-    laws, faults = draft_laws(scores, settings, drafts=2, vocabulary=SIZE)
+    laws, faults = draft_distributions(scores, settings, drafts=2, vocabulary=SIZE)
     assert [(line, fault.source) for line, fault in faults.items()] == [(1, "the draft model")]
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
@@ -199,9 +203,9 @@ def test_a_model_s_scores_end_their_own_row_however_cold(spoilt):
 def test_two_wrong_rows_leave_no_trace_on_the_one_between():
     scores = logits()
     scores[0], scores[2] = NAN, -INF
-    laws, faults = target_laws(scores, [Sampling(0.7)] * 3)
+    laws, faults = target_distributions(scores, [Sampling(0.7)] * 3)
     assert sorted(faults) == [0, 2]
-    assert torch.equal(laws[1], target_laws(scores[1:2], [Sampling(0.7)])[0][0])
+    assert torch.equal(laws[1], target_distributions(scores[1:2], [Sampling(0.7)])[0][0])
 
 
 @pytest.mark.parametrize(("place", "shared", "row"), [("before", True, 0), ("after", True, 1), ("before", False, 2)])
@@ -215,16 +219,16 @@ def test_a_processor_s_answer_ends_its_own_row(kind, row, shared, place):
     fault = compare(scores, settings, row)
     assert fault.source == "processor OnlyAt"
     assert torch.equal(scores, logits())  # nobody has written into the model's own
-    laws, faults = draft_laws(scores, settings, PREFIXES, drafts=2, vocabulary=SIZE)
+    laws, faults = draft_distributions(scores, settings, PREFIXES, drafts=2, vocabulary=SIZE)
     assert faults == {}  # any draft law is exact: there the processor is passed over
     assert all(float(law.sum()) == pytest.approx(1) for _, law in laws)
 
 
 @pytest.mark.parametrize("kind", FINE)
 def test_other_precisions_are_taken(kind):
-    laws, faults = target_laws(logits(), [Sampling(before=listed(OnlyAt(1, FINE[kind])))] * 3, PREFIXES)
+    laws, faults = target_distributions(logits(), [Sampling(before=listed(OnlyAt(1, FINE[kind])))] * 3, PREFIXES)
     assert faults == {}
-    assert torch.allclose(laws, target_laws(logits(), [Sampling()] * 3)[0], atol=1e-3)
+    assert torch.allclose(laws, target_distributions(logits(), [Sampling()] * 3)[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 5e-324, 1e-45, 1e-39])

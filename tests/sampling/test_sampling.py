@@ -28,8 +28,8 @@ from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
-from multidraft.sampling.drafting import draft_laws
-from multidraft.sampling.from_logits import target_laws
+from multidraft.sampling.drafting import draft_distributions
+from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import CountPenalty, LogitBias, for_row
 from multidraft.sampling.settings import Sampling
@@ -142,7 +142,7 @@ def error(kind: str, own: Sampling, way: DecodeConfig) -> float:
 
 def law_at(logits: Tensor, own: Sampling, sequence: tuple[int, ...] | list[int] = ()) -> Tensor:
     """The target's law from one line of logits."""
-    return target_laws(logits[None], [own], [torch.tensor(sequence)] if own.looks_back else None)[0][0]
+    return target_distributions(logits[None], [own], [torch.tensor(sequence)] if own.looks_back else None)[0][0]
 
 
 @pytest.mark.parametrize(("kind", "way"), [*((kind, ()) for kind in KINDS), ("repetition", COMMIT), ("min-p", COMMIT)])
@@ -183,7 +183,7 @@ def test_the_draft_model_may_have_settings_of_its_own(kind, own):
     apart = replace(both, for_draft=replace(both, **own))
     assert error(kind, apart, config()) <= EXACT
     logits, prefix = DRAFT((0,)).log()[None], [torch.tensor(PROMPT)]
-    laws = [draft_laws(logits, [one], prefix, drafts=2, vocabulary=SIZE)[0][0] for one in (apart, both)]
+    laws = [draft_distributions(logits, [one], prefix, drafts=2, vocabulary=SIZE)[0][0] for one in (apart, both)]
     assert [law.tolist() for law in laws[0]] != [law.tolist() for law in laws[1]]
     assert torch.equal(law_at(logits[0], apart, PROMPT), law_at(logits[0], both, PROMPT))
 
@@ -264,7 +264,7 @@ def test_all_lines_at_once_agree_with_every_line_by_itself():
     rows = [Sampling(0.5), Sampling(0), Sampling(1.3, top_k=2), Sampling(0.5)]
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     alone = [law_at(line, own) for line, own in zip(logits, rows, strict=True)]
-    assert torch.equal(target_laws(logits, rows)[0], torch.stack(alone))
+    assert torch.equal(target_distributions(logits, rows)[0], torch.stack(alone))
 
 
 def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transformers():
@@ -274,7 +274,9 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
         listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
         (fast,) = samplings_from([listed], greedy=False)
         assert fast == Sampling(**setting)
-        assert torch.allclose(target_laws(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT)
+        assert torch.allclose(
+            target_distributions(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

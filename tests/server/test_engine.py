@@ -184,7 +184,7 @@ def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine, len
 class Rests(StaticTree):
     """Drafts nothing at present."""
 
-    rests = True
+    skips_draft_model = True
 
 
 def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():

@@ -34,17 +34,17 @@ SEEDS = st.integers(0, 2**32 - 1)
 class Moody(StaticTree):
     """A fixed tree, and steps in which nothing is drafted: whenever somebody says so."""
 
-    rests = False
+    skips_draft_model = False
 
     def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
         """Nothing while it rests."""
-        return [[] for _ in trees] if self.rests else super().reads(trees, depth)
+        return [[] for _ in trees] if self.skips_draft_model else super().reads(trees, depth)
 
 
 def auto(known: Profile, budget: float = 0.0) -> Auto:
     """Probes that come soon."""
     policy = Auto(known, 0.0, budget=budget)
-    policy.pause = policy.left = 3
+    policy.pause = policy.steps_to_probe = 3
     return policy
 
 
@@ -115,9 +115,9 @@ class Life(RuleBasedStateMachine):
         """What drafted rests, and what rested drafts or probes."""
         policy = self.engine.config.policy
         if isinstance(policy, Moody):
-            policy.rests = not policy.rests
+            policy.skips_draft_model = not policy.skips_draft_model
         elif isinstance(policy, Auto):
-            policy.left = -1 if policy.rests else 0
+            policy.steps_to_probe = -1 if policy.skips_draft_model else 0
 
     def teardown(self) -> None:
         """All come to their ends, as alone."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.sampling.drafting import likeliest
-from multidraft.sampling.gate import soft_lines
+from multidraft.sampling.gate import softmax_lines
 from multidraft.verification import distributions, loops
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Greedy, Iid, anchored
@@ -45,7 +45,7 @@ def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Itera
 
 
 def softened(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    yield from (soft_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
+    yield from (softmax_lines(4 * draft.float().log(), temperature)[0] for temperature in (0.05, 1.0, 4.0))
 
 
 def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
@@ -62,7 +62,7 @@ def found(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[
 
 WAYS: dict[str, tuple[list, Way]] = {
     "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
-    "multidraft.sampling.gate.soft_lines": ([Iid(1)], softened),
+    "multidraft.sampling.gate.softmax_lines": ([Iid(1)], softened),
     "multidraft.sampling.drafting.likeliest": ([Iid(1)], found),
     "multidraft.verification.distributions.pick_each": ([Iid(1)], picked),
     "multidraft.verification.rules.lorenz.lorenz": (IID + ANCHORED + GREEDY, scheduled),

@@ -19,7 +19,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, optional
 from multidraft.io.fields import Number, Object, Whole
 from multidraft.io.fields import read as read_fields
-from multidraft.io.files import NEW
+from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf import header
 from multidraft.models.loading import MOST, reason
 
@@ -68,7 +68,7 @@ def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> P
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         clear(folder.parent)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=NEW) as new:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=NEW_PREFIX) as new:
             convert(path, Path(new) / "whole", dtype)
             (Path(new) / "whole").rename(folder)
     except (OSError, SafetensorError) as error:
@@ -80,7 +80,7 @@ def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> P
 
 def clear(folder: Path) -> None:
     """Remove what a kill has left half written; what is younger may be another process's work."""
-    for left in folder.glob(f"{NEW}*"):
+    for left in folder.glob(f"{NEW_PREFIX}*"):
         if time.time() - left.stat().st_mtime > STALE:
             shutil.rmtree(left, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from multidraft.errors import AdviceError
-from multidraft.io.tensors import FLOATS, WHOLES, Stored, of_tensor, stored
+from multidraft.io.tensors import FLOATS, INTEGERS, Stored, of_tensor, stored
 from multidraft.models.compat import home
 from multidraft.models.heads import MODULES, Body, Head, Settings
 from multidraft.models.heads.configuration import AGAIN, NEEDS, read_settings
@@ -83,7 +83,7 @@ def drafted_tokens(weights: Weights, size: int, name: str) -> Int[Tensor, " draf
     said, key = (tokens, TOKENS) if tokens is not None else (offsets, OFFSETS)
     if said is None:
         return None
-    fault = said.fault(WHOLES, (None,)) or (None if 0 < said.shape[0] <= size else f"has {said.shape[0]} of {size}")
+    fault = said.fault(INTEGERS, (None,)) or (None if 0 < said.shape[0] <= size else f"has {said.shape[0]} of {size}")
     if fault is None:
         places, ids = torch.arange(said.shape[0]), said.read().long()
         ids = ids if key == TOKENS else ids + places
@@ -122,7 +122,7 @@ def check_weights(head: Head, found: Weights, own: KeysView[str], name: str) -> 
         if key not in wanted or key not in found:
             what = f"has {key}, for which its config.json has no place" if key in found else f"lacks {key}"
             raise AdviceError(f"{name} {what}; {AGAIN}")
-        dtypes = FLOATS if wanted[key].is_floating_point() else WHOLES
+        dtypes = FLOATS if wanted[key].is_floating_point() else INTEGERS
         if fault := found[key].fault(dtypes, tuple(wanted[key].shape)):
             raise AdviceError(f"{key} of {name} {fault}; its files belong to another head or target")
 

@@ -19,7 +19,7 @@ HOW = "make one with `multidraft generate --trace FILE`"
 
 def read(path: Path) -> "Reading":
     """A trace file's records, and what is wrong with them."""
-    return Reading(path, *journal.whole(path, "the trace", HOW))
+    return Reading(path, *journal.read_lines(path, "the trace", HOW))
 
 
 class Reading:

@@ -61,10 +61,10 @@ class Capture:
         path = folder / MANIFEST
         if not path.is_file():
             raise AdviceError(f"there is no capture in {str(folder)!r}; {HOW}")
-        lines, _ = journal.whole(path, "the manifest", HOW)
-        settings = journal.first(path, lines)
+        lines, _ = journal.read_lines(path, "the manifest", HOW)
+        settings = journal.first_record(path, lines)
         check_settings(settings, path)
-        entries = [entry(record, path) for record in journal.sound(lines)]
+        entries = [entry(record, path) for record in journal.valid_records(lines)]
         if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
             raise AdviceError(
                 f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; {AGAIN}"
@@ -134,7 +134,7 @@ def is_of(path: Path, own: Entry) -> bool:
 
 def clear(folder: Path) -> None:
     """Remove what a kill has left half written in a folder."""
-    for path in folder.glob(f"{files.NEW}*"):
+    for path in folder.glob(f"{files.NEW_PREFIX}*"):
         path.unlink()
 
 

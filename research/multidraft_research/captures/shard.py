@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.io.tensors import FLOATS, WHOLES, Stored, stored
+from multidraft.io.tensors import FLOATS, INTEGERS, Stored, stored
 from multidraft.machine import available, readable
 from multidraft_research.captures.recording import Recording, fault_of
 
@@ -99,11 +99,11 @@ def fault_of_header(found: dict[str, Stored], positions: int, vocabulary: int) -
         return f"holds {sorted(found)}"[:200]
     columns = vocabulary if "kept" not in found else None
     wanted: dict[str, tuple[set[str], tuple[int | None, ...]]] = {
-        "prompt": (WHOLES, (None,)),
-        "tokens": (WHOLES, (positions,)),
+        "prompt": (INTEGERS, (None,)),
+        "tokens": (INTEGERS, (positions,)),
         "target": (FLOATS, (positions, columns)),
         "draft": (FLOATS, (positions, columns)),
-        "kept": (WHOLES, found["target"].shape),
+        "kept": (INTEGERS, found["target"].shape),
         "target_rest": (FLOATS, (positions,)),
         "draft_rest": (FLOATS, (positions,)),
     }

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from multidraft.errors import AdviceError
-from multidraft.io.files import NEW
+from multidraft.io.files import NEW_PREFIX
 
 NEAR = 8  # texts of about one length that are read together
 SORTED = 64  # texts that are sorted by length; more would put texts of one length into one batch
@@ -39,7 +39,7 @@ def save(path: Path, texts: Sequence[Text]) -> None:
         "logs": np.concatenate([text.logs for text in texts]).astype(np.float16),
         "meta": np.array(json.dumps([text.about for text in texts])),
     }
-    new = path.with_name(NEW + path.name)
+    new = path.with_name(NEW_PREFIX + path.name)
     with new.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its keywords are the arrays
     new.replace(path)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.io.files import NEW
+from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf.file import last_error, library
 from multidraft_research.training.texts import TOP, Text, load, save
 
@@ -161,7 +161,7 @@ def as_bfloat16(path: Path, folder: Path) -> Path:
     if not place.exists():
         settings = library().llama_model_quantize_default_params()
         settings.ftype, settings.allow_requantize, settings.pure = library().LLAMA_FTYPE_MOSTLY_BF16, True, True
-        new = place.with_name(f"{NEW}{os.getpid()}.gguf")
+        new = place.with_name(f"{NEW_PREFIX}{os.getpid()}.gguf")
         if library().llama_model_quantize(bytes(path), bytes(new), settings):
             raise AdviceError(f"llama.cpp cannot write {str(place)!r}: {last_error()}; make room there")
         new.replace(place)

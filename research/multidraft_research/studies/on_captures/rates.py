@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.sampling.drafting import falling
+from multidraft.sampling.drafting import vanishing_weights
 from multidraft.sampling.from_logits import distribution
 from multidraft.verification.registry import scheme
 from multidraft.verification.scheme import Scheme
@@ -55,7 +55,7 @@ def ranked(logits: Float[Tensor, "*batch vocabulary"], count: int) -> Float[Tens
     tensor([0.0000e+00, 1.0000e+00, 9.3132e-10])
     """
     top = logits.topk(min(count, logits.shape[-1]), -1).indices
-    weights = falling(top.shape[-1], logits.dtype, logits.device)
+    weights = vanishing_weights(top.shape[-1], logits.dtype, logits.device)
     return torch.zeros_like(logits).scatter_(-1, top, weights.expand(top.shape))
 
 

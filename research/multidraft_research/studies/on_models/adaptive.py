@@ -12,8 +12,8 @@ import torch
 
 from multidraft.autotune.estimates import AcceptanceTracker, Costs, Rates
 from multidraft.autotune.growing import Growing
-from multidraft.autotune.plans import Subject
-from multidraft.autotune.tuning import begun, texts
+from multidraft.autotune.plans import MeasuredPair
+from multidraft.autotune.tuning import begin_decoding, texts
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
@@ -64,11 +64,11 @@ def named(level: float, node: float) -> str:
 
 
 @cache
-def subjects(pair: Pair) -> dict[str, Subject]:
+def subjects(pair: Pair) -> dict[str, MeasuredPair]:
     """The pair, and its target with counts of the text, with the project's prompts."""
     drafters: dict[str, Model] = {"model": pair.draft, "n-gram": NGram(vocabulary_of(pair.target))}
     prompts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in TEXTS.read_text().splitlines()]
-    return {name: Subject(pair.target, own, scheme(SCHEME), "deferred", prompts) for name, own in drafters.items()}
+    return {name: MeasuredPair(pair.target, own, scheme(SCHEME), "deferred", prompts) for name, own in drafters.items()}
 
 
 @cache
@@ -87,13 +87,13 @@ def policies_for(pair: Pair, drafter: str, temperature: float) -> dict[str, Tree
 
 
 @torch.inference_mode()
-def learnt(subject: Subject, temperature: float) -> Rates:
+def learnt(subject: MeasuredPair, temperature: float) -> Rates:
     """The acceptance in steps after the subject's prompts."""
     tracker, policy = AcceptanceTracker(), StaticTree(Tree.parse(LEARNT_WITH))
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
         prompts = texts(subject, LEARNT_ROWS, turn)
         config = DecodeConfig(subject.scheme, policy, measure=0)
-        state = begun(subject, config, temperature, prompts, STEPS * policy.most_nodes, turn)
+        state = begin_decoding(subject, config, temperature, prompts, STEPS * policy.most_nodes, turn)
         for _ in range(STEPS):
             state, record = step(state, config)
             tracker.observe(record)
@@ -107,13 +107,13 @@ def costs_of(level: float, node: float) -> Costs:
 
 @torch.inference_mode()
 def compared(
-    asked: Decoding, subject: Subject, policies: dict[str, TreePolicy], temperature: float
+    asked: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
     largest = max(policies, key=lambda name: policies[name].most_nodes)
     room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
     configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
-    state = begun(subject, configs[largest], temperature, [asked.passage.tokens], room, asked.seed)
+    state = begin_decoding(subject, configs[largest], temperature, [asked.passage.tokens], room, asked.seed)
     between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
     end = state.rows[0].position + asked.new_tokens
     while state.rows[0].position < end:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from jaxtyping import Int
 
-from multidraft.autotune.estimates import MOST_DRAFTS, Costs, Rates, Work
+from multidraft.autotune.estimates import MAX_DRAFTS, Costs, Rates, Work
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 
 FINE, STEPS = 12, 56  # reaches are told apart by a twelfth of their logarithm, down to one in a hundred
@@ -85,7 +85,7 @@ def planned(
     of its children, which are reached with the parts of r a_n that they have.
     """
     value, choices = np.zeros(2 * STEPS + 1), list[Int[np.ndarray, " reaches"]]()
-    prices = node * np.arange(MOST_DRAFTS + 1) + read * (np.arange(MOST_DRAFTS + 1) > 0)
+    prices = node * np.arange(MAX_DRAFTS + 1) + read * (np.arange(MAX_DRAFTS + 1) > 0)
     for _ in range(levels):
         children = value[np.arange(STEPS) + below[:, :, None]].sum(1)
         worth = REACH * np.array(rates.average)[:, None] - prices[:, None] + children

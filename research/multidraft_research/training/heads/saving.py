@@ -39,7 +39,7 @@ def save_head(
 def write(folder: Path, settings: dict[str, Any], weights: dict[str, Tensor]) -> None:
     """`config.json` and `model.safetensors`, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / (files.NEW + "model.safetensors")
+    new = folder / (files.NEW_PREFIX + "model.safetensors")
     save_file({name: value.contiguous() for name, value in weights.items()}, new, {"format": "pt"})
     new.replace(folder / "model.safetensors")
     files.write(folder / "config.json", (json.dumps(settings, indent=2) + "\n").encode())

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
-from multidraft.io.files import NEW
+from multidraft.io.files import NEW_PREFIX
 from multidraft.models import compat
 from multidraft.models.compat import home
 from multidraft_research.training.teaching import TOGETHER, Said
@@ -155,7 +155,7 @@ def save(path: Path, texts: Sequence[Seen]) -> None:
         "states": torch.cat([one.states for one in texts]),
     }
     about = [one.text.about | {"sizes": [len(one.text.tokens), len(one.text.places)]} for one in texts]
-    new = path.with_name(NEW + path.name)
+    new = path.with_name(NEW_PREFIX + path.name)
     save_file(arrays, new, {"texts": json.dumps(about)})
     new.replace(path)
 
