@@ -141,9 +141,9 @@ def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Applicati
 
 def app_of(serving: Serving) -> "FastAPI":
     """The app, in the replica that it is for."""
-    from multidraft.server.process import apart
+    from multidraft.server.process import in_thread
 
-    app = apart(serving.app).result()
+    app = in_thread(serving.app).result()
     threading.Thread(target=mirror, args=(app.state.service.metrics,), name="metrics", daemon=True).start()
     return app
 
@@ -166,12 +166,12 @@ def mirror(metrics: "Metrics") -> None:
 
 def run_on_ray(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
     """Serve from replicas until stopped; `ready` is called when requests are taken."""
-    from multidraft.server.process import bound
+    from multidraft.server.process import bind_socket
 
     serving.check()
     serve = optional("ray.serve", "Ray", "ray")
     check_address(address)
-    with bound(host, port) as listener:
+    with bind_socket(host, port) as listener:
         port = listener.getsockname()[1]
     gpus = one_gpu(join(address, heard=True))
     serve.start(http_options={"host": host, "port": port})

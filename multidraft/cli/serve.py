@@ -127,13 +127,13 @@ def template_of(path: Path | None) -> str | None:
 
 def run_here(serving: Serving, host: str, port: int, ready: Ready) -> None:
     """Serve from this process until stopped; `ready` is called when requests are taken."""
-    from multidraft.server.process import bound, run
+    from multidraft.server.process import bind_socket, run
 
     def load() -> "FastAPI":
         serving.check()
         return serving.app()
 
-    with bound(host, port) as listener:
+    with bind_socket(host, port) as listener:
         port = listener.getsockname()[1]
         wait = f"loading {serving.known_as[0]}; {host} port {port} answers /health meanwhile"
         run(serving.limits, listener, load, lambda: terminal.note(wait), lambda: ready(port))

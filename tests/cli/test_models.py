@@ -18,7 +18,7 @@ from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
-from multidraft.server.process import apart
+from multidraft.server.process import in_thread
 from multidraft.server.rows import Job
 from multidraft.zoo import FOLDER
 
@@ -90,7 +90,7 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
         if event.end:
             over.set()
 
-    made = apart(Serving(tree="2x1", threads=count).service).result()
+    made = in_thread(Serving(tree="2x1", threads=count).service).result()
     try:
         made.engine.start()
         made.engine.submit([Job([1, 2], 5, hear)])

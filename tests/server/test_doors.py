@@ -23,7 +23,7 @@ from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.server import process
 from multidraft.server.app import build
-from multidraft.server.process import bound
+from multidraft.server.process import bind_socket
 
 ROOT, KEY = Path(__file__).parents[2], "s3cret"
 
@@ -178,7 +178,7 @@ def test_health_is_answered_before_the_models_are_there():
 
 def test_an_empty_host_is_not_taken_for_all_of_them():
     with pytest.raises(AdviceError, match="empty"):
-        bound(" ", 0)
+        bind_socket(" ", 0)
 
 
 def test_streams_end_with_an_event_when_the_server_is_stopped():
