@@ -33,10 +33,10 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
     monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
-        assert {names.usual(None, None, loader.tells) for loader in loaders} == {(pair, drafter)}
-    assert names.usual(None, "ngram") == (pair, "ngram")
-    assert names.usual(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
-    assert names.usual("some/model", "none") == ("some/model", "none")
+        assert {names.default_pair(None, None, loader.gives_hidden_states) for loader in loaders} == {(pair, drafter)}
+    assert names.default_pair(None, "ngram") == (pair, "ngram")
+    assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
+    assert names.default_pair("some/model", "none") == ("some/model", "none")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_no_page_of_the_web_may_use_a_browser_against_the_server(locked):
 
 
 VLLM = [  # its option, ours where that has another name, a value, and what is asked for then
-    ("--served-model-name", "--name", "a --name b", lambda serving: serving.known_as == ["a", "b"]),
+    ("--served-model-name", "--name", "a --name b", lambda serving: serving.served_names == ["a", "b"]),
     ("--max-num-seqs", "--max-rows", "3", lambda serving: serving.limits.rows == 3),
     ("--max-model-len", "--max-model-len", "77", lambda serving: serving.limits.context == 77),
     ("--max-num-batched-tokens", "--prefill-tokens", "9", lambda serving: serving.limits.prefill == 9),

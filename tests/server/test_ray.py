@@ -51,7 +51,7 @@ def toy() -> Iterator[httpx2.Client]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    from multidraft.cli.replicas import NAME, deployment
+    from multidraft.cli.replicas import APP_NAME, deployment
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
@@ -62,7 +62,9 @@ def toy() -> Iterator[httpx2.Client]:
         with bind_socket("127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=NAME, route_prefix="/")
+        serve.run(
+            deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=APP_NAME, route_prefix="/"
+        )
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield client
         serve.shutdown()
