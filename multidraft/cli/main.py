@@ -39,9 +39,9 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
     except BrokenProgram as error:
-        line, code = str(error), machine.BROKEN
+        line, code = str(error), machine.EXIT_BROKEN
     except KeyboardInterrupt as interrupt:
-        line, code = str(interrupt) or "stopped", machine.STOPPED
+        line, code = str(interrupt) or "stopped", machine.EXIT_INTERRUPTED
     except BrokenPipeError:
         terminal.drop_stdout()
         line = "the reader of the output has closed it; read all of it, or write into a file"
@@ -177,5 +177,5 @@ def options(
 def main() -> None:
     """Run a command; its streams take any text, and SIGTERM ends it as Ctrl-C does."""
     terminal.prepare()
-    machine.hear_signals()
+    machine.handle_signals()
     app()
