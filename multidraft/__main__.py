@@ -1,4 +1,4 @@
-"""The entry point of `multidraft` and `python -m multidraft`: signals are heard before anything else is loaded."""
+"""The entry point of `multidraft` and `python -m multidraft`; it handles signals before it loads anything else."""
 
 import signal
 import sys
@@ -7,17 +7,17 @@ from multidraft import machine
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C and a polite kill end it with one line and code 130, at any moment."""
-    machine.hear_signals()
+    """Run the command line; Ctrl-C and SIGTERM end it at any moment with one line and exit code 130."""
+    machine.handle_signals()
     try:
         from multidraft.cli import main as commands
 
         commands.main()
     except KeyboardInterrupt:
         print("multidraft: stopped", file=sys.stderr)
-        sys.exit(machine.STOPPED)
+        sys.exit(machine.EXIT_INTERRUPTED)
     finally:
-        machine.hear_signals(signal.SIG_IGN)  # all is done, and nothing is left to be stopped
+        machine.handle_signals(signal.SIG_IGN)  # nothing is left to be stopped
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a user can mend: each message says what is wrong and what to do; and the checks that are made in many places.
+"""Errors that a user can fix, whose messages say what is wrong and what to do, and common checks of arguments.
 
-Type hints are not checked at run time: a value of a wrong kind must end with advice, too.
+Type hints are not checked at run time, so the checks also cover values of a wrong type.
 """
 
 from importlib import import_module
@@ -10,19 +10,19 @@ from typing import Any
 
 
 class AdviceError(ValueError):
-    """Bad input; the command line prints the message on one line and exits with code 2."""
+    """Invalid input; the command line prints the message on one line and exits with code 2."""
 
 
 class BrokenProgram(RuntimeError):
-    """A fault of ours that nothing here can mend; the command line prints the message and exits with code 70."""
+    """A fault of the program, not of its input; the command line prints the message and exits with code 70."""
 
 
 class MissingExtra(AdviceError, ImportError):
-    """A package is not installed that only some users need."""
+    """An optional package is not installed."""
 
 
 def optional(module: str, package: str, extra: str) -> ModuleType:
-    """Import `module` where it is used, or say how to get `package`.
+    """Import an optional module; if it is missing, raise with the pip command that installs it.
 
     >>> optional("no.such", "Nothing", "transport")
     Traceback (most recent call last):
@@ -36,17 +36,17 @@ def optional(module: str, package: str, extra: str) -> ModuleType:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a whole number; True and False are none."""
+    """Whether it is an integer, but not True or False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number; True and False are none."""
+    """Whether it is a real number, but not True or False."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def shown(value: object) -> str:
-    """A value in an error message: on one line, cut where it is long."""
+    """A value for an error message: its repr on one line, at most 60 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -57,7 +57,7 @@ def check_flag(value: object, name: str) -> None:
         raise AdviceError(f"{name} is {shown(value)}; use True or False")
 
 
-def check_integer(value: Any, name: str, least: int) -> None:
-    """Raise unless it is a whole number that is large enough."""
-    if not is_integer(value) or value < least:
-        raise AdviceError(f"{name} is {shown(value)}; use a whole number, at least {least}")
+def check_integer(value: Any, name: str, minimum: int) -> None:
+    """Raise unless it is an integer of at least `minimum`."""
+    if not is_integer(value) or value < minimum:
+        raise AdviceError(f"{name} is {shown(value)}; use a whole number, at least {minimum}")

@@ -1,6 +1,6 @@
-"""The machine that this runs on: its processors and packages, its memory, and the signals that end a run.
+"""The machine: its processor, package versions, available memory, and the signals that end a run.
 
-torch is imported where it is used: the command line hears signals before it loads anything.
+torch is imported inside functions, because the command line handles signals before it loads torch.
 """
 
 import os
@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PROCESSORS, MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
-GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-GROUP_FILES = "memory.max", "memory.current", "inactive_file "  # of control groups of version 2, and of version 1
-GROUP_FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
-LOADING = "<frozen importlib._bootstrap>"
-STOPPED = 130  # the exit code of an interrupted command, as a shell gives it
-BROKEN = 70  # that of a program with a fault of its own (EX_SOFTWARE), which a supervisor starts anew
+CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+CGROUP_ROOT, CGROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+GROUP_FILES_V2 = "memory.max", "memory.current", "inactive_file "  # control groups version 2; below version 1
+GROUP_FILES_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+EXIT_INTERRUPTED = 130  # the exit code of an interrupted command, as a shell gives it
+EXIT_BROKEN = 70  # the exit code of a fault of the program (EX_SOFTWARE); a supervisor restarts it
 
 
 def hardware() -> dict[str, str | int | None]:
-    """The processor's name, the threads that torch uses, and the GPU's name where there is one."""
+    """The processor's name and vector instructions, torch's threads, and the GPU's name if there is one."""
     import torch
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -39,21 +39,21 @@ def hardware() -> dict[str, str | int | None]:
 @cache
 def cpu() -> str:
     """The processor's name."""
-    return listed(PROCESSORS, "model name") or platform.processor() or platform.machine()
+    return read_field(CPU_INFO, "model name") or platform.processor() or platform.machine()
 
 
 @cache
-def versions(*more: str) -> dict[str, str]:
-    """Versions of what decides a result, as far as it is installed, and of `more` packages."""
-    found = {"python": platform.python_version()}
-    for package in ("multidraft", "torch", "transformers", "tokenizers", "numba", *more):
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of the installed packages that affect results, and of `packages`."""
+    version_of = {"python": platform.python_version()}
+    for package in ("multidraft", "torch", "transformers", "tokenizers", "numba", *packages):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            version_of[package] = version(package)
+    return version_of
 
 
 def commit() -> str:
-    """The commit that this code is of, and whether anything has been changed since; "unknown" without git."""
+    """This code's commit, with "-changed" if files differ from it; "unknown" without git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=-changed", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip() or "unknown"
@@ -62,7 +62,7 @@ def commit() -> str:
 
 
 def available(device: "torch.device") -> int | None:
-    """Bytes that can be had on a device, as far as it tells; of memory no more than a container leaves."""
+    """Available bytes on a device, if known; on the CPU at most what the container's limit leaves."""
     import torch
 
     if device.type == "cuda":
@@ -70,12 +70,12 @@ def available(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
-    return min((size for size in (memory_of_host(), *left_by_groups()) if size is not None), default=None)
+    return min((size for size in (memory_of_host(), *free_in_groups()) if size is not None), default=None)
 
 
 def memory_of_host() -> int | None:
-    """Bytes that can be had on the whole machine; all of them where it does not say how many are taken."""
-    if known := listed(MEMORY, "MemAvailable"):
+    """Available bytes of the host's memory; its total where the system does not report what is in use."""
+    if known := read_field(MEMORY_INFO, "MemAvailable"):
         return int(known.split()[0]) * 1024
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -83,54 +83,54 @@ def memory_of_host() -> int | None:
         return None
 
 
-def left_by_groups() -> Iterator[int]:
-    """Bytes that are left by each control group that this process is in, such as a container, and that has a limit."""
-    lines = MEMBERSHIP.read_text().splitlines() if MEMBERSHIP.exists() else []
+def free_in_groups() -> Iterator[int]:
+    """Bytes left in each control group with a limit that this process is in, such as a container."""
+    lines = CGROUPS_OF_PROCESS.read_text().splitlines() if CGROUPS_OF_PROCESS.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if "memory" in controllers.split(","):
-            mounts, names = [GROUPS / "memory"], GROUP_FILES_1
+            mounts, names = [CGROUP_ROOT / "memory"], GROUP_FILES_V1
         else:
-            mounts, names = [GROUPS, GROUPS / "unified"] if not controllers else [], GROUP_FILES
+            mounts, names = [CGROUP_ROOT, CGROUP_ROOT / "unified"] if not controllers else [], GROUP_FILES_V2
         for mount in mounts:
             group = mount / path.lstrip("/")
             for folder in (group, *group.parents):
-                if folder.is_relative_to(mount) and (left := left_by(folder, names)) is not None:
-                    yield left
+                if folder.is_relative_to(mount) and (free := free_in_group(folder, names)) is not None:
+                    yield free
 
 
-def left_by(group: Path, names: tuple[str, str, str]) -> int | None:
-    """Bytes that one of them leaves, if it has a limit: pages of files that were not used lately can be given up."""
+def free_in_group(group: Path, names: tuple[str, str, str]) -> int | None:
+    """Bytes left in a control group, if it has a limit; inactive file pages count as free."""
     limit, used, unused = names
     try:
-        left = int((group / limit).read_text()) - int((group / used).read_text())
+        free = int((group / limit).read_text()) - int((group / used).read_text())
         lines = (group / "memory.stat").read_text().splitlines()
-        return max(left + sum(int(line.split()[1]) for line in lines if line.startswith(unused)), 0)
+        return max(free + sum(int(line.split()[1]) for line in lines if line.startswith(unused)), 0)
     except (OSError, ValueError):
         return None
 
 
-def listed(path: Path, name: str) -> str | None:
-    """What a listing, which not every system has, says of something."""
+def read_field(path: Path, name: str) -> str | None:
+    """A field's value in a file of `name: value` lines; None if the file or the field is missing."""
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
-def readable(size: int) -> str:
-    """Bytes as people read them."""
+def format_bytes(size: int) -> str:
+    """A number of bytes in MiB or GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def hear_signals(how: Callable[[int, FrameType | None], None] | signal.Handlers | None = None) -> None:
-    """From here on Ctrl-C and a polite kill raise KeyboardInterrupt, or do something else."""
+def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers | None = None) -> None:
+    """From here on Ctrl-C and SIGTERM raise KeyboardInterrupt, or call `handler`."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, how or interrupted)
+        signal.signal(number, handler or raise_interrupt)
 
 
-def interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; while a module is loaded, which might swallow it, end at once with one line."""
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; while a module is imported, which might swallow it, exit at once with one line."""
     while frame is not None:
-        if frame.f_code.co_filename == LOADING:
+        if frame.f_code.co_filename == IMPORT_SYSTEM:
             os.write(2, b"multidraft: stopped\n")
-            os._exit(STOPPED)
+            os._exit(EXIT_INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt

@@ -57,14 +57,14 @@ def test_memory_is_what_the_host_and_all_groups_leave(membership, groups, left, 
             (folder / file).write_text(f"{content}\n")
     (tmp_path / "membership").write_text(membership)
     (tmp_path / "memory").write_text(f"MemTotal: 9999999 kB\nMemAvailable: {HOST * 1024} kB\n")
-    monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups", raising=False)
-    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "membership", raising=False)
-    monkeypatch.setattr(machine, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path / "groups", raising=False)
+    monkeypatch.setattr(machine, "CGROUPS_OF_PROCESS", tmp_path / "membership", raising=False)
+    monkeypatch.setattr(machine, "MEMORY_INFO", tmp_path / "memory")
     assert machine.available(torch.device("cpu")) == left * MIB
 
 
 def test_a_system_without_such_files(tmp_path: Path, monkeypatch) -> None:
-    for name in ("GROUPS", "MEMBERSHIP", "MEMORY"):
+    for name in ("CGROUP_ROOT", "CGROUPS_OF_PROCESS", "MEMORY_INFO"):
         monkeypatch.setattr(machine, name, tmp_path / "none", raising=False)
     found = machine.available(torch.device("cpu"))
     assert found is None or found > MIB

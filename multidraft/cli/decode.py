@@ -1,7 +1,7 @@
-"""Prompts decoded batch by batch: in this process, or in shards by processes here or by those of a Ray cluster.
+"""Decode prompts batch by batch in this process, or in shards by local processes or a Ray cluster.
 
-A shard is always the same prompts, a prompt's random numbers are its own, and trees are chosen by one plan: the texts
-are those of one worker. The process that was called writes them, a file a shard, in their order.
+Shards do not depend on the number of workers, each prompt has its own random numbers, and all workers use one plan.
+So the texts equal those of one worker. The calling process writes one file per shard, in order.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from multidraft.cli import terminal
-from multidraft.cli.crews import Crew, run
+from multidraft.cli.executors import Executor, run
 from multidraft.cli.models import Loader, Models, load, parse
 from multidraft.cli.prompts import Prompt, check_template, digest, encode
 from multidraft.io import files
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from multidraft.decoding.record import Emitted
     from multidraft.decoding.trace import TraceFile
 
-SEEDS_APART = 1_000_003
-LARGEST_PLAN = 2**24  # bytes
-SHARD = 16  # prompts at least, and whole batches: what a stop may cost each worker
-MEASURED = 32  # prompts with which a pair is measured
-CHOSEN = {"plan": None, "tune_budget": 0.0}  # settings where this process has adopted a plan
-Decoded = tuple[list[str], "Info"]  # texts, and how it went
+SEED_STRIDE = 1_000_003
+MAX_PLAN_BYTES = 2**24
+MIN_SHARD_PROMPTS = 16  # rounded up to whole batches; a stop loses at most one shard per worker
+MEASURED_PROMPTS = 32  # to measure a pair with
+ADOPTED_PLAN = {"plan": None, "tune_budget": 0.0}  # settings of a process that has adopted a plan
+Decoded = tuple[list[str], "Info"]  # texts, and metrics
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,43 @@ class Job:
     seed: int
     settings: dict[str, Any]
     trace: "TraceFile | None" = None
-    plan: str | None = None  # in JSON, where several processes choose trees by it
+    plan: str | None = None  # in JSON; shared by several processes
 
     @property
-    def manner(self) -> dict[str, Any]:
-        """What texts depend on beside the prompts, as far as it is reported."""
+    def reported_settings(self) -> dict[str, Any]:
+        """The settings that the report lists: all that texts depend on, except the prompts."""
         return {"target": self.target, "draft": self.draft} | self.settings | {"batch": self.batch, "seed": self.seed}
 
-    def journal(self, path: Path, prompts: list[Prompt], **more: object) -> Journal:
-        """The texts of prompts; those that depend on other settings, and on `more`, are not gone on with."""
-        settings = {"results": "multidraft generate"} | self.manner | {"chat": self.chat, "engine": self.loader.engine}
-        return Journal(path, settings | more | {"prompts": digest(prompts)})
+    def journal(self, path: Path, prompts: list[Prompt], **extra: object) -> Journal:
+        """The journal of the prompts' texts; it is continued only if its settings, with `extra`, are the same."""
+        settings = {"results": "multidraft generate"} | self.reported_settings | {"chat": self.chat}
+        return Journal(path, settings | {"engine": self.loader.engine} | extra | {"prompts": digest(prompts)})
 
     @cached_property
     def limits(self) -> "Limits | None":
-        """Of the trees that are chosen while decoding; None where one is given, or nothing is drafted."""
+        """The limits of trees that are chosen while decoding; None for a fixed tree, or without a draft."""
         from multidraft.generation.inputs import configured
 
-        s = self.settings
-        return configured(s["scheme"], s["tree"], s["walk"], s["plan"], len(parse(self.draft)))[1]
+        settings = self.settings
+        scheme, tree, walk, plan = (settings[name] for name in ("scheme", "tree", "walk", "plan"))
+        return configured(scheme, tree, walk, plan, len(parse(self.draft)))[1]
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
         from multidraft.sampling.settings import SETTINGS, check, check_stops
 
-        s = self.settings
-        for name in SETTINGS.keys() & s.keys():
-            if s[name] is not None:
-                check(name, s[name], f"--{name.replace('_', '-')}")
-        check_stops("--stop", s["stop"] or [])
-        if s["plan"] is not None:
-            files.content(Path(s["plan"]), "the plan", LARGEST_PLAN)
-        _ = self.limits  # looking for them checks what is drafted, and how
+        settings = self.settings
+        for name in SETTINGS.keys() & settings.keys():
+            if settings[name] is not None:
+                check(name, settings[name], f"--{name.replace('_', '-')}")
+        check_stops("--stop", settings["stop"] or [])
+        if settings["plan"] is not None:
+            files.content(Path(settings["plan"]), "the plan", MAX_PLAN_BYTES)
+        _ = self.limits  # computing them checks the scheme and the tree
 
     @cached_property
     def models(self) -> Models:
-        """Loaded in the process that decodes; raises where they cannot converse, and are to."""
+        """The models, loaded in the process that decodes; raises if --chat needs a chat template and there is none."""
         from multidraft.autotune import plans
 
         models = load(self.target, self.draft, self.loader)
@@ -94,68 +95,68 @@ class Job:
         return models
 
     def subject(self, pair: Models, prompts: list[Prompt]) -> "MeasuredPair":
-        """What is measured to choose trees by."""
+        """The pair, scheme and prompts that a plan is measured with."""
         from multidraft.autotune.plans import MeasuredPair
         from multidraft.verification.registry import scheme
 
-        assert pair.draft is not None  # trees are chosen only where there is one
+        assert pair.draft is not None  # trees are chosen only for a draft
         texts = [prompt.tokens for prompt in prompts]
         return MeasuredPair(pair.target, pair.draft, scheme(self.settings["scheme"]), self.settings["walk"], texts)
 
-    def read(self, prompts: list[Prompt]) -> list[Prompt]:
-        """Prompts with their tokens."""
+    def encoded(self, prompts: list[Prompt]) -> list[Prompt]:
+        """The prompts, with their tokens filled in."""
         encode(prompts, self.models, self.chat)
         return prompts
 
 
 class Texts:
-    """The texts of a batch as they grow; `shows` them: one as it comes, several when they are done.
+    """The texts of a batch as they grow.
 
-    `heads`: below their prompts.
+    `show` prints them: a single text as it comes, several when they are done. `headings` prints each prompt first.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", rows: list[Prompt], shows: bool = False, heads: bool = True
+        self, tokenizer: "PreTrainedTokenizerBase", prompts: list[Prompt], show: bool = False, headings: bool = True
     ):
         from multidraft.generation.text import IncrementalDetokenizer
 
-        self.rows, self.live, self.heads = rows, shows and len(rows) == 1, shows and heads
-        self.readers = [IncrementalDetokenizer(tokenizer, prompt.tokens) for prompt in rows]
-        self.pieces: list[list[tuple[str, str]]] = [[] for _ in rows]  # each with what it came to be by
-        if self.live and self.heads:
-            terminal.heading(rows[0].id, rows[0].text)
+        self.prompts, self.streams, self.headings = prompts, show and len(prompts) == 1, show and headings
+        self.detokenizers = [IncrementalDetokenizer(tokenizer, prompt.tokens) for prompt in prompts]
+        self.pieces: list[list[tuple[str, str]]] = [[] for _ in prompts]  # text and kind
+        if self.streams and self.headings:
+            terminal.heading(prompts[0].id, prompts[0].text)
 
     @property
-    def whole(self) -> list[str]:
+    def full_texts(self) -> list[str]:
         """The texts so far."""
-        return ["".join(piece for piece, _ in own) for own in self.pieces]
+        return ["".join(piece for piece, _ in pieces) for pieces in self.pieces]
 
     def __call__(self, row: int, emitted: "Emitted") -> None:
         for token, kind in zip(emitted.tokens, emitted.kinds, strict=True):
-            self.add(row, self.readers[row].add(token), kind)
+            self.add(row, self.detokenizers[row].add(token), kind)
 
     def add(self, row: int, piece: str, kind: str) -> None:
-        """A row has a new piece."""
+        """Add a piece to a row, and print it if the text is streamed."""
         if piece:
             self.pieces[row].append((piece, kind))
-            if self.live:
+            if self.streams:
                 terminal.show(piece, kind)
 
     def close(self) -> list[str]:
-        """All texts, with what was held back."""
-        for row, reader in enumerate(self.readers):
+        """Add what was held back, print what is not printed yet, and return all texts."""
+        for row, reader in enumerate(self.detokenizers):
             self.add(row, reader.close(), "corrected")
-        for prompt, pieces in zip(self.rows, self.pieces, strict=True) if self.heads else ():
-            if not self.live:
+        for prompt, pieces in zip(self.prompts, self.pieces, strict=True) if self.headings else ():
+            if not self.streams:
                 terminal.heading(prompt.id, prompt.text)
                 for piece in pieces:
                     terminal.show(*piece)
             typer.echo("\n")
-        return self.whole
+        return self.full_texts
 
 
 def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded:
-    """One batch's texts and its report."""
+    """Decode a batch; return its texts and metrics."""
     import torch
 
     import multidraft as md
@@ -163,8 +164,8 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
     _, info = md.generate(
         pair.target,
         pair.draft if drafts else None,
-        [prompt.tokens for prompt in texts.rows],
-        generator=[torch.Generator().manual_seed(job.seed * SEEDS_APART + prompt.index) for prompt in texts.rows],
+        [prompt.tokens for prompt in texts.prompts],
+        generator=[torch.Generator().manual_seed(job.seed * SEED_STRIDE + prompt.index) for prompt in texts.prompts],
         stream=texts,
         stop_tokenizer=pair.tokenizer,
         trace=job.trace if drafts else None,
@@ -175,59 +176,59 @@ def decode(pair: Models, job: Job, texts: Texts, drafts: bool = True) -> Decoded
 
 
 def decode_shard(job: Job, shards: list[list[Prompt]], shard: int) -> Record:
-    """The texts of a shard; done by a worker, whose `job` keeps its models."""
-    rows, records = job.read(shards[shard]), list[Record]()
-    own = job if job.plan is None else replace(job, settings=job.settings | CHOSEN)
-    for first in range(0, len(rows), job.batch):
-        texts = Texts(job.models.tokenizer, rows[first : first + job.batch])
-        pairs = zip(texts.rows, decode(job.models, own, texts)[0], strict=True)
+    """Decode a shard in a worker; `job` caches its models."""
+    prompts, records = job.encoded(shards[shard]), list[Record]()
+    decoding_job = job if job.plan is None else replace(job, settings=job.settings | ADOPTED_PLAN)
+    for first in range(0, len(prompts), job.batch):
+        texts = Texts(job.models.tokenizer, prompts[first : first + job.batch])
+        pairs = zip(texts.prompts, decode(job.models, decoding_job, texts)[0], strict=True)
         records += [{"id": prompt.id, "task": prompt.task, "text": text} for prompt, text in pairs]
     return {"records": records}
 
 
 def make_plan(job: Job, _: int) -> Record:
-    """The one job before all others: what trees are chosen by, measured where the shards are decoded.
+    """Make the plan that all shards choose trees by, before they are decoded, on a machine that decodes them.
 
-    It is the text of a file: of what is kept, or measured with the prompts if there is nothing yet.
+    The record holds the plan as JSON: a known one, or one that is measured with the prompts.
     """
     from multidraft.autotune.plans import profile_for
     from multidraft.autotune.tuning import measure
     from multidraft.generation.inputs import plan_file
 
-    own = job.subject(job.models, job.read(job.prompts[:MEASURED]))
-    profile = profile_for(own, plan_file(job.settings["plan"], job.limits))
+    subject = job.subject(job.models, job.encoded(job.prompts[:MEASURED_PROMPTS]))
+    profile = profile_for(subject, plan_file(job.settings["plan"], job.limits))
     if not profile.known:
-        measure(own, profile, job.settings["tune_budget"], [job.settings["temperature"]], [job.batch])
+        measure(subject, profile, job.settings["tune_budget"], [job.settings["temperature"]], [job.batch])
     return {"plan": profile.as_json()}
 
 
-def spread(job: Job, folder: Path, crew: Crew, as_json: bool) -> None:
-    """Decode all shards that the folder does not have yet."""
+def decode_in_shards(job: Job, folder: Path, executor: Executor, as_json: bool) -> None:
+    """Decode the shards that the folder does not have yet."""
     from tqdm import tqdm
 
     files.make_folder(folder, "--jsonl")
-    size = -(-SHARD // job.batch) * job.batch
+    size = -(-MIN_SHARD_PROMPTS // job.batch) * job.batch
     shards = [job.prompts[first : first + size] for first in range(0, len(job.prompts), size)]
 
     def journal(shard: int) -> Journal:
         return job.journal(folder / f"{shard:06}.jsonl", shards[shard], shard=shard)
 
-    left = [shard for shard, rows in enumerate(shards) if len(journal(shard).records) < len(rows)]
-    done = len(shards) - len(left)
+    shards_left = [shard for shard, prompts in enumerate(shards) if len(journal(shard).records) < len(prompts)]
+    shards_done = len(shards) - len(shards_left)
     try:
-        if left and job.limits is not None:  # with the plan that the folder has, or gets now
+        if shards_left and job.limits is not None:  # reads the folder's plan, or makes one
             plan = job.journal(folder / "plan.jsonl", job.prompts, shard=None)
-            run(partial(make_plan, job), 1, plan, crew, "measuring the pair")
+            run(partial(make_plan, job), 1, plan, executor, "measuring the pair")
             job = replace(job, plan=plan.records[0]["plan"])
-        decoded = crew(partial(decode_shard, job, shards), left) if left else []
-        bar = tqdm(decoded, total=len(shards), initial=done, desc="decoding", unit="shard")
-        for shard, record in zip(left, bar, strict=True):
+        decoded = executor(partial(decode_shard, job, shards), shards_left) if shards_left else []
+        bar = tqdm(decoded, total=len(shards), initial=shards_done, desc="decoding", unit="shard")
+        for shard, record in zip(shards_left, bar, strict=True):
             texts = journal(shard)
             for text in record["records"][len(texts.records) :]:
                 texts.append(text)
-            done += 1
+            shards_done += 1
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped after {done} of {len(shards)} shards") from None
+        raise KeyboardInterrupt(f"stopped after {shards_done} of {len(shards)} shards") from None
     if as_json:
         return terminal.print_json({"folder": str(folder), "shards": len(shards), "prompts": len(job.prompts)})
     terminal.note(f"the texts of {len(job.prompts)} prompts are in {folder}, a file for each {size}")

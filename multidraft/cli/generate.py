@@ -1,4 +1,4 @@
-"""`multidraft generate`: continue prompts, show how each token came to be, and report how it went."""
+"""`multidraft generate`: continue prompts, colour tokens by kind, and report speed and acceptance."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -7,115 +7,119 @@ from typing import Annotated
 from multidraft import machine
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.crews import crew_of
-from multidraft.cli.decode import SEEDS_APART, Decoded, Job, Texts, decode, spread
-from multidraft.cli.models import Loader, Models, usual
+from multidraft.cli.decode import SEED_STRIDE, Decoded, Job, Texts, decode, decode_in_shards
+from multidraft.cli.executors import executor_of
+from multidraft.cli.models import Loader, Models, default_pair
 from multidraft.cli.prompts import Prompt, converse, read_prompts
-from multidraft.cli.report import Report, rival, rivals
+from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
 
-JSONL = (
-    "Write each result as it comes; the same call goes on where one was stopped. With --workers, a folder of shards."
+JSONL_HELP = (
+    "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
 )
-WARM_UP = 8  # tokens; the first forward passes are slow, and neither side of a comparison should pay for them
+WARM_UP_TOKENS = 8  # the first forward passes are slow, and should not count in a comparison
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to continue."""
+class Source:
+    """The prompts to continue."""
 
-    prompt: Annotated[str | None, o.asked("Text to continue.", o.PROMPTS)] = None
-    prompts: Annotated[Path | None, o.asked(o.FILE, o.PROMPTS)] = None
+    prompt: Annotated[str | None, o.option("Text to continue.", o.PROMPTS)] = None
+    prompts: Annotated[Path | None, o.option(o.FILE_HELP, o.PROMPTS)] = None
     limit: o.Limit = None
-    chat: Annotated[bool, o.asked("Use the chat template; without a prompt, converse.", o.PROMPTS, "--chat")] = False
+    chat: Annotated[bool, o.option("Use the chat template; without a prompt, converse.", o.PROMPTS, "--chat")] = False
 
     @property
-    def talks(self) -> bool:
-        """Whether it is a conversation."""
+    def is_conversation(self) -> bool:
+        """Whether to converse: --chat without a prompt."""
         return self.chat and self.prompt is self.prompts is None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What the text is drawn from; by the names of `multidraft.generate`."""
+    """Settings of sampling, named as in `multidraft.generate`."""
 
-    max_new_tokens: Annotated[int, o.asked("New tokens for each prompt.", o.SAMPLING, min=1)] = 128
-    temperature: Annotated[float, o.asked("0 decodes greedily.", o.SAMPLING)] = 1.0
-    top_k: Annotated[int | None, o.asked("Sample from the k most likely tokens.", o.SAMPLING)] = None
-    top_p: Annotated[float | None, o.asked("Sample from the smallest set that holds p.", o.SAMPLING)] = None
+    max_new_tokens: Annotated[int, o.option("New tokens for each prompt.", o.SAMPLING, min=1)] = 128
+    temperature: Annotated[float, o.option("0 decodes greedily.", o.SAMPLING)] = 1.0
+    top_k: Annotated[int | None, o.option("Sample from the k most likely tokens.", o.SAMPLING)] = None
+    top_p: Annotated[float | None, o.option("Sample from the smallest set that holds p.", o.SAMPLING)] = None
     min_p: Annotated[
-        float | None, o.asked("Sample from tokens at least p times as likely as the best.", o.SAMPLING)
+        float | None, o.option("Sample from tokens at least p times as likely as the best.", o.SAMPLING)
     ] = None
     repetition_penalty: Annotated[
-        float | None, o.asked("Above 1, tokens seen before become less likely.", o.SAMPLING)
+        float | None, o.option("Above 1, tokens seen before become less likely.", o.SAMPLING)
     ] = None
-    draft_temperature: Annotated[float | None, o.asked("Of the draft. Default: the temperature.", o.SAMPLING)] = None
-    stop: Annotated[list[str] | None, o.asked("Text that ends a row; may be repeated.", o.SAMPLING)] = None
+    draft_temperature: Annotated[float | None, o.option("Of the draft. Default: the temperature.", o.SAMPLING)] = None
+    stop: Annotated[list[str] | None, o.option("Text that ends a row; may be repeated.", o.SAMPLING)] = None
 
 
 @dataclass(frozen=True)
 class Run:
-    """How the work is done."""
+    """Batches, seed, compilation and workers."""
 
-    batch: Annotated[int, o.asked("Prompts decoded side by side.", o.RUN, min=1)] = 1
+    batch: Annotated[int, o.option("Prompts decoded side by side.", o.RUN, min=1)] = 1
     seed: o.Seed = 0
-    compiles: Annotated[bool, o.asked("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
+    compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
     workers: o.Workers = None
     ray: o.Ray = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is written, and where."""
+    """What is written, and to which files."""
 
-    jsonl: Annotated[Path | None, o.asked(JSONL, o.OUTPUT)] = None
+    jsonl: Annotated[Path | None, o.option(JSONL_HELP, o.OUTPUT)] = None
     wait: o.Wait = False
-    trace: Annotated[Path | None, o.asked("Record every draw and decision; see `multidraft replay`.", o.OUTPUT)] = None
-    compare: Annotated[bool, o.asked("Also decode plainly, and as transformers drafts.", o.OUTPUT, "--compare")] = False
+    trace: Annotated[Path | None, o.option("Record every draw and decision; see `multidraft replay`.", o.OUTPUT)] = None
+    compare: Annotated[
+        bool, o.option("Also decode without drafts, and by transformers' drafting.", o.OUTPUT, "--compare")
+    ] = False
     as_json: o.Json = False
 
-    def check(self, asked: Asked, *inputs: Path | str | None) -> None:
-        """Raise on what a conversation cannot do, and where a file could not be written, or would replace an input."""
-        told = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": asked.limit}
-        for name in (name for name, given in told.items() if given and asked.talks):
+    def check(self, source: Source, *inputs: Path | str | None) -> None:
+        """Raise on options that a conversation lacks, and on files that cannot be written or would replace an input."""
+        options = {"--json": self.as_json, "--compare": self.compare, "--jsonl": self.jsonl, "--limit": source.limit}
+        for name in (name for name, value in options.items() if value and source.is_conversation):
             raise AdviceError(f"a conversation has no {name}; leave it out, or give --prompt or --prompts")
         files.check(self.trace, "--trace", inputs)
         files.check(self.jsonl, "--jsonl", inputs)
         if self.trace is not None and self.jsonl is not None and self.trace.resolve() == self.jsonl.resolve():
             raise AdviceError("--trace and --jsonl are one file; choose two")
 
-    def folder(self, talks: bool) -> Path:
-        """Where several workers' shards go; raises on what they cannot do together."""
+    def shards_folder(self, is_conversation: bool) -> Path:
+        """The folder for several workers' shards; raises on options that they do not support."""
         if self.jsonl is None:
             raise AdviceError("--workers and --ray write shards into a folder; name it by --jsonl FOLDER")
-        for name, value in {"a conversation": talks, "--trace": self.trace, "--compare": self.compare}.items():
-            if value:
-                raise AdviceError(f"{name} is of one process; leave it out, or --workers and --ray")
+        options = {"a conversation": is_conversation, "--trace": self.trace, "--compare": self.compare}
+        for name in (name for name, value in options.items() if value):
+            raise AdviceError(f"{name} needs one process; leave it out, or leave out --workers and --ray")
         return self.jsonl
 
 
 @o.grouped
-def generate(named: o.Named, asked: Asked, sampling: Sampling, drafting: o.Drafting, run: Run, output: Output) -> None:
+def generate(
+    models: o.ModelOptions, source: Source, sampling: Sampling, drafting: o.DraftingOptions, run: Run, output: Output
+) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
-    chosen = [] if asked.talks else read_prompts(asked.prompt, asked.prompts, asked.limit)
-    loader = Loader(named.engine, named.trust)
+    prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
+    loader = Loader(models.engine, models.trust)
     loader.check()
-    target, draft = usual(named.target, named.draft, loader.tells and not run.compiles)
+    target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
     settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles}
-    job = Job(target, draft, loader, chosen, asked.chat, run.batch, run.seed, settings)
+    job = Job(target, draft, loader, prompts, source.chat, run.batch, run.seed, settings)
     job.check()
     if (run.workers or 1) > 1 or run.ray is not None:
-        folder = output.folder(asked.talks)
+        folder = output.shards_folder(source.is_conversation)
         with files.hold(folder, output.wait):
-            return spread(job, folder, crew_of(run.workers, run.ray), output.as_json)
-    output.check(asked, asked.prompts, named.target, named.draft, drafting.plan)
+            return decode_in_shards(job, folder, executor_of(run.workers, run.ray), output.as_json)
+    output.check(source, source.prompts, models.target, models.draft, drafting.plan)
     with files.hold(output.jsonl, output.wait), files.hold(output.trace, output.wait):
-        here(job, asked.talks, output, None in (named.target, named.draft))
+        decode_here(job, source.is_conversation, output, None in (models.target, models.draft))
 
 
-def here(job: Job, talks: bool, output: Output, unnamed: bool) -> None:
-    """Decode in this process, and report; where no models were named, say which were taken."""
+def decode_here(job: Job, is_conversation: bool, output: Output, is_default_pair: bool) -> None:
+    """Decode in this process, and report; print the models' names if none were given."""
     from multidraft.decoding.trace import TraceFile
 
     journal = job.journal(output.jsonl, job.prompts, compare=output.compare) if output.jsonl else None
@@ -124,65 +128,65 @@ def here(job: Job, talks: bool, output: Output, unnamed: bool) -> None:
         terminal.note(f"{output.jsonl} has {done} of {count} prompts; going on with the others")
     if done and output.trace is not None and output.trace.exists():
         raise AdviceError(
-            f"--trace {str(output.trace)!r} is of the prompts before, and would be lost; give another file"
+            f"--trace {str(output.trace)!r} has the trace of earlier prompts, and would be lost; give another file"
         )
-    pair, chosen, report = job.models, job.read(job.prompts), Report(job.manner, journal)
-    if unnamed and not output.as_json:
+    pair, prompts, report = job.models, job.encoded(job.prompts), Report(job.reported_settings, journal)
+    if is_default_pair and not output.as_json:
         terminal.note(f"target {job.target}, draft {job.draft} (--target and --draft name others)")
     if output.trace is not None:
-        facts = {"run": job.manner, "versions": machine.versions(), "hardware": machine.hardware()}
+        facts = {"run": job.reported_settings, "versions": machine.versions(), "hardware": machine.hardware()}
         job = replace(job, trace=TraceFile(output.trace, pair.tokenizer, facts))
-    if talks:
+    if is_conversation:
         return converse(pair, lambda prompt: answer(pair, job, prompt))
-    decode_all(pair, job, chosen[done:], report, output)
+    decode_all(pair, job, prompts[done:], report, output)
     report.print(output.as_json)
     if report.interrupted:
         raise KeyboardInterrupt(f"stopped after {done + report.complete} of {count} prompts")
 
 
 def answer(pair: Models, job: Job, prompt: Prompt) -> tuple[str, str]:
-    """An answer in a conversation, shown as it comes, and a summary."""
-    texts = Texts(pair.tokenizer, [prompt], shows=True, heads=False)
+    """Print an answer in a conversation as it comes; return its text and a summary."""
+    texts = Texts(pair.tokenizer, [prompt], show=True, headings=False)
     try:
         info = decode(pair, job, texts)[1]
     except KeyboardInterrupt:
-        return texts.whole[0], "stopped"
+        return texts.full_texts[0], "stopped"
     pace = f"{info.block_efficiency:.2f} a pass, {info.tokens_per_second:.1f} per second"
-    return texts.whole[0], f"{info.tokens} tokens, {pace}"
+    return texts.full_texts[0], f"{info.tokens} tokens, {pace}"
 
 
 def decode_all(pair: Models, job: Job, prompts: list[Prompt], report: Report, output: Output) -> None:
-    """Decode all prompts; ways that are compared take turns, so that a noisy machine hits all alike."""
+    """Decode all prompts; compared decoders take turns batch by batch, so that noise affects all alike."""
     from tqdm import tqdm
 
-    shows, texts = not output.as_json, Texts(pair.tokenizer, [])
-    if shows:
+    show_texts, texts = not output.as_json, Texts(pair.tokenizer, [])
+    if show_texts:
         terminal.legend()
     try:
-        with tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=shows) as bar:
+        with tqdm(total=len(prompts), desc="decoding", unit="prompt", disable=show_texts) as bar:
             for first in range(0, len(prompts), job.batch):
-                rows = prompts[first : first + job.batch]
+                batch = prompts[first : first + job.batch]
                 if not first:
-                    short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP}, trace=None)
-                    all_ways(pair, short, Texts(pair.tokenizer, rows), output.compare)
-                texts = Texts(pair.tokenizer, rows, shows)
-                report.add(rows, *all_ways(pair, job, texts, output.compare))
+                    short = replace(job, settings=job.settings | {"max_new_tokens": WARM_UP_TOKENS}, trace=None)
+                    decode_each_way(pair, short, Texts(pair.tokenizer, batch), output.compare)
+                texts = Texts(pair.tokenizer, batch, show_texts)
+                report.add(batch, *decode_each_way(pair, job, texts, output.compare))
                 texts = Texts(pair.tokenizer, [])
-                bar.update(len(rows))
+                bar.update(len(batch))
     except KeyboardInterrupt:
-        report.interrupt(texts.rows, texts.whole)
+        report.interrupt(texts.prompts, texts.full_texts)
     finally:
-        if shows:
+        if show_texts:
             terminal.show("\n")
 
 
-def all_ways(
-    pair: Models, job: Job, texts: Texts, compares: bool
+def decode_each_way(
+    pair: Models, job: Job, texts: Texts, compare: bool
 ) -> tuple[Decoded, Decoded | None, dict[str, tuple[int, float]]]:
-    """A batch with drafts; to compare, plainly and in transformers' own ways to draft, too."""
+    """Decode a batch with drafts; to compare, also without drafts and by transformers' own drafting."""
     drafted = decode(pair, job, texts)
-    if not compares:
+    if not compare:
         return drafted, None, {}
-    plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.rows), drafts=False), job.seed * SEEDS_APART
-    ways = rivals(pair, job.settings, job.target)
-    return drafted, plain, {name: rival(pair, texts.rows, job.settings, seed, way) for name, way in ways.items()}
+    plain, seed = decode(pair, job, Texts(pair.tokenizer, texts.prompts), drafts=False), job.seed * SEED_STRIDE
+    prompts, keywords = texts.prompts, baselines(pair, job.settings, job.target)
+    return drafted, plain, {n: run_baseline(pair, prompts, job.settings, seed, k) for n, k in keywords.items()}

@@ -1,4 +1,4 @@
-"""The command line: its commands, those that other packages add, and one line for whatever a user can mend."""
+"""The command line: our commands, those of other packages, and one-line messages for errors that a user can fix."""
 
 import os
 import sys
@@ -14,20 +14,20 @@ from typer.core import TyperGroup
 from multidraft import __version__, machine
 from multidraft.cli import terminal
 from multidraft.cli.generate import generate
-from multidraft.cli.options import Checked, without_types
+from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
 from multidraft.errors import AdviceError, BrokenProgram
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
-ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it, and its home depends on the version
 
 
 @contextmanager
-def one_line(ctx: Any) -> Iterator[None]:
-    """What a user can mend ends with one line on stderr and exit code 2; Ctrl-C with 130, a fault of ours with 70."""
+def one_line_errors(ctx: Any) -> Iterator[None]:
+    """Print errors on one line of stderr; exit with 2 for a user's errors, 130 for Ctrl-C, 70 for our faults."""
     code = 2
     try:
         yield
@@ -39,76 +39,77 @@ def one_line(ctx: Any) -> Iterator[None]:
         where = " ".join(["multidraft", *filter(None, [ctx.invoked_subcommand]), "--help"])
         line = f"{error.format_message().rstrip('.')}; see `{where}`"
     except BrokenProgram as error:
-        line, code = str(error), machine.BROKEN
+        line, code = str(error), machine.EXIT_BROKEN
     except KeyboardInterrupt as interrupt:
-        line, code = str(interrupt) or "stopped", machine.STOPPED
+        line, code = str(interrupt) or "stopped", machine.EXIT_INTERRUPTED
     except BrokenPipeError:
-        terminal.give_up()
-        line = "what reads the output was closed before the end; read all of it, or write into a file"
+        terminal.drop_stdout()
+        line = "the reader of the output has closed it; read all of it, or write into a file"
     except OSError as error:
-        terminal.give_up()
+        terminal.drop_stdout()
         line = f"{error.filename or 'the output'} failed: {error.strerror or error}; check the path and the room there"
     typer.echo(f"multidraft: {terminal.message(line)}", err=True)
     raise typer.Exit(code)
 
 
 class Commands(TyperGroup):
-    """Our commands and those of entry points, none of which ends with a traceback over what a user can mend."""
+    """Our commands and those of entry points; a user's errors never print a traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with one_line(ctx) if args else nullcontext():  # without any, this shows the help
+        with one_line_errors(ctx) if args else nullcontext():  # without arguments this shows the help
             return super().parse_args(ctx, args)
         raise AssertionError  # for mypy: the line above returns or raises
 
     def invoke(self, ctx: Any) -> Any:
-        with one_line(ctx):
+        with one_line_errors(ctx):
             return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(point.name for point in entry_points(group=COMMANDS))})
+        names = (entry_point.name for entry_point in entry_points(group=COMMANDS))
+        return sorted({*super().list_commands(ctx), *names})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        for point in () if cmd_name in self.commands else entry_points(group=COMMANDS, name=cmd_name):
-            self.commands[cmd_name] = loaded(point)
+        for entry_point in () if cmd_name in self.commands else entry_points(group=COMMANDS, name=cmd_name):
+            self.commands[cmd_name] = load_command(entry_point)
         return super().get_command(ctx, cmd_name)
 
 
-def loaded(point: EntryPoint) -> Any:
-    """The command of an entry point; one that cannot be loaded says so when it is called."""
+def load_command(entry_point: EntryPoint) -> Any:
+    """The command of an entry point; if it cannot be loaded, a command that says so."""
     group = typer.Typer(rich_markup_mode="markdown", add_completion=False)
     try:
-        found = point.load()
-    except Exception as error:  # whatever happens while a module of others is imported
-        reason = f"the command {point.name} cannot be loaded from {point.value} ({error}); install its package again"
+        command = entry_point.load()
+    except Exception as error:  # importing it may raise anything
+        what = f"the command {entry_point.name} cannot be loaded from {entry_point.value} ({error})"
 
         def refuse() -> None:
-            raise AdviceError(reason)
+            raise AdviceError(f"{what}; install its package again")
 
-        group.command(point.name, help="Cannot be loaded.", context_settings=ANYTHING)(refuse)
+        group.command(entry_point.name, help="Cannot be loaded.", context_settings=ANY_ARGUMENTS)(refuse)
         return typer.main.get_command(group)
-    if isinstance(found, typer.Typer):
-        group.add_typer(found, name=point.name)
-        return typer.main.get_group(group).commands[point.name]
-    group.command(point.name, cls=Checked)(found)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=entry_point.name)
+        return typer.main.get_group(group).commands[entry_point.name]
+    group.command(entry_point.name, cls=CheckedCommand)(command)
     return typer.main.get_command(group)
 
 
-def show_version(asked: bool) -> bool:
+def show_version(requested: bool) -> bool:
     """Print the version, and end."""
-    if asked:
+    if requested:
         typer.echo(f"multidraft {__version__}")
         raise typer.Exit()
-    return asked
+    return requested
 
 
 def schemes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that pages show.")] = False,
 ) -> None:
-    """List the schemes: drafting law, verification rule, whether it is exact, what it costs, where it is from."""
+    """List the schemes: drafting law, verification rule, whether it is exact, what it costs, its source."""
     import multidraft as md
 
     if as_json and as_markdown:
@@ -117,20 +118,21 @@ def schemes(
     if as_json:
         return terminal.print_json(entries)
     laws, columns = sorted({entry["law"] for entry in entries}), ["scheme", "exact", "cost of the rule", "source"]
-    alike: dict[tuple[str, ...], list[str]] = {}  # the names of schemes that differ in their law alone
-    for e in entries:
-        cost = e["cost"] + ("; small vocabularies only" if as_markdown else " *") * e["small"]
-        source = "; ".join(filter(None, [e["source"], e["known_as"]]))
-        alike.setdefault((e["rule"], "yes" if e["exact"] else "no", cost, source), []).append(e["name"])
+    names_of_row: dict[tuple[str, ...], list[str]] = {}  # of schemes that differ only in their law
+    for entry in entries:
+        cost = entry["cost"] + ("; small vocabularies only" if as_markdown else " *") * entry["small"]
+        source = "; ".join(filter(None, [entry["source"], entry["known_as"]]))
+        row = (entry["rule"], "yes" if entry["exact"] else "no", cost, source)
+        names_of_row.setdefault(row, []).append(entry["name"])
     if as_markdown:
         rows = [
-            [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{n}`" for n in names), *rest]
-            for (rule, *rest), names in alike.items()
+            [f"`{rule}` with every law" if len(names) == len(laws) else ", ".join(f"`{name}`" for name in names), *rest]
+            for (rule, *rest), names in names_of_row.items()
         ]
         return print("\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]))
     rows = [
         [name, *rest]
-        for (rule, *rest), names in alike.items()
+        for (rule, *rest), names in names_of_row.items()
         for name in ([f"LAW:{rule}"] if len(names) == len(laws) else names)
     ]
     terminal.print_table(columns, rows)
@@ -141,17 +143,17 @@ app = typer.Typer(
     cls=Commands, help=ABOUT, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 for command in (generate, schemes, serve, tune):
-    app.command(cls=Checked)(command)
+    app.command(cls=CheckedCommand)(command)
 
 
 def import_all(modules: list[str] | None) -> list[str] | None:
-    """Import the modules, also of the current folder, whose rules a scheme's name may then stand for."""
+    """Import modules, also from the current folder, so that scheme names can refer to their rules."""
     for module in modules or ():
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:
             import_module(module)
-        except Exception as error:  # whatever a module of others may do
+        except Exception as error:  # importing it may raise anything
             what = " ".join(f"{type(error).__name__}: {error}".split())
             raise AdviceError(f"--import {module} fails with {what}; give a module's name, as in my_rules") from error
     return modules
@@ -169,11 +171,11 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What all commands share."""
+    """Options of all commands."""
 
 
 def main() -> None:
-    """Run a command; streams take any text, and signals end it as Ctrl-C does."""
+    """Run a command; its streams take any text, and SIGTERM ends it as Ctrl-C does."""
     terminal.prepare()
-    machine.hear_signals()
+    machine.handle_signals()
     app()

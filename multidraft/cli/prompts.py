@@ -1,4 +1,4 @@
-"""Prompts as they come from the command line, a file or a conversation, checked before anything is decoded."""
+"""Prompts from the command line, a file or a conversation; they are checked before decoding starts."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import typer
 
 from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED
-from multidraft.cli.options import HALF_CHARACTER
+from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
 from multidraft.generation.text import Message, written
 from multidraft.io import files, journal
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from multidraft.zoo import Pair
 
 DEMO = Path(__file__).parent.parent / "zoo" / "prompts" / "demo_prompts.jsonl"
-COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-FORM = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
+CHAT_COMMANDS = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+LINE_FORMAT = 'write one object a line, such as {"id": "1", "task": "story", "prompt": "Once upon a time"}'
 
 
 @dataclass
 class Prompt:
-    """One prompt; `index` is its place in the input, which its random numbers depend on."""
+    """One prompt; its random numbers depend on `index`, its position in the input."""
 
     index: int
     id: str
@@ -41,7 +41,7 @@ class Prompt:
 
 
 def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> list[Prompt]:
-    """The one prompt given, or the first `limit` of the file."""
+    """The prompt of --prompt, or the first `limit` prompts of the file."""
     if (prompt is None) == (file is None):
         raise AdviceError("give either --prompt TEXT or --prompts FILE.jsonl")
     if file is None:
@@ -51,49 +51,49 @@ def read_prompts(prompt: str | None, file: Path | None, limit: int | None) -> li
     try:
         text = files.content(file, "the prompts file").decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {FORM}") from None
+        raise AdviceError(f"prompts file {file} is not UTF-8 text ({error.reason}); {LINE_FORMAT}") from None
     numbered = islice(((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()), limit)
     prompts = [parse_line(index, line, f"{file} line {number}") for index, (number, line) in enumerate(numbered)]
     if not prompts:
-        raise AdviceError(f"prompts file {file} has no prompts; {FORM}")
+        raise AdviceError(f"prompts file {file} has no prompts; {LINE_FORMAT}")
     return prompts
 
 
 def parse_line(index: int, line: str, where: str) -> Prompt:
-    """One line of a prompts file."""
-    item = journal.parse(line, where, FORM)
+    """Parse a line of a prompts file."""
+    item = journal.parse(line, where, LINE_FORMAT)
     if not isinstance(item, dict) or not isinstance(item.get("prompt"), str):
-        raise AdviceError(f'{where} has no "prompt" string; {FORM}')
-    made = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
-    if HALF_CHARACTER.search(made.id + made.task + made.text):
-        raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); mend or remove it")
-    return made
+        raise AdviceError(f'{where} has no "prompt" string; {LINE_FORMAT}')
+    prompt = Prompt(index, str(item.get("id", index)), str(item.get("task", "")), item["prompt"])
+    if LONE_SURROGATE.search(prompt.id + prompt.task + prompt.text):
+        raise AdviceError(f"{where} has half a character (a lone surrogate such as \\ud800); fix or remove it")
+    return prompt
 
 
 def digest(prompts: list[Prompt]) -> str:
-    """A short name that other prompts do not have."""
-    asked = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
-    return sha256(asked.encode()).hexdigest()[:16]
+    """A short hash of the prompts."""
+    content = json.dumps([(prompt.id, prompt.task, prompt.text) for prompt in prompts])
+    return sha256(content.encode()).hexdigest()[:16]
 
 
 def encode(prompts: list[Prompt], pair: "Models | Pair", chat: bool = False) -> None:
-    """Fill in the tokens, with `chat` those of a conversation of one message; refuse what leaves no room for more."""
-    start = [] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id]
+    """Fill in the prompts' tokens, with `chat` by the chat template; raise if one leaves no room for new tokens."""
+    bos = [] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id]
     for prompt in prompts:
         if chat:
             tokens = written(pair.tokenizer, [{"role": "user", "content": prompt.text}])
             prompt.text += "\n"  # the answer begins on a line of its own
         else:
-            # verbose: transformers warns of long prompts, for which there is an error below
+            # verbose=False: no warning of long prompts, which raise an error below
             tokens = pair.tokenizer(prompt.text, verbose=False)["input_ids"]
-        prompt.tokens = tokens or start
+        prompt.tokens = tokens or bos
         if not prompt.tokens:
             raise AdviceError(f"prompt {prompt.id!r} is empty; give it some text")
         check_length(prompt, pair)
 
 
 def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
-    """Raise where a prompt leaves no room for even one new token."""
+    """Raise if a prompt leaves no room for a new token."""
     from multidraft.generation.inputs import context_of
 
     context = context_of(pair.target, pair.draft)
@@ -105,7 +105,7 @@ def check_length(prompt: Prompt, pair: "Models | Pair") -> None:
 
 
 def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
-    """Raise unless the tokenizer knows how conversations are written."""
+    """Raise unless the tokenizer has a chat template."""
     with suppress(ValueError):
         tokenizer.get_chat_template()
         return
@@ -116,21 +116,21 @@ def check_template(tokenizer: "PreTrainedTokenizerBase", target: str) -> None:
 
 
 def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> None:
-    """`multidraft generate --chat`, until /exit or the end of the input.
+    """Run `multidraft generate --chat` until /exit or the end of the input.
 
-    `answer` shows an answer, and returns it with a summary; its random numbers depend on how many came before. What
-    there was of one that is stopped belongs to the conversation; a message that cannot be answered is forgotten.
+    `answer` prints an answer, and returns it with a summary; its random numbers depend on the number of answers before.
+    A stopped answer stays in the conversation as far as it came. A message that raises an error is removed.
     """
     with suppress(ImportError):
         import readline  # noqa: F401  # with it, input() edits lines and remembers them
     terminal.legend()
-    typer.echo(COMMANDS)
+    typer.echo(CHAT_COMMANDS)
     messages, answers = list[Message](), 0
-    while (line := ask()) not in (None, "/exit"):
+    while (line := read_line()) not in (None, "/exit"):
         if line == "/reset":
             messages = []
         elif line and line.startswith("/"):
-            typer.echo(COMMANDS)
+            typer.echo(CHAT_COMMANDS)
         elif line:
             messages.append({"role": "user", "content": line})
             prompt = Prompt(answers, "the conversation", "", line)
@@ -146,8 +146,8 @@ def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> Non
                 typer.echo(f"{error}; /reset makes room")
 
 
-def ask() -> str | None:
-    """The next line, None at the end of the input; Ctrl-C begins another."""
+def read_line() -> str | None:
+    """Read a line; None at the end of the input, "" on Ctrl-C."""
     try:
         return input("\n> ").strip()
     except EOFError:

@@ -1,7 +1,6 @@
-"""What `multidraft serve` serves, by an engine here or in replicas on Ray; `application` is for `serve deploy`.
+"""The settings of `multidraft serve`, and replicas on Ray; `application` is for `serve deploy`.
 
-A replica has the same app, behind Ray Serve's proxies. What is served is small enough to be sent to where the models
-are loaded.
+A replica runs the same app behind Ray Serve's proxies. It receives only the settings, and loads the models itself.
 """
 
 import signal
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.crews import check_address, join, one_gpu
-from multidraft.cli.models import Loader, load, parse, usual
+from multidraft.cli.executors import check_address, connect, gpus_per_worker
+from multidraft.cli.models import Loader, default_pair, load, parse
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
@@ -27,47 +26,47 @@ if TYPE_CHECKING:
     from multidraft.decoding.state import DecodeConfig
     from multidraft.server.service import Metrics, Service
 
-NAME = "multidraft"
-SECONDS = 5  # between two looks at the numbers
-SWITCH = 0.001  # seconds that the event loop waits for a thread that computes, several times in each request
-Ready = Callable[[int], None]  # is told the port
+APP_NAME = "multidraft"
+METRICS_SECONDS = 5  # between two exports
+SWITCH_SECONDS = 0.001  # the event loop waits so long for a computing thread, several times per request
+ReadyCallback = Callable[[int], None]  # gets the port
 
 
 @dataclass(frozen=True)
-class Serving(o.Drafting, o.Named):
-    """The settings of `multidraft serve`, of which the models are only named."""
+class Serving(o.DraftingOptions, o.ModelOptions):
+    """The settings of `multidraft serve`; models are given by name."""
 
-    names: tuple[str, ...] = ()  # of the model in requests; none for the target's own
+    names: tuple[str, ...] = ()  # of the model in requests; empty for the target's
     api_key: str | None = None
     template: str | None = None
     limits: Limits = field(default_factory=Limits)
-    threads: int | None = None  # on the processor; None for as many as torch takes by itself
+    threads: int | None = None  # on the CPU; None for torch's default
 
     @property
-    def known_as(self) -> list[str]:
+    def served_names(self) -> list[str]:
         """The model's names in requests."""
-        return list(self.names) or [usual(self.target, self.draft)[0]]
+        return list(self.names) or [default_pair(self.target, self.draft)[0]]
 
     def check(self) -> None:
-        """Raise on what cannot work, before anything is loaded."""
+        """Raise on settings that cannot work, before anything is loaded."""
         if not all(name.strip() for name in self.names):
             raise AdviceError("a served name is empty; give some text, or leave it out for the target's name")
         if self.api_key is not None and not self.api_key.strip():
-            raise AdviceError("the API key is empty, so nobody could be told from anybody; give some, or leave it out")
+            raise AdviceError("the API key is empty; set one, or drop the option")
         self.configured()
 
     def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
-        """How to decode; where trees are chosen later, their limits and the plan."""
+        """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
         from multidraft.generation.inputs import configured
 
-        draft = usual(self.target, self.draft, Loader(self.engine).tells)[1]
+        draft = default_pair(self.target, self.draft, Loader(self.engine).gives_hidden_states)[1]
         return configured(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
 
     def app(self) -> "FastAPI":
-        """The app over the models, which are loaded here and now; call it in a thread that ends.
+        """Load the models and build the app; call it in a thread that ends.
 
-        OpenMP keeps helpers for every thread that has computed. Where those are more than processors, the engine's own
-        hardly wait for their work without sleeping, which costs most of it.
+        OpenMP keeps helper threads for every thread that has computed. If there are more of them than processors, the
+        engine's helpers sleep instead of spinning between tasks, which makes them much slower.
         """
         import gc
         import sys
@@ -76,12 +75,12 @@ class Serving(o.Drafting, o.Named):
 
         app = build(self.service())
         gc.collect()
-        gc.freeze()  # or looking through all that was loaded would stop every thread whenever a body has many parts
-        sys.setswitchinterval(SWITCH)
+        gc.freeze()  # else collections during large bodies would stop all threads to scan the loaded modules
+        sys.setswitchinterval(SWITCH_SECONDS)
         return app
 
     def service(self) -> "Service":
-        """The service that the app is over; trees are those that the rows under way decide, if that is asked for."""
+        """Load the models and build the service; with `--tree auto` the trees follow the number of rows."""
         import torch
 
         from multidraft.autotune.controller import auto
@@ -90,7 +89,7 @@ class Serving(o.Drafting, o.Named):
         from multidraft.server.service import Service
 
         if self.threads is not None:
-            torch.set_num_threads(self.threads)  # of the threads that begin from here on, the engine's among them
+            torch.set_num_threads(self.threads)  # for threads that start later, such as the engine's
         target, draft, tokenizer = load(self.target, self.draft, Loader(self.engine, self.trust))
         if self.template is not None:
             tokenizer.chat_template = self.template
@@ -100,84 +99,89 @@ class Serving(o.Drafting, o.Named):
         if limits is not None and draft is not None:
             subject = MeasuredPair(target, draft, config.scheme, config.walk)
             config = replace(config, policy=auto(subject, 1.0, limits, plan, self.tune_budget))
-        return Service(Engine(target, draft, config, self.limits), tokenizer, self.known_as, self.api_key)
+        return Service(Engine(target, draft, config, self.limits), tokenizer, self.served_names, self.api_key)
 
 
 def application(settings: dict[str, Any]) -> "Application":
-    """What `args` of a file name: fields of `Serving`, `limits` with those of `Limits`, and how many replicas."""
+    """The application for a file's `args`: fields of `Serving`, `limits`, `replicas`, `most_replicas` and `gpus`."""
     settings = dict(settings)
-    least, gpus = settings.pop("replicas", 1), settings.pop("gpus", 0)
-    most = settings.pop("most_replicas", least)
+    min_replicas, gpus = settings.pop("replicas", 1), settings.pop("gpus", 0)
+    max_replicas = settings.pop("most_replicas", min_replicas)
     try:
         serving = Serving(**settings | {"limits": Limits(**settings.get("limits", {}))})
     except TypeError as error:
-        raise AdviceError(f"args: {error}; docs/serving.md lists what there is") from None
+        raise AdviceError(f"args: {error}; docs/serving.md lists the settings") from None
     serving.check()
-    return deployment(serving, least, most, gpus)
+    return deployment(serving, min_replicas, max_replicas, gpus)
 
 
-def deployment(serving: Serving, least: int, most: int, gpus: int) -> "Application":
-    """Replicas of an engine each, which computes with as many threads as it has processors: Ray sees to that.
+def deployment(serving: Serving, min_replicas: int, max_replicas: int, gpus: int) -> "Application":
+    """Replicas with one engine each; Ray gives it as many threads as processors.
 
-    An engine is at its best with many rows: replicas come when three quarters of them are taken, and what an engine
-    cannot begin at once waits in Serve's queue, for whichever has room first.
+    An engine is most efficient with many rows, so replicas are added when three quarters of the rows are taken. Other
+    requests wait in Serve's queue for the first replica with room.
     """
     from ray import serve
 
     rows = serving.limits.rows
-    busy = max(rows * 3 // 4, 1)
-    made: Any = serve.deployment(
+    replicas: Any = serve.deployment(
         serve.ingress(lambda: app_of(serving))(),
-        name=NAME,
+        name=APP_NAME,
         ray_actor_options={"num_cpus": serving.threads or 1, "num_gpus": gpus},
-        autoscaling_config={"min_replicas": least, "max_replicas": most, "target_ongoing_requests": busy},
+        autoscaling_config={
+            "min_replicas": min_replicas,
+            "max_replicas": max_replicas,
+            "target_ongoing_requests": max(rows * 3 // 4, 1),
+        },
         max_ongoing_requests=rows + max(rows // 4, 1),
         max_queued_requests=serving.limits.queue,
         backpressure_config={"status_code": 429, "retry_after_s": 1},
         graceful_shutdown_timeout_s=serving.limits.drain,
     )
-    return made.bind()
+    return replicas.bind()
 
 
 def app_of(serving: Serving) -> "FastAPI":
-    """The app, in the replica that it is for."""
-    from multidraft.server.process import apart
+    """Build the app in its replica."""
+    from multidraft.server.process import in_thread
 
-    app = apart(serving.app).result()
-    threading.Thread(target=mirror, args=(app.state.service.metrics,), name="metrics", daemon=True).start()
+    app = in_thread(serving.app).result()
+    threading.Thread(target=export_metrics, args=(app.state.service.metrics,), name="metrics", daemon=True).start()
     return app
 
 
-def mirror(metrics: "Metrics") -> None:
-    """Pass all numbers on to Ray's exporter, for as long as the process lives: `/metrics` is that of any replica."""
+def export_metrics(metrics: "Metrics") -> None:
+    """Export all metrics by Ray while the process lives, because `/metrics` shows only one replica's."""
     from ray.serve.metrics import Gauge
 
     gauges: dict[str, Any] = {}
     while True:
         for metric in metrics.registry.collect():
             for sample in metric.samples:
-                name = sample.name.replace(":", "_")  # Serve adds which replica it is
+                name = sample.name.replace(":", "_")  # Serve adds the replica's label
                 if name not in gauges:
-                    labels: Any = tuple(sample.labels)  # of any number, which Ray's hint does not say
+                    labels: Any = tuple(sample.labels)  # Ray's type hint is too narrow
                     gauges[name] = Gauge(name, metric.documentation, labels)
                 gauges[name].set(sample.value, tags=dict(sample.labels))
-        time.sleep(SECONDS)
+        time.sleep(METRICS_SECONDS)
 
 
-def run_on_ray(address: str, serving: Serving, host: str, port: int, least: int, most: int, ready: Ready) -> None:
+def run_on_ray(
+    address: str, serving: Serving, host: str, port: int, min_replicas: int, max_replicas: int, ready: ReadyCallback
+) -> None:
     """Serve from replicas until stopped; `ready` is called when requests are taken."""
-    from multidraft.server.process import bound
+    from multidraft.server.process import bind_socket
 
     serving.check()
     serve = optional("ray.serve", "Ray", "ray")
     check_address(address)
-    with bound(host, port) as listener:
+    with bind_socket(host, port) as listener:
         port = listener.getsockname()[1]
-    gpus = one_gpu(join(address, heard=True))
+    gpus = gpus_per_worker(connect(address, show_logs=True))
     serve.start(http_options={"host": host, "port": port})
     try:
-        serve.run(deployment(serving, least, most, gpus), name=NAME, route_prefix="/")
+        serve.run(deployment(serving, min_replicas, max_replicas, gpus), name=APP_NAME, route_prefix="/")
         ready(port)
         signal.pause()
     finally:
-        serve.delete(NAME)  # and nothing of others on the same cluster
+        serve.delete(APP_NAME)  # and no other application

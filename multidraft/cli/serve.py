@@ -8,105 +8,115 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.replicas import Ready, Serving, run_on_ray
+from multidraft.cli.replicas import ReadyCallback, Serving, run_on_ray
 from multidraft.errors import AdviceError, optional
 from multidraft.server import Limits
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-SERVER = "Server"
-NEEDED = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+SERVER_PANEL = "Server"
+SERVE_MODULES = {"fastapi": "FastAPI", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
 
 
 @dataclass(frozen=True)
-class Server:
-    """Where it listens and who may ask; vLLM's name for an option comes first where it has the same thing."""
+class ServerOptions:
+    """Address, names, key and log; an option that vLLM has, too, lists vLLM's name first."""
 
-    host: Annotated[str, o.asked("Address to listen on; 0.0.0.0 for all of this machine's.", SERVER)] = "127.0.0.1"
-    port: Annotated[int, o.asked("0 takes any that is free.", SERVER, min=0, max=65535)] = 8000
+    host: Annotated[str, o.option("Address to listen on; 0.0.0.0 for all of this machine's.", SERVER_PANEL)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, o.option("0 takes any free port.", SERVER_PANEL, min=0, max=65535)] = 8000
     name: Annotated[
         list[str] | None,
-        o.asked("In requests; may be repeated. Default: the target's.", SERVER, "--served-model-name", "--name"),
+        o.option("In requests; may be repeated. Default: the target's.", SERVER_PANEL, "--served-model-name", "--name"),
     ] = None
     api_key: Annotated[
-        str | None, o.asked("Only requests that bring it are answered.", SERVER, envvar="MULTIDRAFT_API_KEY")
+        str | None, o.option("Required in every request, as a bearer token.", SERVER_PANEL, envvar="MULTIDRAFT_API_KEY")
     ] = None
-    access_log: Annotated[bool, o.asked("A line on stderr for every request.", SERVER, "--access-log")] = False
+    access_log: Annotated[bool, o.option("A line on stderr for every request.", SERVER_PANEL, "--access-log")] = False
 
 
-BOUNDED: dict[str, tuple[Any, ...]] = {  # fields of `Limits`: help, the least, and other names than the field's
+LIMIT_OPTIONS: dict[
+    str, tuple[Any, ...]
+] = {  # fields of `Limits`: help, minimum, and option names other than the field's
     "rows": ("Answers decoded side by side.", 1, "--max-num-seqs", "--max-rows"),
     "context": ("Tokens of a sequence. Default: as many as the models can read.", 2, "--max-model-len"),
     "tokens_in_cache": ("Bounds the memory of keys and values.", 1, "--max-tokens-in-cache"),
     "queue": ("Answers that wait; more get a 429.", 1, "--max-queue"),
     "prefill": ("Prompt tokens read between two steps.", 1, "--max-num-batched-tokens", "--prefill-tokens"),
     "request": ("Seconds that a request may take, waiting included; then a 504.", 1, "--request-timeout"),
-    "drain": ("Seconds for what is under way when stopped.", 0),
+    "drain": ("Seconds that running answers get when the server is stopped.", 0),
 }
-KINDS = get_type_hints(Limits)
-Bounds: Any = make_dataclass(
-    "Bounds",
+LIMIT_TYPES = get_type_hints(Limits)
+LimitOptions: Any = make_dataclass(
+    "LimitOptions",
     [
-        (name, Annotated[KINDS[name], o.asked(text, "Limits", *names, min=least)], getattr(Limits, name))
-        for name, (text, least, *names) in BOUNDED.items()
+        (name, Annotated[LIMIT_TYPES[name], o.option(text, "Limits", *names, min=minimum)], getattr(Limits, name))
+        for name, (text, minimum, *names) in LIMIT_OPTIONS.items()
     ],
     frozen=True,
 )
 
 
 @dataclass(frozen=True)
-class Engines:
-    """What computes."""
+class EngineOptions:
+    """Threads and replicas."""
 
-    threads: Annotated[int | None, o.asked("Threads of an engine. Default: torch's own, on Ray 1.", o.RUN, min=1)] = (
+    threads: Annotated[int | None, o.option("Threads of an engine. Default: torch's own, on Ray 1.", o.RUN, min=1)] = (
         None
     )
     ray: Annotated[
-        str | None, o.asked("In replicas on Ray: HOST:PORT of a cluster, or `local`: on this machine.", o.RUN)
+        str | None, o.option("Run replicas on Ray: HOST:PORT of a cluster, or `local` for this machine.", o.RUN)
     ] = None
-    replicas: Annotated[int, o.asked("With --ray: engines at least, one a GPU where there are some.", o.RUN, min=1)] = 1
+    replicas: Annotated[
+        int, o.option("With --ray: minimum of engines, one per GPU if there are GPUs.", o.RUN, min=1)
+    ] = 1
     most_replicas: Annotated[
-        int | None, o.asked("With --ray: engines at most. Default: as at least.", o.RUN, min=1)
+        int | None, o.option("With --ray: maximum of engines. Default: the minimum.", o.RUN, min=1)
     ] = None
 
 
 @o.grouped
 def serve(
     *,
-    named: o.Named,
+    models: o.ModelOptions,
     chat_template: Annotated[
-        Path | None, o.asked("Jinja file, in place of the tokenizer's template.", o.MODELS)
+        Path | None, o.option("Jinja file, in place of the tokenizer's template.", o.MODELS)
     ] = None,
-    drafting: o.Drafting,
-    server: Server,
-    bounds: Bounds,
-    engines: Engines,
+    drafting: o.DraftingOptions,
+    server: ServerOptions,
+    limits: LimitOptions,
+    engines: EngineOptions,
 ) -> None:
     """Serve the OpenAI API: completions and chats, streamed or whole, with the target's distribution."""
-    for module, package in NEEDED.items():
+    for module, package in SERVE_MODULES.items():
         optional(module, package, "serve")
-    own = {"names": tuple(server.name or ()), "api_key": server.api_key, "template": template_of(chat_template)}
-    shared = asdict(named) | asdict(drafting) | {"limits": Limits(**asdict(bounds)), "threads": engines.threads}
-    serving = Serving(**own | shared)
+    names, template = tuple(server.name or ()), template_of(chat_template)
+    shared = asdict(models) | asdict(drafting) | {"limits": Limits(**asdict(limits)), "threads": engines.threads}
+    serving = Serving(**shared, names=names, api_key=server.api_key, template=template)
 
     def ready(port: int) -> None:
         where = f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{port}"
-        terminal.note(f"serving {serving.known_as[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
+        terminal.note(f"serving {serving.served_names[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
 
     if engines.ray is not None:
-        least, most = engines.replicas, engines.most_replicas or engines.replicas
-        if least > most:
-            raise AdviceError(f"--replicas {least} is more than --most-replicas {most}; give fewer, or allow more")
-        return run_on_ray(engines.ray, serving, server.host, server.port, least, most, ready)
-    if engines.threads is not None and engines.threads > (here := os.cpu_count() or 1):
-        raise AdviceError(f"--threads {engines.threads} is more than the {here} processors of this machine; give fewer")
+        min_replicas, max_replicas = engines.replicas, engines.most_replicas or engines.replicas
+        if min_replicas > max_replicas:
+            raise AdviceError(
+                f"--replicas {min_replicas} is more than --most-replicas {max_replicas}; give fewer, or allow more"
+            )
+        return run_on_ray(engines.ray, serving, server.host, server.port, min_replicas, max_replicas, ready)
+    if engines.threads is not None and engines.threads > (processors := os.cpu_count() or 1):
+        raise AdviceError(
+            f"--threads {engines.threads} is more than the {processors} processors of this machine; give fewer"
+        )
     if engines.replicas > 1 or engines.most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
     if server.access_log:
-        log = logging.getLogger("multidraft.access")
-        log.setLevel(logging.INFO)
-        log.addHandler(handler := logging.StreamHandler())
+        access_log = logging.getLogger("multidraft.access")
+        access_log.setLevel(logging.INFO)
+        access_log.addHandler(handler := logging.StreamHandler())
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run_here(serving, server.host, server.port, ready)
 
@@ -125,15 +135,15 @@ def template_of(path: Path | None) -> str | None:
     return text
 
 
-def run_here(serving: Serving, host: str, port: int, ready: Ready) -> None:
+def run_here(serving: Serving, host: str, port: int, ready: ReadyCallback) -> None:
     """Serve from this process until stopped; `ready` is called when requests are taken."""
-    from multidraft.server.process import bound, run
+    from multidraft.server.process import bind_socket, run
 
     def load() -> "FastAPI":
         serving.check()
         return serving.app()
 
-    with bound(host, port) as listener:
+    with bind_socket(host, port) as listener:
         port = listener.getsockname()[1]
-        wait = f"loading {serving.known_as[0]}; {host} port {port} answers /health meanwhile"
-        run(serving.limits, listener, load, lambda: terminal.note(wait), lambda: ready(port))
+        loading_note = f"loading {serving.served_names[0]}; {host} port {port} answers /health meanwhile"
+        run(serving.limits, listener, load, lambda: terminal.note(loading_note), lambda: ready(port))

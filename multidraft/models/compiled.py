@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from multidraft.errors import AdviceError
-from multidraft.machine import available, readable
+from multidraft.machine import available, format_bytes
 from multidraft.models.kv_cache import Storage, TreeCache
 
 WIDEST = 256  # tokens of a step that is compiled; a wider one is bound by arithmetic
@@ -239,7 +239,7 @@ class Steps:
         needed, left = room.rows * room.capacity * slot, available(self.device)
         if left is not None and needed > left:
             raise AdviceError(
-                f"keys and values of compiled steps need {readable(needed)}, and {readable(left)} are free; "
+                f"keys and values of compiled steps need {format_bytes(needed)}, and {format_bytes(left)} are free; "
                 "decode fewer or shorter rows at once"
             )
         self.rooms.append(room)

@@ -1,19 +1,20 @@
-"""An OpenAI-compatible server: the engine thread, the API, its numbers for Prometheus, a page to look at.
+"""An OpenAI-compatible server: the engine thread, the API, Prometheus metrics, a web page to chat on.
 
-What a server may take on is said here, without torch, because the command line's help shows it.
+The limits are defined here, without torch, because the command line's help shows them.
 """
 
 from dataclasses import dataclass
 
+# The status and the message of each `Refused`.
 FULL = 429, "the queue is full; try again a little later"
 LOADING = 503, "the model is being loaded; try again a little later"
 CLOSED = 503, "the server is being stopped, or its engine has died; try again later"
-BROKEN = 500, "this answer could not be computed, through a fault of the server's; its log says more"
+BROKEN = 500, "the server failed to compute this answer; its log says more, try again"
 LATE = 504, "the answer took longer than this server allows; ask for fewer tokens, or try again later"
 
 
 class Refused(Exception):
-    """A request that ends without an answer, through no fault of its own."""
+    """A valid request that the server cannot answer now."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -22,18 +23,18 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of memory, of patience, and of what one request may ask for."""
+    """Limits of memory, of time, and of what one request may ask for."""
 
-    tokens_in_cache: int = 16384  # of all rows; where batches are padded, rows times the longest
-    rows: int = 32  # decoded side by side
-    context: int | None = None  # tokens of a sequence; None for as many as both models can read
+    tokens_in_cache: int = 16384  # of all rows; in a padded batch, rows times the longest row
+    rows: int = 32  # decoded in one batch
+    context: int | None = None  # tokens of a sequence; None for the models' own limit
     queue: int = 64  # rows that wait
     prefill: int = 256  # prompt tokens read between two steps
-    drain: int = 30  # seconds for requests that are under way when the server is stopped
-    request: int = 600  # seconds that a request may take, its time in the queue included
-    receive: float | int = 30  # seconds in which a request's headers must have come, and then its body
+    drain: int = 30  # seconds that running requests get when the server is stopped
+    request: int = 600  # seconds that a request may take, including its time in the queue
+    receive: float | int = 30  # seconds in which a request's headers must arrive, and then its body
     unread: float | int = 60  # seconds for which a client may leave a stream unread
-    default_new_tokens: int = 1024  # of a chat that names no number
+    default_new_tokens: int = 1024  # of a chat without max_tokens
     headers: int = 1 << 16  # bytes
     body: int = 1 << 20  # bytes
     choices: int = 128  # prompts times n

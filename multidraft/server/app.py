@@ -1,4 +1,4 @@
-"""The app: which address is answered by what, and what every request has to pass first."""
+"""The app: its routes, and the checks that every request passes first."""
 
 import asyncio
 import secrets
@@ -24,152 +24,160 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from multidraft.errors import AdviceError
 from multidraft.server import Refused
 from multidraft.server.answers import Chat, Completion, reply
-from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
-from multidraft.server.process import refusal
+from multidraft.server.bodies import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, TokenizeBody
+from multidraft.server.process import error_response
 from multidraft.server.service import Service
 
 PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-SCRIPT = b64encode(sha256(PAGE.partition("<script>")[2].partition("</script>")[0].encode()).digest()).decode()
-POLICY = (  # the page's own script and this server's answers, and nothing from anywhere else
-    f"default-src 'none'; script-src 'sha256-{SCRIPT}'; style-src 'unsafe-inline'; connect-src 'self'; "
+SCRIPT_HASH = b64encode(sha256(PAGE.partition("<script>")[2].partition("</script>")[0].encode()).digest()).decode()
+CONTENT_POLICY = (  # only the page's own script and this server's answers
+    f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-GUARDS = {"Content-Security-Policy": POLICY, "X-Frame-Options": "DENY", "X-Content-Type-Options": "nosniff"}
-PARTS = 1 << 16  # lists and dictionaries of a body: while more are made from JSON, every thread would wait
-OPEN = {"/", "/health", "/metrics"}  # what needs no key
-FAULTS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+}
+MAX_BRACKETS = 1 << 16  # of a body: parsing more JSON lists and objects would block every thread for too long
+PUBLIC_PATHS = {"/", "/health", "/metrics"}  # that need no key
+HANDLED_ERRORS: Any = (ValidationError, AdviceError, Refused, ClientDisconnect, AnyHTTPException, Exception)
 
 
 def build(service: Service) -> FastAPI:
-    """The app over a service, which begins and is closed with it."""
+    """The app over a service; the app's lifespan starts and closes the service."""
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.begin()
         yield
         service.close()
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return refusal(error, request.scope.get("request_id", ""))
+        return error_response(error, request.scope.get("request_id", ""))
 
     app = FastAPI(
         title="multidraft",
         version=version("multidraft"),
-        lifespan=life,
-        docs_url=None,  # these pages would fetch their scripts from elsewhere
+        lifespan=lifespan,
+        docs_url=None,  # these pages would load scripts from other sites
         redoc_url=None,
-        exception_handlers=dict.fromkeys(FAULTS, handle),
+        exception_handlers=dict.fromkeys(HANDLED_ERRORS, handle),
     )
     app.state.service = service
     if service.api_key is not None:
-        app.add_middleware(locked, key=service.api_key)
+        app.add_middleware(with_api_key, key=service.api_key)
     add_answers(app, service)
     add_tokens(app, service)
     add_state(app, service)
     return app
 
 
-def locked(app: ASGIApp, key: str) -> ASGIApp:
-    """Answers 401, before anything else is looked at, unless a request brings the key as a bearer token (RFC 6750)."""
-    wrong = HTTPException(401, "the API key is missing or wrong; send it as a bearer token")
+def with_api_key(app: ASGIApp, key: str) -> ASGIApp:
+    """Answer 401 unless the request has the API key as a bearer token (RFC 6750); this is checked first."""
+    unauthorized = HTTPException(401, "the API key is missing or wrong; send it as a bearer token")
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            form, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-            if form.lower() != "bearer" or not secrets.compare_digest(given.strip().encode(), key.encode()):
-                return await refusal(wrong)(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
+            auth_scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+            if auth_scheme.lower() != "bearer" or not secrets.compare_digest(token.strip().encode(), key.encode()):
+                return await error_response(unauthorized)(scope, receive, send)
         await app(scope, receive, send)
 
     return answer
 
 
-async def content_of(request: Request, most: int, seconds: float | int) -> bytes:
-    """A body in JSON, unless it comes too slowly, or has too many parts, or bytes, whatever its headers say."""
+async def read_json_body(request: Request, max_bytes: int, seconds: float | int) -> bytes:
+    """The bytes of a JSON body; raises if it is too slow, too long, or has too many lists and objects."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise AdviceError("the body is not said to be JSON; send it with Content-Type: application/json")
+        raise AdviceError("the Content-Type is not JSON; send the body with Content-Type: application/json")
     content = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            async for part in request.stream():
-                content += part
-                if len(content) > most:
-                    raise HTTPException(413, f"the body has more than {most} bytes; send less")
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > max_bytes:
+                    raise HTTPException(413, f"the body has more than {max_bytes} bytes; send less")
     except TimeoutError:
         raise HTTPException(408, f"the body has not come within {seconds} seconds; send faster") from None
-    if (parts := content.count(b"[") + content.count(b"{")) > PARTS:
-        raise AdviceError(f"the body has {parts} brackets, and {PARTS} are allowed; send less at once")
+    if (brackets := content.count(b"[") + content.count(b"{")) > MAX_BRACKETS:
+        raise AdviceError(f"the body has {brackets} brackets, and {MAX_BRACKETS} are allowed; send less at once")
     return bytes(content)
 
 
-def posted(
-    app: FastAPI, service: Service, address: str, kind: type[BaseModel], answer: Callable[[Request, Any], Awaitable]
+def add_post_route(
+    app: FastAPI,
+    service: Service,
+    address: str,
+    body_type: type[BaseModel],
+    answer: Callable[[Request, Any], Awaitable],
 ) -> None:
-    """Answer what is posted to an address; bodies are read in a thread, because large ones take their time."""
+    """Add a POST route; bodies are parsed in a worker thread, because large ones take long."""
 
-    async def answered(request: Request) -> Any:
-        content = await content_of(request, service.limits.body, service.limits.receive)
-        return await answer(request, await service.aside(kind.model_validate_json, content))
+    async def handle(request: Request) -> Any:
+        content = await read_json_body(request, service.limits.body, service.limits.receive)
+        return await answer(request, await service.in_worker(body_type.model_validate_json, content))
 
-    schema = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
+    schema = {"required": True, "content": {"application/json": {"schema": body_type.model_json_schema()}}}
     name = address.removeprefix("/").replace("/", "_")
-    app.post(address, name=name, openapi_extra={"requestBody": schema}, response_model=None)(answered)
+    app.post(address, name=name, openapi_extra={"requestBody": schema}, response_model=None)(handle)
 
 
 def check_name(service: Service, name: str) -> None:
-    """Raise unless it is the model that is served."""
+    """Raise 404 unless it is a name of the served model."""
     if name not in service.names:
         raise HTTPException(404, f"the model {name[:100]!r} does not exist; this server has {service.names[0]!r}")
 
 
 def add_answers(app: FastAPI, service: Service) -> None:
-    """What generates."""
+    """Add the routes that generate text."""
 
-    async def answer(request: Request, body: Sampled, form: type[Completion]) -> Response:
+    async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
-        jobs = await service.aside(service.jobs, body)
-        return await reply(request, form(service, body, jobs, request.scope.get("request_id", "")))
+        jobs = await service.in_worker(service.make_jobs, body)
+        return await reply(request, response_type(service, body, jobs, request.scope.get("request_id", "")))
 
-    posted(app, service, "/v1/completions", CompletionBody, partial(answer, form=Completion))
-    posted(app, service, "/v1/chat/completions", ChatBody, partial(answer, form=Chat))
+    add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
+    add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))
 
 
 def add_tokens(app: FastAPI, service: Service) -> None:
-    """The tokenizer."""
+    """Add the routes of the tokenizer."""
 
     def tokens_of(body: TokenizeBody) -> Response:
         if (body.prompt is None) == (body.messages is None):
             raise AdviceError("give either a prompt or messages")
         if body.messages is not None:
-            tokens = service.written(body.messages, add_generation_prompt=body.add_generation_prompt)
+            tokens = service.encode_chat(body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
             tokens = service.encode(body.prompt or "", body.add_special_tokens)
-        words = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-        known = {"count": len(tokens), "max_model_len": service.context}
-        return encoded(known | {"tokens": tokens, "token_strs": words})
+        token_texts = service.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+        facts = {"count": len(tokens), "max_model_len": service.context}
+        return json_response(facts | {"tokens": tokens, "token_strs": token_texts})
 
     def text_of(body: DetokenizeBody) -> Response:
-        if strange := [token for token in body.tokens if token >= service.vocabulary]:
-            raise AdviceError(f"token {strange[0]} is beyond the vocabulary, 0 to {service.vocabulary - 1}")
-        return encoded({"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)})
+        if unknown := [token for token in body.tokens if token >= service.vocabulary]:
+            raise AdviceError(f"token {unknown[0]} is beyond the vocabulary, 0 to {service.vocabulary - 1}")
+        return json_response({"prompt": service.tokenizer.decode(body.tokens, clean_up_tokenization_spaces=False)})
 
-    posted(app, service, "/tokenize", TokenizeBody, lambda _, body: service.aside(tokens_of, body))
-    posted(app, service, "/detokenize", DetokenizeBody, lambda _, body: service.aside(text_of, body))
+    add_post_route(app, service, "/tokenize", TokenizeBody, lambda _, body: service.in_worker(tokens_of, body))
+    add_post_route(app, service, "/detokenize", DetokenizeBody, lambda _, body: service.in_worker(text_of, body))
 
     @app.get("/tokenizer_info")
     def tokenizer_info() -> dict[str, Any]:
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        known = {name: getattr(service.tokenizer, name, None) for name in names} | {"chat_template": service.template}
-        kind = type(service.tokenizer).__name__
-        return {"tokenizer_class": kind, "max_model_len": service.context} | known
+        facts = {name: getattr(service.tokenizer, name, None) for name in names} | {"chat_template": service.template}
+        class_name = type(service.tokenizer).__name__
+        return {"tokenizer_class": class_name, "max_model_len": service.context} | facts
 
 
-def encoded(value: dict[str, Any]) -> Response:
-    """A response in JSON, made by Python: C's way of a million tokens would keep all other threads waiting."""
+def json_response(value: dict[str, Any]) -> Response:
+    """A JSON response, encoded in Python: the C encoder would block all threads for a million tokens."""
     return Response("".join(JSONEncoder(ensure_ascii=False).iterencode(value)), media_type="application/json")
 
 
 def add_state(app: FastAPI, service: Service) -> None:
-    """How the server is, which models there are (one, by all its names), and a page to look at."""
+    """Add the routes for the model's names, health, version, metrics and the web page."""
     card = {"object": "model", "created": int(time.time()), "owned_by": "multidraft", "root": service.names[0]}
 
     @app.get("/v1/models")
@@ -197,4 +205,4 @@ def add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return HTMLResponse(PAGE, headers=GUARDS)
+        return HTMLResponse(PAGE, headers=SECURITY_HEADERS)

@@ -1,8 +1,8 @@
 """The engine: one thread owns the models, and jobs come and go between its steps.
 
-No fault ends it silently. One that comes while a row is read, or steps alone, ends that row. After any other one all
-rows are read again from their tokens, and each steps alone before it joins the others: that names the row that is to
-blame, if there is one, and the others get the tokens that they would have got. Where nothing helps, the engine ends.
+A fault never ends it silently. A fault while one row is read, or steps alone, ends that row. After any other fault all
+rows are read again from their tokens, and each steps alone before it joins the batch. That finds a faulty row, and the
+other rows get the same tokens as without the fault. After too many faults without a new token the engine ends.
 """
 
 import logging
@@ -32,7 +32,7 @@ MAX_FAILURES = 3  # in a row, without a new token in between: then the engine en
 
 
 class Engine:
-    """Jobs may be submitted and cancelled from any thread; everything else happens in the engine's own."""
+    """Decodes jobs in its own thread; jobs may be submitted and cancelled from any thread."""
 
     def __init__(self, target: Model, draft: Model | None, config: DecodeConfig, limits: Limits):
         self.target, self.draft, self.limits = target, draft, limits
@@ -75,7 +75,7 @@ class Engine:
         return [*self.running, self.reading.job] if self.reading else self.running
 
     def submit(self, jobs: list[Job]) -> None:
-        """Queue the jobs of one request, none above `room`, all or none: a queue with any room takes them."""
+        """Queue all jobs of one request, or none if the queue is full; no job may be longer than `room`."""
         with self.changed:
             if not self.alive:
                 raise Refused(*CLOSED)
@@ -85,7 +85,7 @@ class Engine:
             self.changed.notify()
 
     def close(self, patience: float | int = 0) -> None:
-        """Take no more, and end; what is under way has so many seconds."""
+        """Take no more jobs, and end; running jobs get `patience` seconds."""
         with self.changed:
             self.closing = True
             self.changed.notify()
@@ -96,7 +96,7 @@ class Engine:
             self.config.policy.finish(advise=False)
 
     def run(self) -> None:
-        """Work until closed; whatever is left then, or when the engine dies, hears that it failed."""
+        """Work until closed; jobs that are left then, or when the engine dies, get the error CLOSED."""
         try:
             with torch.inference_mode():
                 self.work()
@@ -113,7 +113,7 @@ class Engine:
             self.on_death()
 
     def work(self) -> None:
-        """Turn after turn, whatever comes of one, until there will be nothing to do any more."""
+        """Run turns until closed; after a turn that fails, recover."""
         while True:
             try:
                 if not self.has_work():
@@ -123,7 +123,7 @@ class Engine:
                 self.take_apart(error)
 
     def has_work(self) -> bool:
-        """Wait for some; False where there will be none."""
+        """Wait for jobs; False when the engine is closed and has none."""
         with self.changed:
             while not (has_rows := bool(self.waiting or self.suspects or self.running or self.reading)):
                 if self.closing:
@@ -132,7 +132,7 @@ class Engine:
             return has_rows and not self.stopped
 
     def turn(self) -> None:
-        """Forget who has gone, read a little, step once."""
+        """Drop cancelled jobs, read up to `prefill` prompt tokens, step once."""
         self.drop_cancelled()
         budget = self.limits.prefill
         while budget > 0 and (reading := self.reading or self.admit()):
@@ -143,7 +143,7 @@ class Engine:
             self.flush()
 
     def drop_cancelled(self) -> None:
-        """Nobody waits for these any more."""
+        """Drop the jobs that were cancelled."""
         with self.changed:
             self.waiting = deque(job for job in self.waiting if not job.cancelled)
             self.suspects = deque(job for job in self.suspects if not job.cancelled)
@@ -172,7 +172,7 @@ class Engine:
         return self.reading
 
     def slots(self, jobs: list[Job]) -> int:
-        """What so many rows take: as many times the longest of them."""
+        """The cache slots that these jobs take: their number times the longest one."""
         return len(jobs) * max([self.width, *(job.longest + self.slack for job in jobs)])
 
     def read(self, reading: Reading, budget: int) -> int:
@@ -192,7 +192,7 @@ class Engine:
         return count
 
     def advance(self, reading: Reading, budget: int) -> int:
-        """Read on; at the end of the prompt its answer is told, and a row that is read again steps alone."""
+        """Read on; a row whose prompt ends gets its first event, and a row that is read again steps alone."""
         was_waiting = reading.state is None
         count = reading.advance(budget)
         if reading.state is not None and was_waiting and not reading.again:
@@ -233,7 +233,7 @@ class Engine:
         return state, record
 
     def pass_on(self, job: Job, record: StepRecord, row: int) -> bool:
-        """Tell a row what it has got; whether it goes on."""
+        """Note a step's event for a row; return whether the row goes on."""
         if fault := record.faults.get(row):
             self.tell(job, Event(error=fault))
             return False
@@ -250,7 +250,7 @@ class Engine:
         return not job.has_ended
 
     def go_on(self, going: list[int], faulty: Collection[int] = ()) -> None:
-        """The other rows leave the batch, and what they have read is kept while there is room."""
+        """Keep only the `going` rows in the batch; the caches of the others are kept while there is room."""
         if self.state is None or len(going) == len(self.running):
             return
         others = [self.running[row] for row in going] + ([self.reading.job] if self.reading else [])
@@ -261,7 +261,7 @@ class Engine:
         self.state = select(self.state, order) if order else None
 
     def put_aside(self, state: State, index: int, taken: int) -> None:
-        """Keep what a row has read, if there is room beside the slots that others take."""
+        """Keep the cache of a row that leaves, if it fits beside the `taken` slots of the others."""
         job, row, room = self.running[index], state.rows[index], self.limits.tokens_in_cache - taken
         tokens = job.text[: row.position]
         drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
@@ -276,12 +276,12 @@ class Engine:
             LOG.warning("a conversation has not been kept", exc_info=error)
 
     def tell(self, job: Job, event: Event) -> None:
-        """Note what a row's owner is to hear."""
+        """Note an event for a row's owner."""
         self.told.append((job, event))
         job.has_ended = event.end is not None or event.error is not None
 
     def flush(self) -> None:
-        """Pass on what rows have to be told since the last time, as one message."""
+        """Deliver the events since the last flush, as one message."""
         if self.told:
             self.deliver(self.told)
             self.told = []
@@ -292,7 +292,7 @@ class Engine:
         LOG.error(what, exc_info=error)
 
     def blame(self, job: Job, error: Exception) -> None:
-        """End the row that a fault came of; raises it where no other row can be answered either."""
+        """End the row that caused a fault; raises it if no other row can be answered either."""
         if isinstance(error, RowFault):  # its own processor's, say
             return self.tell(job, Event(error=error))
         self.note("a row has failed, and ends", error)
@@ -302,7 +302,7 @@ class Engine:
             raise error
 
     def take_apart(self, error: Exception) -> None:
-        """After a fault that no row can be named for, read all rows again; raises it where nothing has come since."""
+        """Read all rows again after a fault of an unknown row; raises after too many faults without a new token."""
         self.note("a turn of the engine has failed; its rows are read again", error)
         unread = [self.reading.job] if self.reading and self.reading.state is None and not self.reading.again else []
         begun = [job for job in self.rows_begun if job not in unread]
@@ -316,7 +316,7 @@ class Engine:
             raise error
 
     def answers_a_token(self) -> bool:
-        """Whether a prompt of one token gets its next one, so that the last rows to fail were to blame themselves."""
+        """Whether a prompt of one token can be continued; then the rows that failed were faulty themselves."""
         try:
             reading = Reading(Job([0], 1), self.target, self.draft, self.config, PrefixCache())
             while not reading.is_over or reading.state is None:

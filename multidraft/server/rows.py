@@ -1,7 +1,7 @@
-"""One row: what its owner asks and hears, and how its prompt is read, piece by piece, beside rows that decode.
+"""One row: its request, its events, and how its prompt is read in chunks while other rows decode.
 
-The target reads first: what it says of the last token is the first answer, for which nobody waits for the draft model.
-What rows that have left have read is kept while there is room: a prompt that begins alike need not read it again.
+The target reads first: the first token needs only its logits, so no row waits for the draft model. The caches of rows
+that have left are kept while there is room, and are reused for prompts with the same prefix.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,9 @@ from multidraft.sampling.settings import Sampling
 
 @dataclass(frozen=True)
 class Step:
-    """One step's tokens, the tree that was drafted (the root alone where nothing was), the accepted path in it.
+    """One step's tokens, its tree (only the root where nothing was drafted), and the accepted path.
 
-    Of the tree there are its tokens and the places of their parents: an event may wait for long, and is small.
+    The tree is kept as tokens and parents' indices, because events may wait in a queue and should be small.
     """
 
     new: Emitted
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Event:
-    """What a row's owner hears: that its prompt has been read, then every step; the last has an end or an error."""
+    """What a row's owner receives: one event when its prompt is read, then one per step; the last has end or error."""
 
     step: Step | None = None
     end: str | None = None  # "stop" at an end of text, "length" at its limit
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(eq=False)
 class Job:
-    """A prompt to continue, with settings and random numbers of its own; its owner hears what becomes of it."""
+    """A prompt to continue, with its own settings and random numbers; `hear` receives its events."""
 
     prompt: list[int]
     new_tokens: int
@@ -87,7 +87,7 @@ Told = list[tuple[Job, Event]]
 
 
 def hear_all(told: Told) -> None:
-    """Let the owners of some rows hear, in turn; one who cannot is as good as gone."""
+    """Pass each event to its job; a job whose `hear` raises is cancelled."""
     for job, event in told:
         try:
             job.hear(event)
@@ -97,7 +97,7 @@ def hear_all(told: Told) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """Both models with one row: the target has read these tokens, the draft model the first of them, if any."""
+    """The caches of a row that has left: the target has read `tokens`, the draft model the first `drafted` of them."""
 
     tokens: list[int]
     target: LanguageModel
@@ -117,7 +117,7 @@ class PrefixCache:
         return sum(len(row.tokens) for row in self.rows)
 
     def put(self, new: Kept) -> None:
-        """One more; those that it begins with are of no more use."""
+        """Add a row, and drop the rows that are prefixes of it."""
         self.rows = [row for row in self.rows if common(row.tokens, new.tokens) < len(row.tokens)] + [new]
 
     def shrink(self, most: int) -> None:
@@ -126,7 +126,7 @@ class PrefixCache:
             self.rows.pop(0)
 
     def find(self, prompt: list[int]) -> tuple[Kept | None, int]:
-        """The row that begins with most of what a prompt begins with, and how many tokens that are."""
+        """The row that shares the longest prefix with a prompt, and the prefix's number of tokens."""
         lengths = [common(row.tokens, prompt) for row in self.rows]
         if not any(lengths):
             return None, 0
@@ -135,7 +135,7 @@ class PrefixCache:
 
 
 def common(tokens: list[int], others: list[int]) -> int:
-    """The number of tokens that two lists both begin with.
+    """The length of the common prefix of two lists of tokens.
 
     >>> common([3, 1, 4, 1], [3, 1, 5])
     2
@@ -145,9 +145,9 @@ def common(tokens: list[int], others: list[int]) -> int:
 
 
 class Reading:
-    """The readers of both models, and how far they have come: what is in the cache need not be read again.
+    """The readers of both models, and their progress through the prompt; a prefix in the cache is not read again.
 
-    A row that is read again, after a fault, goes on where it was: with the step whose numbers it has given back.
+    A row that is read again after a fault repeats its last step, with the random numbers that it has given back.
     """
 
     def __init__(
@@ -190,14 +190,14 @@ class Reading:
 
     @property
     def is_over(self) -> bool:
-        """Whether both have read, or the policy skips the draft model: it catches up later, in steps that draft."""
+        """Whether both models have read the prompt; a resting draft model catches up later, in steps that draft."""
         if self.state is None:
             return False
         skips_draft_model = getattr(self.config.policy, "skips_draft_model", False)
         return self.state.draft is None or not self.state.rows[0].unread or skips_draft_model
 
     def advance(self, most: int) -> int:
-        """Read on by so many tokens at most, and return their number; the draft model begins after the first answer."""
+        """Read up to `most` more tokens, and return their number; the draft model starts after the first token."""
         if self.state is None:
             return self.advance_target(most)
         assert self.state.draft is not None
@@ -207,7 +207,7 @@ class Reading:
         return len(piece)
 
     def advance_target(self, most: int) -> int:
-        """Let the target read on, to its end; what it says of the prompt is noted if it was asked for."""
+        """Let the target read on; note the prompt's log-probabilities if they were asked for."""
         job, text, wanted = self.job, self.text, self.scored
         piece = text[self.done : min(self.done + most, self.last)]
         self.done += len(piece)
@@ -231,7 +231,7 @@ class Reading:
 
 
 def read(model: LanguageModel, piece: list[int], scored: Scored = "none") -> Any:
-    """Let a model keep a piece of one row's text; the logits that are asked for."""
+    """Append a piece of one row's text to a model's cache, and return the requested logits."""
     scores = model.forward([piece], [list(range(-1, len(piece) - 1))], scored if piece else "none")
     model.keep([list(range(len(piece)))])
     return scores

@@ -265,8 +265,8 @@ def nothing_works(monkeypatch) -> None:
         raise AssertionError("work was begun")
 
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", work)
-    monkeypatch.setattr("multidraft.cli.models.answers", lambda: False)
-    monkeypatch.setattr("multidraft.cli.crews.run", work)
+    monkeypatch.setattr("multidraft.cli.models.hub_answers", lambda: False)
+    monkeypatch.setattr("multidraft.cli.executors.run", work)
     for place in ("cli.acceptance.measured", "cli.solve_time.measured", "training.recipe.train_model"):
         monkeypatch.setattr(f"multidraft_research.{place}", work)
     for place in ("walks.measure", "toys.figures"):

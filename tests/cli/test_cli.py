@@ -15,9 +15,9 @@ from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
-from multidraft.cli.main import COMMANDS, loaded
+from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
-from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, hint, rivals, widened
+from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
 from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import Copying
 from multidraft.models.ngram import Lookup
@@ -156,8 +156,8 @@ def wrong(folder: Path, pair: Path) -> list[tuple[list[object], str]]:
         ([*named, *hi, "--colour", "red"], "--colour"),
         ([*hi, "--workers", 2], "--jsonl FOLDER"),
         ([*hi, "--ray", "local"], "--jsonl FOLDER"),
-        ([*hi, "--workers", 2, "--jsonl", "x", "--compare"], "--compare is of one process"),
-        ([*hi, "--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace is of one process"),
+        ([*hi, "--workers", 2, "--jsonl", "x", "--compare"], "--compare needs one process"),
+        ([*hi, "--workers", 2, "--jsonl", "x", "--trace", "y"], "--trace needs one process"),
     ]
 
 
@@ -184,7 +184,7 @@ def test_schemes():
 
 
 def test_what_tuning_finds_is_shown_drawn_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("multidraft.cli.tune.QUICK", 2)
+    monkeypatch.setattr("multidraft.cli.tune.QUICK_STEPS", 2)
     asked = ["--quick", "--budget", 0, "--temperature", 1, "--prompt", "It was"]
     shown = run("tune", *asked, "--out", tmp_path / "plan", "--plot", tmp_path / "costs.svg").stdout
     for words in ("milliseconds", "each drafted node", "acceptance at T", "8 drafts", "tokens a second"):
@@ -214,7 +214,7 @@ def test_help_waits_for_neither_torch_nor_transformers():
 
 
 def test_a_command_that_cannot_be_loaded_says_so():
-    command = loaded(EntryPoint("broken", "no.such:command", COMMANDS))
+    command = load_command(EntryPoint("broken", "no.such:command", COMMANDS))
     with pytest.raises(md.AdviceError, match=r"broken cannot be loaded from no\.such:command"):
         command.main(["--anything", "x"], standalone_mode=False)
 
@@ -275,7 +275,7 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
     assert draft.config.vocab_size == len(ids) + 1
     settings = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(tokens), pad_token_id=0)
     assert torch.equal(target.generate(tokens, assistant_model=wide, **settings), target.generate(tokens, **settings))
-    way = rivals(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None}, "llama")
+    way = baselines(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None}, "llama")
     assert way == {LOOKUP: {"prompt_lookup_num_tokens": 10}, ASSISTED: {"assistant_model": wide}}
 
 
@@ -288,4 +288,4 @@ class Hearing:
 @pytest.mark.parametrize(("target", "found"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])
 def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head(target, found, monkeypatch):
     monkeypatch.setattr("multidraft.cli.report.small_draft", lambda: tiny_model("qwen2"))
-    assert rivals(Models(tiny_model("llama"), Hearing(), None), {"stop": None}, target).keys() == found
+    assert baselines(Models(tiny_model("llama"), Hearing(), None), {"stop": None}, target).keys() == found

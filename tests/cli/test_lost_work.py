@@ -158,7 +158,7 @@ class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         return importlib.util.spec_from_loader(name, Heard()) if name == "loaded" else None
 sys.meta_path.insert(0, Finder())
-machine.hear_signals()
+machine.handle_signals()
 import loaded
 print("swallowed")
 """

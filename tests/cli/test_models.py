@@ -18,7 +18,7 @@ from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
-from multidraft.server.process import apart
+from multidraft.server.process import in_thread
 from multidraft.server.rows import Job
 from multidraft.zoo import FOLDER
 
@@ -33,10 +33,10 @@ def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installe
     monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
-        assert {names.usual(None, None, loader.tells) for loader in loaders} == {(pair, drafter)}
-    assert names.usual(None, "ngram") == (pair, "ngram")
-    assert names.usual(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
-    assert names.usual("some/model", "none") == ("some/model", "none")
+        assert {names.default_pair(None, None, loader.gives_hidden_states) for loader in loaders} == {(pair, drafter)}
+    assert names.default_pair(None, "ngram") == (pair, "ngram")
+    assert names.default_pair(None, "0.5*smollm2+0.5*lookup") == ("smollm2", "0.5*smollm2+0.5*lookup")
+    assert names.default_pair("some/model", "none") == ("some/model", "none")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
         if event.end:
             over.set()
 
-    made = apart(Serving(tree="2x1", threads=count).service).result()
+    made = in_thread(Serving(tree="2x1", threads=count).service).result()
     try:
         made.engine.start()
         made.engine.submit([Job([1, 2], 5, hear)])

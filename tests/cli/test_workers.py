@@ -10,7 +10,7 @@ from commands import ends_with_advice, results, run, written
 from plans import made_up
 
 from multidraft.autotune import plans
-from multidraft.cli import crews, decode
+from multidraft.cli import decode, executors
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 COUNT = 5
@@ -43,13 +43,13 @@ def small(monkeypatch) -> list[int]:
     """Shards of two prompts, decoded in this process; returns those that are."""
     done: list[int] = []
 
-    def here(crew, work, left):
+    def here(executor, work, left):
         for shard in left:
             done.append(shard)
             yield work(shard)
 
-    monkeypatch.setattr(decode, "SHARD", 2)
-    monkeypatch.setattr(crews.Processes, "__call__", here)
+    monkeypatch.setattr(decode, "MIN_SHARD_PROMPTS", 2)
+    monkeypatch.setattr(executors.Processes, "__call__", here)
     return done
 
 
@@ -73,19 +73,19 @@ def test_the_texts_are_those_of_one_worker_and_what_is_there_is_not_done_again(p
 
 def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
     """Workers that know nothing of each other: each would measure the pair for itself, and choose other trees."""
-    measured, plainly = [], crews.Processes.__call__
+    measured, plainly = [], executors.Processes.__call__
 
-    def forgetful(crew, work, left):
+    def forgetful(executor, work, left):
         for job in left:
             plans.LOADED.clear()
             vars(getattr(work, "args", [work])[0]).pop("models", None)
-            yield from plainly(crew, work, [job])
+            yield from plainly(executor, work, [job])
 
     def fresh(wanted):
         measured.append(wanted)
         return made_up(wanted)
 
-    monkeypatch.setattr(crews.Processes, "__call__", forgetful)
+    monkeypatch.setattr(executors.Processes, "__call__", forgetful)
     monkeypatch.setattr(plans, "load_kept", lambda file, identity: None)
     monkeypatch.setattr(plans, "fresh", fresh)
     options = ["--jsonl", tmp_path, "--workers", 2, "--tree", "auto"]
@@ -101,7 +101,7 @@ def test_trees_are_chosen_by_one_plan(prompts, small, monkeypatch, tmp_path):
 @pytest.mark.parametrize("who", ["processes", "machines"])
 def test_several_decode_the_same(prompts, alone, monkeypatch, tmp_path, who):
     """Machines are two raylets of one processor each, as Ray's own test cluster has them; a worker needs one."""
-    monkeypatch.setattr(decode, "SHARD", 2)
+    monkeypatch.setattr(decode, "MIN_SHARD_PROMPTS", 2)
     options = ["--jsonl", tmp_path, "--workers", 2]
     with ExitStack() as ends:
         if who == "machines":

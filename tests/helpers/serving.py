@@ -21,7 +21,7 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.server import Limits
 from multidraft.server.app import build
 from multidraft.server.engine import Engine
-from multidraft.server.process import Server, bound
+from multidraft.server.process import Server, bind_socket
 from multidraft.server.service import Service
 
 PATIENCE, SIZE = 60, 6  # seconds, and letters of a toy
@@ -62,7 +62,7 @@ def toy(tokens: int | str = SIZE, **settings: Any) -> Service:
 @contextmanager
 def serving(load: Callable[[], FastAPI], **limits: float) -> Iterator[tuple[httpx2.Client, Server]]:
     """A server, which may still be loading, and a client; it runs until the block ends."""
-    listener = bound("127.0.0.1", 0)
+    listener = bind_socket("127.0.0.1", 0)
     server = Server(Limits(**limits), load)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()

@@ -25,7 +25,7 @@ from multidraft_research.studies.acceptance import random_pairs
 from tiny import VOCABULARY, tiny_model
 
 import multidraft as md
-from multidraft.cli.crews import Processes, alone, run
+from multidraft.cli.executors import Processes, run, serial
 from multidraft.errors import AdviceError
 from multidraft.io import files as outputs
 from multidraft.io.journal import Journal
@@ -63,7 +63,7 @@ def pair() -> Pair:
 def captured(folder: Path, manner: Manner) -> Capture:
     """A capture of the tiny models in a folder."""
     journal = Journal(folder / MANIFEST, SETTINGS)
-    run(Capturing(pair, PASSAGES, manner, folder), len(PASSAGES), journal, alone, "capturing")
+    run(Capturing(pair, PASSAGES, manner, folder), len(PASSAGES), journal, serial, "capturing")
     return Capture.open(folder)
 
 
@@ -206,12 +206,12 @@ def test_a_place_that_another_run_writes_to_is_left_alone(held, asked) -> None:
 def test_records_come_in_order_also_where_a_worker_is_killed_and_one_that_kills_all_is_named(
     tmp_path, monkeypatch
 ) -> None:
-    for crew, deaths in ((alone, 0), (Processes(2), 1)):
+    for executor, deaths in ((serial, 0), (Processes(2), 1)):
         journal = Journal(tmp_path / f"{deaths} deaths", {})
-        run(Deadly(tmp_path, 2, deaths), 4, journal, crew, "squaring")
+        run(Deadly(tmp_path, 2, deaths), 4, journal, executor, "squaring")
         assert journal.records == [{"square": i**2} for i in range(4)]
         assert (tmp_path / "died-0").exists() == bool(deaths)
-    monkeypatch.setattr("multidraft.cli.crews.PATIENCE", 1)
+    monkeypatch.setattr("multidraft.cli.executors.MAX_WORKER_DEATHS", 1)
     with pytest.raises(AdviceError, match="job 0"):
         run(Deadly(tmp_path, 0, 9), 2, Journal(tmp_path / "journal", {}), Processes(2), "squaring")
 
@@ -244,7 +244,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path, monkeypatch) -> N
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "ray", None)
         ends_with_advice(command(*asked, "local"), 'pip install "multidraft[ray]"')
-    monkeypatch.setattr("multidraft.cli.crews.optional", lambda *_: None)
+    monkeypatch.setattr("multidraft.cli.executors.optional", lambda *_: None)
     for address, advice in (("127.0.0.1:1", "no Ray cluster answers"), ("x", "give HOST:PORT")):
         ends_with_advice(command(*asked, address), advice)
     assert list(tmp_path.iterdir()) == []

@@ -28,7 +28,7 @@ from tiny import VOCABULARY, tiny_model
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from multidraft import AdviceError
-from multidraft.cli import crews
+from multidraft.cli import executors
 from multidraft.io.journal import Journal
 from multidraft.models.loading import load_model
 from multidraft.zoo import Pair, load_pair
@@ -200,7 +200,9 @@ def capture(tmp_path_factory) -> Capture:
     with torch.no_grad():
         target.lm_head.weight.mul_(8)  # expects something, so that there is something to learn
     pair = Pair(target, tiny_model("mistral"), None)  # type: ignore[arg-type]  # no text here
-    crews.run(Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, crews.alone, "capturing")
+    executors.run(
+        Capturing(lambda: pair, passages, Manner(new_tokens=12), folder), 5, journal, executors.serial, "capturing"
+    )
     return Capture.open(folder)
 
 

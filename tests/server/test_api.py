@@ -11,7 +11,7 @@ from serving import toy as toy_service
 
 import multidraft as md
 from multidraft.models.table import random_table
-from multidraft.server.bodies import REFUSED
+from multidraft.server.bodies import UNSUPPORTED_FIELDS
 from multidraft.zoo import load_pair
 
 TARGET = random_table(SIZE, 2, 1)
@@ -191,7 +191,7 @@ def test_the_tokenizer_the_model_its_state_and_a_page(toy):
 FORMS = {"response_format": {"type": "json_schema"}, "tool_choice": "required", "best_of": 2}
 
 
-@pytest.mark.parametrize(("name", "value"), [*FORMS.items(), *((name, ["x"]) for name in REFUSED)])
+@pytest.mark.parametrize(("name", "value"), [*FORMS.items(), *((name, ["x"]) for name in UNSUPPORTED_FIELDS)])
 @pytest.mark.parametrize(("address", "body"), [(CHATS, CHAT), (COMPLETIONS, {"model": "toy", "prompt": "ab"})])
 def test_what_is_refused_is_named(toy, address, body, name, value):
     response = toy.post(address, json=body | {name: value})

@@ -23,7 +23,7 @@ from multidraft.cli.main import app
 from multidraft.errors import AdviceError
 from multidraft.server import process
 from multidraft.server.app import build
-from multidraft.server.process import bound
+from multidraft.server.process import bind_socket
 
 ROOT, KEY = Path(__file__).parents[2], "s3cret"
 
@@ -75,7 +75,7 @@ def test_no_page_of_the_web_may_use_a_browser_against_the_server(locked):
 
 
 VLLM = [  # its option, ours where that has another name, a value, and what is asked for then
-    ("--served-model-name", "--name", "a --name b", lambda serving: serving.known_as == ["a", "b"]),
+    ("--served-model-name", "--name", "a --name b", lambda serving: serving.served_names == ["a", "b"]),
     ("--max-num-seqs", "--max-rows", "3", lambda serving: serving.limits.rows == 3),
     ("--max-model-len", "--max-model-len", "77", lambda serving: serving.limits.context == 77),
     ("--max-num-batched-tokens", "--prefill-tokens", "9", lambda serving: serving.limits.prefill == 9),
@@ -178,7 +178,7 @@ def test_health_is_answered_before_the_models_are_there():
 
 def test_an_empty_host_is_not_taken_for_all_of_them():
     with pytest.raises(AdviceError, match="empty"):
-        bound(" ", 0)
+        bind_socket(" ", 0)
 
 
 def test_streams_end_with_an_event_when_the_server_is_stopped():

@@ -22,7 +22,7 @@ from serving import toy as toy_service
 from multidraft.cli.replicas import Serving
 from multidraft.errors import AdviceError
 from multidraft.server import Limits
-from multidraft.server.process import bound
+from multidraft.server.process import bind_socket
 from multidraft.server.service import Service
 
 ray = pytest.importorskip("ray")
@@ -51,7 +51,7 @@ def toy() -> Iterator[httpx2.Client]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    from multidraft.cli.replicas import NAME, deployment
+    from multidraft.cli.replicas import APP_NAME, deployment
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
@@ -59,10 +59,12 @@ def toy() -> Iterator[httpx2.Client]:
     try:
         cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level="ERROR")
-        with bound("127.0.0.1", 0) as listener:
+        with bind_socket("127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=NAME, route_prefix="/")
+        serve.run(
+            deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=APP_NAME, route_prefix="/"
+        )
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
             yield client
         serve.shutdown()

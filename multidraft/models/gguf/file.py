@@ -13,7 +13,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from multidraft.errors import AdviceError, optional
-from multidraft.machine import available, readable
+from multidraft.machine import available, format_bytes
 from multidraft.models.base import Vocabulary
 from multidraft.models.gguf.header import whole_numbers
 
@@ -137,7 +137,7 @@ def check_room(path: Path) -> None:
     free = available(torch.device("cpu"))
     if free is not None and needed > free:
         raise AdviceError(
-            f"the weights of {str(path)!r} take {readable(needed)} of memory and {readable(free)} are free; "
+            f"the weights of {str(path)!r} take {format_bytes(needed)} of memory and {format_bytes(free)} are free; "
             "use a file with fewer bits a weight, or a smaller model"
         )
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
-from multidraft.machine import available, readable
+from multidraft.machine import available, format_bytes
 from multidraft.models import base
 from multidraft.models.base import Scored
 from multidraft.models.gguf.file import Weights, last_error
@@ -75,8 +75,8 @@ class Memory:
         needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
         if free is not None and needed > free:
             raise AdviceError(
-                f"the keys and values of {cells} tokens of {self.weights.family} take {readable(needed)} of memory and "
-                f"{readable(free)} are free; use fewer or shorter rows"
+                f"the keys and values of {cells} tokens of {self.weights.family} take {format_bytes(needed)} of memory "
+                f"and {format_bytes(free)} are free; use fewer or shorter rows"
             )
         settings = self.settings(cells, sequences)
         context = self.library.llama_init_from_model(self.weights.pointer, settings)

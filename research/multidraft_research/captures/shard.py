@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.io.tensors import FLOATS, INTEGERS, Stored, stored
-from multidraft.machine import available, readable
+from multidraft.machine import available, format_bytes
 from multidraft_research.captures.recording import Recording, fault_of
 
 WHOLE = {"prompt", "tokens", "target", "draft"}
@@ -115,7 +115,7 @@ def fault_of_header(found: dict[str, Stored], positions: int, vocabulary: int) -
         return f"has logits of shapes {found['target'].shape} and {found['draft'].shape} for {vocabulary} tokens"
     needed, free = 2 * 8 * positions * vocabulary, available(torch.device("cpu"))
     if "kept" in found and free is not None and needed > free:
-        return f"has {positions} positions of {vocabulary} tokens, which take up to {readable(needed)} of memory"
+        return f"has {positions} positions of {vocabulary} tokens, which take up to {format_bytes(needed)} of memory"
     return None
 
 

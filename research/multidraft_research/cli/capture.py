@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.crews import RAY, WORKERS, crew_of
+from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.prompts import DEMO, Prompt, encode, read_prompts
 from multidraft.errors import AdviceError
@@ -20,7 +20,7 @@ from multidraft.machine import versions
 from multidraft_research.cli.pretrained import load_pretrained
 
 if TYPE_CHECKING:
-    from multidraft.cli.crews import Crew
+    from multidraft.cli.executors import Executor
     from multidraft.zoo import Pair
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
@@ -72,8 +72,8 @@ def capture(
     ] = None,
     score: Annotated[bool, Option("--score", help="Take the prompts' own text after the first token.")] = False,
     seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-    workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
-    ray: Annotated[str | None, Option(help=RAY)] = None,
+    workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS_HELP)] = None,
+    ray: Annotated[str | None, Option(help=RAY_HELP)] = None,
     wait: o.Wait = False,
     show: Annotated[Path | None, Option(help="Say what is in a capture, and check it, instead.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
@@ -86,10 +86,10 @@ def capture(
     if (out is None) == (show is None):
         raise AdviceError("give either --out DIR, to capture, or --show DIR, to see what was captured")
     check_setting("temperature", temperature, "--temperature")
-    crew = crew_of(workers, ray)
+    executor = executor_of(workers, ray)
     if out is not None:
         manner = Manner(max_new_tokens, temperature, seed, score, top_k)
-        made = captured(Source(target, draft, prompts, limit), manner, out, crew, wait)
+        made = captured(Source(target, draft, prompts, limit), manner, out, executor, wait)
     else:
         assert show is not None  # as of the check above
         made = Capture.open(show)
@@ -99,10 +99,10 @@ def capture(
 
 
 def captured(
-    source: Source, manner: "Manner", folder: Path, crew: "Crew | None" = None, wait: bool = False
+    source: Source, manner: "Manner", folder: Path, executor: "Executor | None" = None, wait: bool = False
 ) -> "Capture":
-    """The capture in a folder, made or gone on with, in this process unless there is a crew."""
-    from multidraft.cli.crews import alone, run
+    """The capture in a folder, made or gone on with, in this process unless there is a executor."""
+    from multidraft.cli.executors import run, serial
     from multidraft.io.journal import Journal
     from multidraft_research.captures.folder import FORMAT, MANIFEST, Capture, clear, is_whole
     from multidraft_research.captures.work import Capturing, Passage, check_room, check_scored
@@ -126,7 +126,7 @@ def captured(
             Capturing(source.load, passages, manner, folder.absolute()),
             len(passages),
             journal,
-            crew or alone,
+            executor or serial,
             "capturing",
         )
     except KeyboardInterrupt:

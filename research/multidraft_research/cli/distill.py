@@ -8,7 +8,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.models import EMBEDDED, settle, silence
+from multidraft.cli.models import EMBEDDED, go_offline_without_hub, silence
 from multidraft.errors import AdviceError
 from multidraft.io import files, journal
 from multidraft.machine import commit, hardware, versions
@@ -81,7 +81,7 @@ def load(name: str | None, vocabulary: int) -> "tuple[PreTrainedModel, Any]":
         pair = load_pair()
         model, tokenizer = pair.draft, pair.tokenizer
     else:
-        settle([name])
+        go_offline_without_hub([name])
         tokenizer, model = load_tokenizer(name), load_model(name)
     check_sizes(vocabulary, vocabulary_of(model))
     return model, tokenizer

@@ -11,7 +11,7 @@ from typer import Option
 
 from multidraft.cli import options as o
 from multidraft.cli import terminal
-from multidraft.cli.crews import RAY, WORKERS, crew_of
+from multidraft.cli.executors import RAY_HELP, WORKERS_HELP, executor_of
 from multidraft.errors import AdviceError
 from multidraft.io import files
 from multidraft.machine import hardware, versions
@@ -20,7 +20,7 @@ from multidraft_research.studies import pictures
 from multidraft_research.studies.listed import LISTED
 
 if TYPE_CHECKING:
-    from multidraft.cli.crews import Crew
+    from multidraft.cli.executors import Executor
     from multidraft.io.journal import Journal, Record
     from multidraft_research.captures.folder import Capture
     from multidraft_research.studies.running.results import Results
@@ -43,7 +43,7 @@ class Asked:
     source: Source
     new_tokens: int
     seed: int
-    crew: "Crew"
+    executor: "Executor"
     capture: Path | None = None
     quick: bool = False
     drafts: Sequence[str] = ()  # where there are several, the source has the first of them
@@ -80,8 +80,8 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         limit: Annotated[int | None, Option(min=1, help="Only the first N prompts of the file.")] = None,
         max_new_tokens: Annotated[int | None, Option(min=1, help=f"Of each prompt. Default: {TOKENS}.")] = None,
         seed: Annotated[int, Option(min=0, max=2**32)] = 0,
-        workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS)] = None,
-        ray: Annotated[str | None, Option(help=RAY)] = None,
+        workers: Annotated[int | None, Option(min=1, max=1024, help=WORKERS_HELP)] = None,
+        ray: Annotated[str | None, Option(help=RAY_HELP)] = None,
         quick: Annotated[bool, Option("--quick", help=QUICK)] = False,
         wait: o.Wait = False,
         as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
@@ -89,8 +89,8 @@ def command(name: str, about: str, do: Callable[[Asked, bool], None]) -> Callabl
         drafts = list(dict.fromkeys(draft or []))
         source = Source(target, drafts[0] if drafts else None, prompts, limit)
         tokens = max_new_tokens or (QUICK_TOKENS if quick else TOKENS)
-        crew, schemes = crew_of(workers, ray), list(dict.fromkeys(scheme or []))
-        asked = Asked(out or Path("runs") / name, source, tokens, seed, crew, capture, quick, drafts, schemes, wait)
+        executor, schemes = executor_of(workers, ray), list(dict.fromkeys(scheme or []))
+        asked = Asked(out or Path("runs") / name, source, tokens, seed, executor, capture, quick, drafts, schemes, wait)
         asked.check()
         do(asked, as_json)
 
@@ -143,10 +143,10 @@ def measured(name: str, asked: Asked) -> "Results":
 
 def finish(name: str, work: Any, jobs: int, journal: "Journal", asked: Asked) -> None:
     """Do the jobs that a journal has not."""
-    from multidraft.cli.crews import run
+    from multidraft.cli.executors import run
 
     try:
-        run(work, jobs, journal, asked.crew, name)
+        run(work, jobs, journal, asked.executor, name)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {journal.path} keeps what is done, and the same command goes on") from None
 
@@ -208,7 +208,7 @@ def captured_for(asked: Asked) -> "Capture":
     if asked.capture is not None:
         return Capture.open(asked.capture)
     manner = Manner(asked.new_tokens, seed=asked.seed)
-    return captured(asked.source, manner, asked.out / "capture", asked.crew, asked.wait)
+    return captured(asked.source, manner, asked.out / "capture", asked.executor, asked.wait)
 
 
 def on_models(name: str, measure: Any, asked: Asked) -> "tuple[Any, int, Journal]":

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from multidraft.cli.models import EMBEDDED, TRANSFORMERS, USUAL_WAY, Loader, is_file, load_models
+from multidraft.cli.models import DEFAULT_LOADER, EMBEDDED, TRANSFORMERS, Loader, is_file, load_models
 from multidraft.errors import AdviceError
 from multidraft.zoo import Pair
 
 
-def load_pretrained(target: str | None, draft: str | None, loader: Loader = USUAL_WAY) -> Pair:
+def load_pretrained(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER) -> Pair:
     """The models of two names; the embedded pair where both are left out."""
     if (target is None) != (draft is None) and EMBEDDED not in (target, draft):
         given, missing = ("--target", "--draft") if draft is None else ("--draft", "--target")

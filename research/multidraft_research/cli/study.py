@@ -2,7 +2,7 @@
 
 import typer
 
-from multidraft.cli.options import Checked
+from multidraft.cli.options import CheckedCommand
 from multidraft_research.cli import curves, everything, measured, solve_time, toys, walks
 from multidraft_research.studies.listed import LISTED
 
@@ -13,10 +13,10 @@ Pictures need the extra `plot`, solvers of the optimal transport problem need `t
 """
 
 study = typer.Typer(help=ABOUT, rich_markup_mode="markdown")
-study.command("solve-time", cls=Checked)(solve_time.solve_time)
-study.command(cls=Checked)(curves.curves)
-study.command(cls=Checked)(toys.toys)
-study.command(cls=Checked)(walks.walks)
+study.command("solve-time", cls=CheckedCommand)(solve_time.solve_time)
+study.command(cls=CheckedCommand)(curves.curves)
+study.command(cls=CheckedCommand)(toys.toys)
+study.command(cls=CheckedCommand)(walks.walks)
 for name in LISTED:
-    study.command(name, cls=Checked)(measured.one(name))
-study.command("all", cls=Checked)(measured.command("all", everything.ABOUT, everything.everything))
+    study.command(name, cls=CheckedCommand)(measured.one(name))
+study.command("all", cls=CheckedCommand)(measured.command("all", everything.ABOUT, everything.everything))

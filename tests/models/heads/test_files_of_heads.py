@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import multidraft as md
 from multidraft import AdviceError
-from multidraft.cli.models import HEADS, models_in, own, parse
+from multidraft.cli.models import HEADS, built_in_drafter, models_in, parse
 from multidraft.generation.inputs import as_drafter
 from multidraft.models.heads import KINDS
 from multidraft.models.heads.drafters import EagleDrafter, head
@@ -100,7 +100,7 @@ def test_a_head_is_named_on_the_command_line():
     listed = parse("copy+eagle3:some/where,0.5*dflash:a+0.5*ngram")
     assert listed == [[("copy", None), ("eagle3:some/where", None)], [("dflash:a", 0.5), ("ngram", 0.5)]]
     assert models_in(listed) == []
-    assert isinstance(own(f"eagle3:{FOLDER / 'eagle3'}", target()), EagleDrafter)
+    assert isinstance(built_in_drafter(f"eagle3:{FOLDER / 'eagle3'}", target()), EagleDrafter)
     with pytest.raises(md.AdviceError, match="write medusa:FOLDER"):
         parse("medusa")
 
