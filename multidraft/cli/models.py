@@ -164,10 +164,8 @@ def load(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER)
     names = models_in(mixtures)
     model, loaded, tokenizer = load_models(target, names, loader)
     models = dict(zip(names, loaded, strict=True))
-    drafters = [
-        mixture_of([models.get(name) or built_in_drafter(name, model) for name, _ in mixture], mixture)
-        for mixture in mixtures
-    ]
+    members = [[models.get(name) or built_in_drafter(name, model) for name, _ in mixture] for mixture in mixtures]
+    drafters = list(map(mixture_of, members, mixtures))
     return Models(model, Several(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
 
 

@@ -58,15 +58,11 @@ class Report:
         self.runs = {way: Runs() for way in ("drafted", "plain", *BASELINES)}
 
     def add(
-        self,
-        prompts: "list[Prompt]",
-        drafted: "Decoded",
-        plain: "Decoded | None",
-        baselines: dict[str, tuple[int, float]],
+        self, prompts: "list[Prompt]", drafted: "Decoded", plain: "Decoded | None", others: dict[str, tuple[int, float]]
     ) -> None:
         """Add a batch: prompts, results with and without drafts, and the baselines' tokens and seconds."""
         self.info += drafted[1]
-        runs = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | baselines
+        runs = {"drafted": (drafted[1].tokens, drafted[1].total_seconds)} | others
         if plain:
             self.plain += plain[1]
             runs["plain"] = plain[1].tokens, plain[1].total_seconds

@@ -101,16 +101,12 @@ def serve(
         terminal.note(f"serving {serving.served_names[0]} at {where}/v1, with a page at {where}; Ctrl-C stops")
 
     if engines.ray is not None:
-        min_replicas, max_replicas = engines.replicas, engines.most_replicas or engines.replicas
-        if min_replicas > max_replicas:
-            raise AdviceError(
-                f"--replicas {min_replicas} is more than --most-replicas {max_replicas}; give fewer, or allow more"
-            )
-        return run_on_ray(engines.ray, serving, server.host, server.port, min_replicas, max_replicas, ready)
-    if engines.threads is not None and engines.threads > (processors := os.cpu_count() or 1):
-        raise AdviceError(
-            f"--threads {engines.threads} is more than the {processors} processors of this machine; give fewer"
-        )
+        low, high = engines.replicas, engines.most_replicas or engines.replicas
+        if low > high:
+            raise AdviceError(f"--replicas {low} is more than --most-replicas {high}; give fewer, or allow more")
+        return run_on_ray(engines.ray, serving, server.host, server.port, low, high, ready)
+    if engines.threads is not None and engines.threads > (cores := os.cpu_count() or 1):
+        raise AdviceError(f"--threads {engines.threads} is more than this machine's {cores} processors; give fewer")
     if engines.replicas > 1 or engines.most_replicas is not None:
         raise AdviceError("--replicas and --most-replicas are for --ray; pass it, too, or leave them out")
     if server.access_log:

@@ -91,12 +91,8 @@ NOTES = Notes(logging.WARNING)  # for all our loggers; the access log has its ow
 
 def message(text: str) -> str:
     """An error message on one line of limited length."""
-    line = visible(" ".join(text.split()))
-    return (
-        line
-        if len(line) <= MAX_MESSAGE_CHARACTERS
-        else f"{line[: MAX_MESSAGE_CHARACTERS // 2]} .. {line[-MAX_MESSAGE_CHARACTERS // 2 :]}"
-    )
+    line, half = visible(" ".join(text.split())), MAX_MESSAGE_CHARACTERS // 2
+    return line if len(line) <= MAX_MESSAGE_CHARACTERS else f"{line[:half]} .. {line[-half:]}"
 
 
 def prepare() -> None:

@@ -112,9 +112,8 @@ def show(profile: "Profile", lines: "list[Line]") -> None:
     terminal.print_table(["one row", "milliseconds"], costs)
     rates = {temperature: profile.rates(temperature).average for temperature in sorted(profile.acceptance)}
     columns = ["acceptance at T", *(f"{count} draft{'s' * (count > 1)}" for count in DRAFT_COUNTS)]
-    terminal.print_table(
-        columns, [[f"{t:g}", *(f"{average[count]:.3f}" for count in DRAFT_COUNTS)] for t, average in rates.items()]
-    )
+    acceptance = [[f"{t:g}", *(f"{average[count]:.3f}" for count in DRAFT_COUNTS)] for t, average in rates.items()]
+    terminal.print_table(columns, acceptance)
     numbers = [
         [
             f"{line.temperature:g}",
@@ -146,14 +145,8 @@ def draw(profile: "Profile", lines: "list[Line]", path: Path) -> None:
     for temperature in sorted({line.temperature for line in lines}):
         name, acceptance = f"T = {temperature:g}", profile.rates(temperature)
         rates.plot(counts, [acceptance.average[count] for count in counts], marker="o", ms=4, label=name)
-        of_temperature = [line for line in lines if line.temperature == temperature]
-        speeds.plot(
-            [line.predicted_speed for line in of_temperature],
-            [line.speed for line in of_temperature],
-            "o",
-            ms=5,
-            label=name,
-        )
+        pairs = [(line.predicted_speed, line.speed) for line in lines if line.temperature == temperature]
+        speeds.plot(*map(list, zip(*pairs, strict=True)), "o", ms=5, label=name)
     rates.set(xlabel="drafts at a node", ylabel="acceptance", ylim=(None, 1))
     max_speed = 1.05 * max(max(line.speed, line.predicted_speed) for line in lines)
     speeds.plot([0, max_speed], [0, max_speed], "--", color="#888888", lw=1)

@@ -55,7 +55,7 @@ class Choice:
 
     def __init__(self, index: int, job: Job, service: Service, body: GenerationBody):
         self.index, self.job = index, job
-        self.stops, self.min_tokens = body.stops, body.min_tokens or 0  # which come before any stop string counts
+        self.stops, self.min_tokens = body.stops, body.min_tokens or 0  # before which stop strings do not count
         self.detokenizer = IncrementalDetokenizer(service.tokenizer, job.prompt)
         self.pieces, self.num_tokens, self.stopped = list[Piece](), 0, False
         self.finish_reason: str | None = None
@@ -239,10 +239,8 @@ class Completion(Answers):
         """A token's text, its log-probability if known, and the requested number of most likely tokens."""
         if piece.logprob is None:
             return self.token_text(piece.token), None, []
-        tops = [
-            (self.token_text(token), max(value, MIN_LOGPROB))
-            for token, value in piece.logprob.top[: self.body.num_logprobs]
-        ]
+        likeliest = piece.logprob.top[: self.body.num_logprobs]
+        tops = [(self.token_text(token), max(value, MIN_LOGPROB)) for token, value in likeliest]
         return self.token_text(piece.token), max(piece.logprob.logprob, MIN_LOGPROB), tops
 
     def logprobs(self, choice: Choice, pieces: list[Piece]) -> Json:
@@ -337,19 +335,15 @@ async def reply(request: Request, completion: Completion) -> Response:
     """The response, streamed or whole as the request asks."""
     if completion.body.stream:
         return Stream(completion)
-    response_task, disconnect_task = (
-        asyncio.ensure_future(completion.full_response()),
-        asyncio.ensure_future(wait_for_disconnect(request)),
-    )
+    response = asyncio.ensure_future(completion.full_response())
+    disconnect = asyncio.ensure_future(wait_for_disconnect(request))
     try:
-        await asyncio.wait({response_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
-        return (
-            JSONResponse(await response_task) if response_task.done() else Response(status_code=499)
-        )  # which nobody reads
+        await asyncio.wait({response, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        return JSONResponse(await response) if response.done() else Response(status_code=499)  # nobody reads it
     finally:
         completion.cancel()
-        response_task.cancel()
-        disconnect_task.cancel()
+        response.cancel()
+        disconnect.cancel()
 
 
 async def wait_for_disconnect(request: Request) -> None:

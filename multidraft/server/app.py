@@ -106,11 +106,7 @@ async def read_json_body(request: Request, max_bytes: int, seconds: float | int)
 
 
 def add_post_route(
-    app: FastAPI,
-    service: Service,
-    address: str,
-    body_type: type[BaseModel],
-    answer: Callable[[Request, Any], Awaitable],
+    app: FastAPI, service: Service, path: str, body_type: type[BaseModel], answer: Callable[[Request, Any], Awaitable]
 ) -> None:
     """Add a POST route; bodies are parsed in a worker thread, because large ones take long."""
 
@@ -119,8 +115,8 @@ def add_post_route(
         return await answer(request, await service.in_worker(body_type.model_validate_json, content))
 
     schema = {"required": True, "content": {"application/json": {"schema": body_type.model_json_schema()}}}
-    name = address.removeprefix("/").replace("/", "_")
-    app.post(address, name=name, openapi_extra={"requestBody": schema}, response_model=None)(handle)
+    name = path.removeprefix("/").replace("/", "_")
+    app.post(path, name=name, openapi_extra={"requestBody": schema}, response_model=None)(handle)
 
 
 def check_name(service: Service, name: str) -> None:

@@ -29,7 +29,7 @@ DRAFTERS = {"smollm2": ["copy+eagle3:smollm2", "copy+smollm2"], "embedded": ["em
 @pytest.mark.parametrize(("installed", "pair"), [(True, "smollm2"), (False, "embedded")])
 def test_without_names_the_pair_that_is_installed_is_taken(monkeypatch, installed, pair):
     """With a head where its target tells hidden states, which one on llama.cpp does not."""
-    monkeypatch.delenv(names.USUAL)
+    monkeypatch.delenv(names.PAIR_VARIABLE)
     monkeypatch.setattr(names, "find_spec", lambda name: installed or None)
     engines = [Loader(), Loader("transformers")], [Loader("llama.cpp")]
     for drafter, loaders in zip(DRAFTERS[pair], engines, strict=True):
