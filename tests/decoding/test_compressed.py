@@ -44,7 +44,7 @@ def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list
     whole, found = draft.stacked([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
-        (verdict,) = verify.evaluated(scheme, [tree], {0: (0, weight)}, {0: target}).values()
+        (verdict,) = verify.batched_outcomes(scheme, [tree], {0: (0, weight)}, {0: target}).values()
         tokens = torch.tensor([tree.tuples[0]])
         outcome = scheme.verify(weight * target[None], whole, tokens)
         found.append((emitted(tree, verdict), outcome.law()[0]))

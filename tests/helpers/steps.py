@@ -72,5 +72,7 @@ def follow(forest: Forest, branches: list[Branch]) -> State:
     rows = [branch.tree for branch in branches]
     state, scored = select(forest.state, rows), forest.scored
     logits = None if scored.logits is None else scored.logits[rows]
-    decision = Decision([branch.ending for branch in branches], [branch.emitted[-1] for branch in branches], [], [])
+    decision = Decision(
+        [branch.walk_result for branch in branches], [branch.emitted[-1] for branch in branches], [], []
+    )
     return commit(state, Scored(state.rows, [scored.trees[row] for row in rows], logits), decision)

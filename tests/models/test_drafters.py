@@ -117,9 +117,9 @@ def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
     alone = md.scheme(scheme).with_drafts(1)
 
     def coupled(tree: TokenTree, node: int, weight: float, target: Tensor) -> Verdict:
-        return verify.evaluated(alone, [tree], {0: (node, weight)}, {0: target})[0]
+        return verify.batched_outcomes(alone, [tree], {0: (node, weight)}, {0: target})[0]
 
-    monkeypatch.setattr(verify, "coupled", coupled)
+    monkeypatch.setattr(verify, "single_draft_outcome", coupled)
     monkeypatch.setattr(verify, "stacked", laws)
 
 
