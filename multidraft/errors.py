@@ -51,6 +51,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def shown_error(error: Exception) -> str:
+    """An error's kind and message in another error's message: on one line, cut where it is long."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 def check_flag(value: object, name: str) -> None:
     """Raise unless it is True or False."""
     if not isinstance(value, bool):

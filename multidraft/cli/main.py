@@ -17,7 +17,7 @@ from multidraft.cli.generate import generate
 from multidraft.cli.options import CheckedCommand, without_types
 from multidraft.cli.serve import serve
 from multidraft.cli.tune import tune
-from multidraft.errors import AdviceError, BrokenProgram
+from multidraft.errors import AdviceError, BrokenProgram, shown_error
 
 ABOUT = "Multi-draft speculative decoding: faster generation, with exactly the target model's distribution."
 COMMANDS = "multidraft.commands"  # the group of entry points: a command's function, or a typer.Typer of several
@@ -154,7 +154,7 @@ def import_all(modules: list[str] | None) -> list[str] | None:
         try:
             import_module(module)
         except Exception as error:  # importing it may raise anything
-            what = " ".join(f"{type(error).__name__}: {error}".split())
+            what = shown_error(error)
             raise AdviceError(f"--import {module} fails with {what}; give a module's name, as in my_rules") from error
     return modules
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
+from multidraft.errors import shown_error
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.distributions import described, has_values
 
@@ -17,7 +18,7 @@ def holds(criterion: Callable[..., Any], sequence: Int[Tensor, "1 length"]) -> b
     try:
         answer = criterion(sequence, None)
     except Exception as error:
-        raise RowFault(source, f"fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        raise RowFault(source, f"fails with {shown_error(error)}") from error
     is_flag = isinstance(answer, bool | np.bool_)
     if isinstance(answer, Tensor) and has_values(answer) and answer.numel() == 1:
         is_flag = not answer.is_floating_point() and not answer.is_complex()

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from multidraft.errors import AdviceError
+from multidraft.errors import AdviceError, shown_error
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, shape_error, upcast
 
 Prefix = Int[Tensor, " _"]  # the whole sequence that ends at a node
@@ -117,7 +117,7 @@ def answer(processor: LogitsProcessor, sequences: Any, scores: Lines) -> Tensor:
     try:
         result = processor(sequences, scores)
     except Exception as error:
-        raise RowFault(source, f"fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        raise RowFault(source, f"fails with {shown_error(error)}") from error
     if problem := shape_error(result, scores):
         raise RowFault(source, problem)
     return result.detach().to(scores.dtype)

@@ -125,11 +125,11 @@ class Engine:
     def has_work(self) -> bool:
         """Wait for jobs; False when the engine is closed and has none."""
         with self.changed:
-            while not (has_rows := bool(self.waiting or self.suspects or self.running or self.reading)):
+            while not (self.waiting or self.suspects or self.running or self.reading):
                 if self.closing:
                     return False
                 self.changed.wait()
-            return has_rows and not self.stopped
+            return not self.stopped
 
     def turn(self) -> None:
         """Drop cancelled jobs, read up to `prefill` prompt tokens, step once."""

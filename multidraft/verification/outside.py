@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multidraft.errors import AdviceError, shown
+from multidraft.errors import AdviceError, shown, shown_error
 from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
@@ -50,8 +50,7 @@ class Outside:
         except AdviceError:
             raise
         except Exception as error:
-            what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise AdviceError(f"the rule {self.name} fails with {what}; mend it") from error
+            raise AdviceError(f"the rule {self.name} fails with {shown_error(error)}; mend it") from error
 
     def parts(self, returned: Any, target: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor]:
         """What it accepts and what it leaves, in the target's type; raises AdviceError where they have another form."""
@@ -86,9 +85,9 @@ class WithoutLaw(Outside):
         for columns in kept.unique(dim=0):
             rows, places = (kept == columns).all(-1).nonzero()[:, 0], columns.nonzero()[:, 0]
             if len(places):
-                own = x[rows][:, places]
-                some = q[rows][:, places % law.drafts] if law.several else q[rows]
-                parts = self.parts(self.called(p[rows], some, own), p[rows], own)
+                drafts_of_rows = x[rows][:, places]
+                draft_of_rows = q[rows][:, places % law.drafts] if law.several else q[rows]
+                parts = self.parts(self.called(p[rows], draft_of_rows, drafts_of_rows), p[rows], drafts_of_rows)
                 accept[rows[:, None], places], residual[rows] = parts
         return Outcome(accept.reshape(drafted.shape), residual.reshape(target.shape), drafted)
 
@@ -109,15 +108,15 @@ def arguments_of(function: Callable[..., Any]) -> list[str] | None:
     """The names of the arguments that it needs, None where that cannot be told."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = parameters_of(function)
-    if parameters is None or any(each.kind in kinds for each in parameters):
+    if parameters is None or any(parameter.kind in kinds for parameter in parameters):
         return None
-    return [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    return [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:
     """The names of the arguments that it needs by name."""
-    needed = [each for each in parameters_of(function) or [] if each.default is inspect.Parameter.empty]
-    return [each.name for each in needed if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    needed = [parameter for parameter in parameters_of(function) or [] if parameter.default is inspect.Parameter.empty]
+    return [parameter.name for parameter in needed if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
