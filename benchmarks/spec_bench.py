@@ -112,10 +112,10 @@ def ratios(runs: list[Run], who: str, over: str) -> tuple[float, float, float] |
 
 def cell(runs: list[Run], who: str, over: str, whole: bool = False) -> str:
     """A ratio as the table has it."""
-    found = ratios(runs, who, over)
-    if found is None:
+    interval = ratios(runs, who, over)
+    if interval is None:
         return ""
-    ratio, low, high = found
+    ratio, low, high = interval
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})" if whole else f"{ratio:.2f}"
 
 

@@ -48,7 +48,8 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
         faults |= read_level(state, config, trees, places, depth)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
-        draw_level(state.rows, config.scheme.law, trees, {row: own for row, own in counts.items() if row in drafting})
+        counts = {row: drafts for row, drafts in counts.items() if row in drafting}
+        draw_level(state.rows, config.scheme.law, trees, counts)
         depth += 1
     return Drafted(trees, depth, faults)
 

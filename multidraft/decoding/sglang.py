@@ -181,8 +181,8 @@ def check_drafting(draft: Any, target: Float[Tensor, "rows nodes vocabulary"]) -
         return
     use = f"a float tensor ({target.shape[0]}, inner nodes, {target.shape[2]}), a row for each node that has children"
     check_tensor(draft, "draft_probs", use)
-    wanted = target.shape[0], draft.shape[1] if draft.ndim == 3 else 0, target.shape[2]
-    if draft.shape != wanted or not draft.is_floating_point():
+    expected = target.shape[0], draft.shape[1] if draft.ndim == 3 else 0, target.shape[2]
+    if draft.shape != expected or not draft.is_floating_point():
         raise AdviceError(f"draft_probs is {described(draft)}; give {use}")
 
 

@@ -117,17 +117,16 @@ def check_logits(model: Any, logits: Any, shape: tuple[int | None, int | None], 
     """Raise unless a model has returned logits of this shape; None stands for any size."""
     if isinstance(logits, tuple):
         raise AdviceError(f"{described_model(model)} can only draft: it knows a part of a law; pass a whole model")
-    good = isinstance(logits, Tensor) and logits.is_floating_point() and has_values(logits) and logits.ndim == 3
-    sizes = zip((*shape, columns), logits.shape if good else (), strict=False)
-    if not good or not logits.shape[-1] or any(wanted not in (None, size) for wanted, size in sizes):
-        names = ("rows", "new", "columns")
-        wanted = ", ".join(
-            name if size is None else str(size) for name, size in zip(names, (*shape, columns), strict=True)
-        )
-        raise AdviceError(
-            f"{described_model(model)} returns {described(logits)}; its forward must return logits ({wanted}), a float "
-            "tensor"
-        )
+    expected = (*shape, columns)
+    if isinstance(logits, Tensor) and logits.is_floating_point() and has_values(logits) and logits.ndim == 3:
+        sizes = zip(expected, logits.shape, strict=True)
+        if logits.shape[-1] and all(size in (None, actual) for size, actual in sizes):
+            return
+    names = zip(("rows", "new", "columns"), expected, strict=True)
+    form = ", ".join(name if size is None else str(size) for name, size in names)
+    raise AdviceError(
+        f"{described_model(model)} returns {described(logits)}; its forward must return logits ({form}), a float tensor"
+    )
 
 
 def described_model(model: Any) -> str:

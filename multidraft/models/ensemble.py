@@ -252,8 +252,10 @@ def checked(weights: Any, laws: Float[Tensor, "rows new drafters _"]) -> Float[T
     fine = weights.isfinite().all(-1) & (weights >= 0).all(-1) & (weights > 0).any(-1)
     if not fine.all():
         row, node = (~fine).nonzero()[0].tolist()
-        told = weights[row, node].tolist()
-        raise AdviceError(f"the weights function of a Mixture returns {told} in row {row}, node {node}; return {use}")
+        node_weights = weights[row, node].tolist()
+        raise AdviceError(
+            f"the weights function of a Mixture returns {node_weights} in row {row}, node {node}; return {use}"
+        )
     return weights
 
 

@@ -112,13 +112,13 @@ def pack(module: nn.Module) -> list[Layer]:
     """All layers of a module that can be packed, if half of the memory that is left holds them; else none."""
     if not torch.backends.mkldnn.is_available():
         return []
-    places = [(own._modules, name) for own in module.modules() for name in own._modules]
-    found = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
+    places = [(parent._modules, name) for parent in module.modules() for name in parent._modules]
+    places_of_layers = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
     room = available(torch.device("cpu"))
-    if room is not None and sum(layer.weight.nbytes for layer in found) > room / 2:
+    if room is not None and sum(layer.weight.nbytes for layer in places_of_layers) > room / 2:
         return []
     try:
-        return [Layer(layer, *place) for layer, place in found.items()]
+        return [Layer(layer, *place) for layer, place in places_of_layers.items()]
     except (AssertionError, RuntimeError):
         return []
 

@@ -23,7 +23,7 @@ FRESH = plans.fresh  # before any test makes plans up
 ROW_COUNTS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33]
 PLAIN, TOKEN = 10.0, 0.01  # seconds of a pass of the target, and of every token in it
 CHEAP, DEAR = 0.1, 20.0  # seconds of a pass of the draft model
-STEPS, LAST = 36, 12  # of a run, and those of them by which all has been found out
+STEPS_OF_RUN, LAST = 36, 12  # of a run, and those of them by which all has been found out
 
 
 @dataclass
@@ -86,7 +86,7 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
     """It once timed powers of two alone: with three rows nothing was ever drafted, and nothing ever known."""
     profile = Profile({})
     target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
-    found = list(records(policy_of(profile), target, draft, STEPS, row_count))
+    found = list(records(policy_of(profile), target, draft, STEPS_OF_RUN, row_count))
     assert profile.known == [row_count]
     assert drafted(found[-LAST:]) >= LAST - 1 if pass_seconds == CHEAP else drafted(found[-LAST:]) <= PROBE_STEPS
     assert drafted(found) >= MIN_STEPS
@@ -116,7 +116,7 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
     profile = Profile({})
     policy = policy_of(profile)
     target, draft = Ticking(clock, PLAIN), Ticking(clock, CHEAP)
-    running = records(policy, target, draft, STEPS)
+    running = records(policy, target, draft, STEPS_OF_RUN)
     for _ in range(MIN_STEPS):
         next(running)
     for _ in range(5 * MIN_STEPS):

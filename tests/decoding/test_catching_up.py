@@ -22,7 +22,7 @@ from multidraft.verification.registry import scheme
 
 CHUNK, MAX_LAG = 64, 8  # smaller than they are, so that prompts can be short
 LENGTHS = (3 * CHUNK // 2, 5, MAX_LAG + 2, MAX_LAG + 1)  # of prompts; their last tokens are roots
-DEPTH, STEPS = 3, 6
+DEPTH, STEPS_OF_RUN = 3, 6
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def passes(monkeypatch) -> list[list[int]]:
     return widths
 
 
-def steps(state: State, config: DecodeConfig, count: int = STEPS) -> list[StepRecord]:
+def steps(state: State, config: DecodeConfig, count: int = STEPS_OF_RUN) -> list[StepRecord]:
     """Some steps."""
     records = []
     for _ in range(count):
@@ -75,7 +75,7 @@ def test_what_was_missed_is_read_in_chunks_and_then_all_drafts_are_accepted(pass
     records = steps(state, config)
     emitted = [[len(row.tokens) for row in record.emitted] for record in records]
     assert emitted[0] == [1, 1 + DEPTH, 1, 1 + DEPTH]  # the first row takes all of the first chunk
-    assert emitted[2:] == [[1 + DEPTH] * 4] * (STEPS - 2)
+    assert emitted[2:] == [[1 + DEPTH] * 4] * (STEPS_OF_RUN - 2)
     assert max(map(sum, passes)) <= CHUNK + len(LENGTHS) * (1 + MAX_LAG)
 
 

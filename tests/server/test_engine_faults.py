@@ -64,13 +64,13 @@ class Injection:
 def rows() -> list[Heard]:
     """Prompts of several lengths, some the beginning of others, at two temperatures."""
     prompts = [[0, 3, 1, 4, 2][: 1 + seed % 5] + [seed % 3] * (seed % 4) for seed in range(ROWS)]
-    return [Heard(own, NEW, seed, sampling=Sampling(0.7 + 0.3 * (seed % 2))) for seed, own in enumerate(prompts)]
+    return [Heard(prompt, NEW, seed, sampling=Sampling(0.7 + 0.3 * (seed % 2))) for seed, prompt in enumerate(prompts)]
 
 
 def run(models: Callable, heard: list[Heard], injection: Injection | None = None, limit: int = ROWS) -> Engine:
     """An engine that works in this thread until all have ended."""
     engine = Engine(*models(), config_for("2x1"), Limits(rows=limit, prefill=8))
-    engine.waiting.extend(each.job for each in heard)
+    engine.waiting.extend(row.job for row in heard)
     engine.closing = True
     try:
         sys.settrace(injection)
@@ -89,26 +89,26 @@ def calls(models: Callable) -> Counter[str]:
 
 def check(models: Callable, injection: Injection, limit: int = ROWS) -> None:
     """No row hangs; all but one at most have their tokens; what they took is given back."""
-    heard, caches, made = rows(), list[weakref.ref](), TreeCache.__init__
+    heard, caches, make_cache = rows(), list[weakref.ref](), TreeCache.__init__
 
     def noted(cache: TreeCache, *arguments: object) -> None:
-        made(cache, *arguments)
+        make_cache(cache, *arguments)
         caches.append(weakref.ref(cache))
 
     TreeCache.__init__ = noted  # type: ignore[method-assign]
     try:
         engine = run(models, heard, injection, limit)
     finally:
-        TreeCache.__init__ = made  # type: ignore[method-assign]
+        TreeCache.__init__ = make_cache  # type: ignore[method-assign]
     assert injection.is_done
     assert engine.fault is None
     assert (engine.running, engine.state, engine.tokens_in_cache) == ([], None, 0)
-    failed = [each for each in heard if each.events[-1].error]
+    failed = [row for row in heard if row.events[-1].error]
     assert len(failed) <= 1
-    assert all(isinstance(each.events[-1].error, Refused) and each.events[-1].error.status == 500 for each in failed)
-    assert all(each.events[-1].end for each in heard if each not in failed)
-    assert [each.tokens for each in heard if each not in failed] == [
-        tokens for each, tokens in zip(heard, expected(models), strict=True) if each not in failed
+    assert all(isinstance(row.events[-1].error, Refused) and row.events[-1].error.status == 500 for row in failed)
+    assert all(row.events[-1].end for row in heard if row not in failed)
+    assert [row.tokens for row in heard if row not in failed] == [
+        tokens for row, tokens in zip(heard, expected(models), strict=True) if row not in failed
     ]
     assert engine.faults <= 1
     engine.prefixes.rows.clear()
@@ -131,10 +131,10 @@ def expected(models: Callable) -> list[list[int]]:
 def test_a_fault_at_any_call_of_the_engine_harms_one_row_at_most(models, stride, caplog):
     """In each function of the engine's own files, or some: its first call, or one in the middle."""
     caplog.set_level(logging.CRITICAL + 1)
-    found = [(name, count) for name, count in calls(models).items() if name.split(".")[0] in FILES]
-    found = [(name, count) for name, count in found if not name.startswith(OUTSIDE)]
-    assert len(found) > 40
-    for number, (name, count) in enumerate(found[::stride]):
+    functions = [(name, count) for name, count in calls(models).items() if name.split(".")[0] in FILES]
+    functions = [(name, count) for name, count in functions if not name.startswith(OUTSIDE)]
+    assert len(functions) > 40
+    for number, (name, count) in enumerate(functions[::stride]):
         check(models, Injection(1 + (count // 2) * (number % 2), name), ROWS if number % 3 else 3)
 
 
@@ -175,10 +175,10 @@ def test_a_row_that_makes_every_step_fail_ends_alone(caplog):
 
     heard = [Heard([1, 2], 9, 3), Heard([4, 2], 9, 1), Heard([4, 3], 9, 1), Heard([4, 4], 9, 1), Heard([0], 9, 1)]
     engine = run(models, heard)
-    assert [bool(each.events[-1].error) for each in heard] == [False, True, True, True, False]
+    assert [bool(row.events[-1].error) for row in heard] == [False, True, True, True, False]
     assert (engine.fault, engine.failures) == (None, 0)
     good = [heard[0], heard[-1]]
-    assert [each.tokens for each in good] == alone(tables, *good, tree="2x1")
+    assert [row.tokens for row in good] == alone(tables, *good, tree="2x1")
 
 
 def test_where_nothing_is_answered_any_more_the_engine_ends(monkeypatch, caplog):
@@ -187,17 +187,17 @@ def test_where_nothing_is_answered_any_more_the_engine_ends(monkeypatch, caplog)
     heard = rows()
     engine = run(tables, heard)
     assert isinstance(engine.fault, ZeroDivisionError)
-    errors = [each.events[-1].error for each in heard]
+    errors = [row.events[-1].error for row in heard]
     assert Counter(error.status for error in errors) == {500: MAX_FAILURES - 1, 503: ROWS - MAX_FAILURES + 1}
     assert len({id(error) for error in errors}) == ROWS
 
 
 def test_a_process_whose_engine_has_died_ends_and_says_why(caplog):
-    made = toy()
-    with serving(lambda: build(made)) as (client, server):
+    service = toy()
+    with serving(lambda: build(service)) as (client, server):
         until(lambda: server.app is not None)
         assert client.get("/health").json() == {"status": "ok", "faults": 0}
-        made.engine.stepped = lambda *_: 1 / 0  # type: ignore[method-assign]
+        service.engine.stepped = lambda *_: 1 / 0  # type: ignore[method-assign]
         headers = {"x-request-id": "mine"}
         check_refused(first := client.post("/v1/completions", json=GOOD, headers=headers), 500)
         assert first.json()["error"]["message"].endswith("(request mine)")

@@ -93,12 +93,12 @@ def whole_numbers(path: Path, name: bytes) -> list[int] | None:
     """The list of 32-bit integers that has this name in a file's metadata; None where there is none."""
 
     def find(cursor: Cursor) -> list[int] | None:
-        found = scan(cursor).get(name)
-        if not isinstance(found, List) or found.code != NUMBERS[INT32]:
+        numbers = scan(cursor).get(name)
+        if not isinstance(numbers, List) or numbers.code != NUMBERS[INT32]:
             return None
-        if found.count > MAX_TOKENS:
-            raise Broken(f"{name.decode()} has {found.count} numbers")
-        return list(struct.unpack_from(f"<{found.count}{found.code}", cursor.data, found.place))
+        if numbers.count > MAX_TOKENS:
+            raise Broken(f"{name.decode()} has {numbers.count} numbers")
+        return list(struct.unpack_from(f"<{numbers.count}{numbers.code}", cursor.data, numbers.place))
 
     return read(path, find)
 
@@ -129,12 +129,12 @@ def scan(cursor: Cursor) -> dict[bytes, int | float | bytes | List]:
     tensors = cursor.count("Q", LEAST_TENSOR, "tensors")
     pieces = cursor.count("Q", LEAST_PIECE, "pieces of metadata")
     names: set[bytes] = set()
-    found = {cursor.name(names): value(cursor) for _ in range(pieces)}
-    alignment = found.get(ALIGNMENT, 32)
+    metadata = {cursor.name(names): value(cursor) for _ in range(pieces)}
+    alignment = metadata.get(ALIGNMENT, 32)
     if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise Broken(f"tensors are aligned to {shown(alignment)}")
     scan_tensors(cursor, tensors, alignment)
-    return found
+    return metadata
 
 
 def value(cursor: Cursor) -> int | float | bytes | List:

@@ -95,15 +95,16 @@ def settings_of(found: dict[str, Any], target: PretrainedConfig, where: str) -> 
     named = read(NAMED, found, where, AGAIN)
     kind = kind_of(named, found, where)
     on_top = {name: value for name, value in found.items() if value is not None}
-    said = read(Object(OWN[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, AGAIN)
-    own = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](said, target.num_hidden_layers)
+    fields = read(Object(OWN[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, AGAIN)
+    of_kind = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](fields, target.num_hidden_layers)
     if kind == MEDUSA:  # which has no decoder layers
         layers = {"hidden_size": found.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
     else:
         layers = {"model_type": "qwen3" if kind == DFLASH else "llama"} | (named["transformer_layer_config"] or found)
     layer = layer_of(layers, target.vocab_size, where)
-    drafted = said["truncated_vocab_size"] or said["draft_vocab_size"] or layer.vocab_size
-    return Settings(kind, layer, drafted=drafted, target_width=said["target_hidden_size"] or layer.hidden_size, **own)
+    drafted = fields["truncated_vocab_size"] or fields["draft_vocab_size"] or layer.vocab_size
+    width = fields["target_hidden_size"] or layer.hidden_size
+    return Settings(kind, layer, drafted=drafted, target_width=width, **of_kind)
 
 
 def kind_of(named: dict[str, Any], found: dict[str, Any], where: str) -> str:
@@ -120,12 +121,12 @@ def layer_of(found: dict[str, Any], size: int, where: str) -> PretrainedConfig:
 
     No tokens begin, end or fill texts: what a target says of them is none of its head's business.
     """
-    said = read(LAYER, found, where, AGAIN)
-    family = "qwen3" if "qwen3" in (said.pop("model_type") or "llama") else "llama"
-    said["layer_types"] = said["layer_types"] or None
+    fields = read(LAYER, found, where, AGAIN)
+    family = "qwen3" if "qwen3" in (fields.pop("model_type") or "llama") else "llama"
+    fields["layer_types"] = fields["layer_types"] or None
     for name in ("rope_scaling", "rope_parameters"):
-        said[name] = {key: value for key, value in (said[name] or {}).items() if value is not None} or None
-    kept = {name: said[name] for name in said if said[name] is not None or (name in NULLS and name in found)}
+        fields[name] = {key: value for key, value in (fields[name] or {}).items() if value is not None} or None
+    kept = {name: fields[name] for name in fields if fields[name] is not None or (name in NULLS and name in found)}
     kept |= {f"{end}_token_id": None for end in ("bos", "eos", "pad")}
     try:
         layer = AutoConfig.for_model(family, **{"vocab_size": size} | kept)
@@ -159,36 +160,36 @@ def usual_layers(count: int) -> tuple[int, int, int]:
     return min(2, count), count // 2, max(count - 3, 0)
 
 
-def eagle3(said: dict[str, Any], count: int) -> dict[str, Any]:
+def eagle3(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """An EAGLE-3 head's own settings, for a target of so many layers."""
-    layers = tuple(said["eagle_aux_hidden_state_layer_ids"] or usual_layers(count))
-    if said["num_aux_hidden_states"] not in (None, len(layers)):
-        count = said["num_aux_hidden_states"]
+    layers = tuple(fields["eagle_aux_hidden_state_layer_ids"] or usual_layers(count))
+    if fields["num_aux_hidden_states"] not in (None, len(layers)):
+        count = fields["num_aux_hidden_states"]
         raise AdviceError(f"the head reads {count} layers of its target and names {len(layers)}; {AGAIN}")
-    return {"layers": layers, "logit_scale": said["logit_scale"]} | {name: said[name] for name in FLAGS}
+    return {"layers": layers, "logit_scale": fields["logit_scale"]} | {name: fields[name] for name in FLAGS}
 
 
-def dflash(said: dict[str, Any], count: int) -> dict[str, Any]:
+def dflash(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """A DFlash head's; the first files count decoder layers, so that i is state i + 1."""
-    layers = said["aux_hidden_state_layer_ids"] or [each + 1 for each in said["target_layer_ids"] or ()]
+    layers = fields["aux_hidden_state_layer_ids"] or [layer + 1 for layer in fields["target_layer_ids"] or ()]
     if not layers:
         raise AdviceError(f"the head's config.json lacks target_layer_ids; {AGAIN}")
-    if said["block_size"] == 1 and not said["sample_from_anchor"]:
+    if fields["block_size"] == 1 and not fields["sample_from_anchor"]:
         raise AdviceError(f"the head's block_size is 1, of which the known token takes all; {AGAIN}")
     return {
         "layers": tuple(layers),
-        "block": said["block_size"],
-        "mask_token": said["mask_token_id"],
-        "from_anchor": said["sample_from_anchor"],
-        "causal_window": not said["sliding_window_non_causal"],
-        "embedding_scale": said["input_embedding_scale"],
+        "block": fields["block_size"],
+        "mask_token": fields["mask_token_id"],
+        "from_anchor": fields["sample_from_anchor"],
+        "causal_window": not fields["sliding_window_non_causal"],
+        "embedding_scale": fields["input_embedding_scale"],
     }
 
 
-def medusa(said: dict[str, Any], count: int) -> dict[str, Any]:
+def medusa(fields: dict[str, Any], count: int) -> dict[str, Any]:
     """Those of Medusa heads, which read the last state alone."""
-    heads, depths = said["medusa_num_heads"] or said["num_heads"], ("medusa_num_layers", "num_hidden_layers")
+    heads, depths = fields["medusa_num_heads"] or fields["num_heads"], ("medusa_num_layers", "num_hidden_layers")
     if not heads:
         raise AdviceError(f"the heads' config.json has no medusa_num_heads; {AGAIN}")
-    depth = next((said[name] for name in depths if said[name] is not None), 1)
+    depth = next((fields[name] for name in depths if fields[name] is not None), 1)
     return {"layers": (count,), "heads": heads, "depth": depth}

@@ -36,9 +36,9 @@ def load_head(folder: Path, target: PreTrainedModel) -> Head:
         if settings.is_reduced:
             weights[OFFSETS] = of_tensor(ids - torch.arange(len(ids)))
     head = empty(settings, name)
-    found = of_target(target, weights, ids) | weights
-    check_weights(head, found, weights.keys(), name)
-    fill(head, found, target, name)
+    all_weights = of_target(target, weights, ids) | weights
+    check_weights(head, all_weights, weights.keys(), name)
+    fill(head, all_weights, target, name)
     return head.eval()
 
 
@@ -54,12 +54,12 @@ def empty(settings: Settings, name: str) -> Head:
 def read_weights(folder: Path) -> Weights:
     """All tensors of a folder by the modules' names, from their headers; raises AdviceError where there are none."""
     paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    found: Weights = {}
+    weights: Weights = {}
     for path in paths:
-        found |= stored(path, "the weights", AGAIN)
-    if not found:
+        weights |= stored(path, "the weights", AGAIN)
+    if not weights:
         raise AdviceError(f"folder {str(folder)!r} has no weights; {NEEDS}")
-    return {renamed(name): value for name, value in found.items() if "rotary" not in name and name not in DROPPED}
+    return {renamed(name): value for name, value in weights.items() if "rotary" not in name and name not in DROPPED}
 
 
 def renamed(name: str) -> str:
@@ -80,12 +80,14 @@ def drafted_tokens(weights: Weights, size: int, name: str) -> Int[Tensor, " draf
     Raises AdviceError unless every column leads to a token of its own, and to its own number where all are drafted.
     """
     offsets, tokens = weights.pop(OFFSETS, None), weights.pop(TOKENS, None)
-    said, key = (tokens, TOKENS) if tokens is not None else (offsets, OFFSETS)
-    if said is None:
+    stored_ids, key = (tokens, TOKENS) if tokens is not None else (offsets, OFFSETS)
+    if stored_ids is None:
         return None
-    fault = said.fault(INTEGERS, (None,)) or (None if 0 < said.shape[0] <= size else f"has {said.shape[0]} of {size}")
+    fault = stored_ids.fault(INTEGERS, (None,))
+    if fault is None and not 0 < stored_ids.shape[0] <= size:
+        fault = f"has {stored_ids.shape[0]} of {size}"
     if fault is None:
-        places, ids = torch.arange(said.shape[0]), said.read().long()
+        places, ids = torch.arange(stored_ids.shape[0]), stored_ids.read().long()
         ids = ids if key == TOKENS else ids + places
         fault = fault_of_tokens(ids, size)
     if fault:
@@ -109,28 +111,29 @@ def of_target(target: PreTrainedModel, weights: Weights, ids: Int[Tensor, " draf
     """The target's own weights in the places where a head may have none, and these lack them."""
     embedding: Any = target.get_input_embeddings()
     output: Any = target.get_output_embeddings()
-    found = {} if embedding is None or EMBEDDING in weights else {EMBEDDING: of_tensor(embedding.weight)}
+    shared = {} if embedding is None or EMBEDDING in weights else {EMBEDDING: of_tensor(embedding.weight)}
     if output is None or OUTPUT in weights:
-        return found
-    return found | {OUTPUT: of_tensor(output.weight if ids is None else output.weight[ids.to(output.weight.device)])}
+        return shared
+    rows = output.weight if ids is None else output.weight[ids.to(output.weight.device)]
+    return shared | {OUTPUT: of_tensor(rows)}
 
 
-def check_weights(head: Head, found: Weights, own: KeysView[str], name: str) -> None:
+def check_weights(head: Head, all_weights: Weights, own_keys: KeysView[str], name: str) -> None:
     """Raise unless there is a weight of its shape for every place of a module, and a place for all that are its own."""
-    wanted = head.state_dict()
-    for key in sorted(wanted.keys() | own - {EMBEDDING}):
-        if key not in wanted or key not in found:
-            what = f"has {key}, for which its config.json has no place" if key in found else f"lacks {key}"
+    places = head.state_dict()
+    for key in sorted(places.keys() | own_keys - {EMBEDDING}):
+        if key not in places or key not in all_weights:
+            what = f"has {key}, for which its config.json has no place" if key in all_weights else f"lacks {key}"
             raise AdviceError(f"{name} {what}; {AGAIN}")
-        dtypes = FLOATS if wanted[key].is_floating_point() else INTEGERS
-        if fault := found[key].fault(dtypes, tuple(wanted[key].shape)):
+        dtypes = FLOATS if places[key].is_floating_point() else INTEGERS
+        if fault := all_weights[key].fault(dtypes, tuple(places[key].shape)):
             raise AdviceError(f"{key} of {name} {fault}; its files belong to another head or target")
 
 
-def fill(head: Head, found: Weights, target: PreTrainedModel, name: str) -> None:
+def fill(head: Head, all_weights: Weights, target: PreTrainedModel, name: str) -> None:
     """Put weights into a head without any, one after the other; raises AdviceError where some are no numbers."""
     device = home(target)
-    fitted = {key: fitting(key, found[key], target.dtype, device, name) for key in head.state_dict()}
+    fitted = {key: fitting(key, all_weights[key], target.dtype, device, name) for key in head.state_dict()}
     head.load_state_dict(fitted, assign=True)
     if isinstance(head, Body):
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # type: ignore[arg-type]  # which no file holds

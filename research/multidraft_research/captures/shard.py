@@ -80,10 +80,10 @@ def losses(recording: Recording, tensors: dict[str, Tensor]) -> dict[str, float]
 
 def read(path: Path, positions: int, vocabulary: int, advice: str) -> Shard:
     """A shard from its file; raises AdviceError where it is no such thing."""
-    found = stored(path, "the shard", advice)
-    fault = fault_of_header(found, positions, vocabulary)
+    parts = stored(path, "the shard", advice)
+    fault = fault_of_header(parts, positions, vocabulary)
     if fault is None:
-        tensors = {name: own.read() for name, own in found.items()}
+        tensors = {name: part.read() for name, part in parts.items()}
         fault = fault_of_ids(tensors, vocabulary)
     if fault is None:
         shard = Shard(tensors["prompt"].long(), tensors["tokens"].long(), whole(tensors, vocabulary))
@@ -93,28 +93,28 @@ def read(path: Path, positions: int, vocabulary: int, advice: str) -> Shard:
     return shard
 
 
-def fault_of_header(found: dict[str, Stored], positions: int, vocabulary: int) -> str | None:
+def fault_of_header(parts: dict[str, Stored], positions: int, vocabulary: int) -> str | None:
     """What is wrong with the names, dtypes and shapes of tensors, before there is memory for any."""
-    if set(found) not in (WHOLE, CUT):
-        return f"holds {sorted(found)}"[:200]
-    columns = vocabulary if "kept" not in found else None
-    wanted: dict[str, tuple[set[str], tuple[int | None, ...]]] = {
+    if set(parts) not in (WHOLE, CUT):
+        return f"holds {sorted(parts)}"[:200]
+    columns = vocabulary if "kept" not in parts else None
+    expected: dict[str, tuple[set[str], tuple[int | None, ...]]] = {
         "prompt": (INTEGERS, (None,)),
         "tokens": (INTEGERS, (positions,)),
         "target": (FLOATS, (positions, columns)),
         "draft": (FLOATS, (positions, columns)),
-        "kept": (INTEGERS, found["target"].shape),
+        "kept": (INTEGERS, parts["target"].shape),
         "target_rest": (FLOATS, (positions,)),
         "draft_rest": (FLOATS, (positions,)),
     }
-    faults = {name: found[name].fault(*wanted[name]) for name in wanted if name in found}
+    faults = {name: parts[name].fault(*expected[name]) for name in expected if name in parts}
     for name, fault in faults.items():
         if fault:
             return f"has a tensor {name} that {fault}"
-    if found["target"].shape != found["draft"].shape or not found["target"].shape[1] <= vocabulary:
-        return f"has logits of shapes {found['target'].shape} and {found['draft'].shape} for {vocabulary} tokens"
+    if parts["target"].shape != parts["draft"].shape or not parts["target"].shape[1] <= vocabulary:
+        return f"has logits of shapes {parts['target'].shape} and {parts['draft'].shape} for {vocabulary} tokens"
     needed, free = 2 * 8 * positions * vocabulary, available(torch.device("cpu"))
-    if "kept" in found and free is not None and needed > free:
+    if "kept" in parts and free is not None and needed > free:
         return f"has {positions} positions of {vocabulary} tokens, which take up to {format_bytes(needed)} of memory"
     return None
 
