@@ -21,11 +21,13 @@ from rich.table import Table
 from tqdm import tqdm
 
 import multidraft as md
+from multidraft.autotune.tuning import requests_for
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import compile_steps, start
+from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
+from multidraft.decoding.warm_up import compile_steps
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
@@ -46,9 +48,8 @@ def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Second
     for way, compiles in WAYS.items():
         configs[way] = config = DecodeConfig(md.scheme(SCHEME), StaticTree(shape), measure=0, compile=compiles)
         if compiles:
-            compile_steps(config, [pair.target, draft], texts, [steps] * len(texts))
-        chance, longest = torch.Generator().manual_seed(0), options.prompt + steps
-        states[way] = start(texts, pair.target, draft, config, [Sampling()] * len(texts), longest, chance)
+            compile_steps(config, [pair.target, draft], texts, [steps] * len(texts), len(texts))
+        states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), pair.target, draft, config)
     seconds: Seconds = {way: {part: [] for part in PARTS} for way in WAYS}
     for _ in tqdm(range(options.steps), desc=tree or "plain", leave=False):
         for way, config in configs.items():

@@ -22,12 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 import multidraft as md
+from multidraft.autotune.tuning import requests_for
 from multidraft.decoding import step as steps
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import at_roots, warm_up
+from multidraft.decoding.prompts import row_at_root
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
+from multidraft.decoding.warm_up import warm_up
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
@@ -80,7 +82,8 @@ def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> Sta
     heights = -1.8 * torch.log(1.0 + ranks)  # as in texts, a token's probability falls with a power of its rank
     logits = [heights, heights + 0.7 * noise]
     models: Any = [Given(each.bfloat16()) for each in logits]
-    return at_roots(*models, [[0]] * rows, [sampling] * rows, torch.Generator().manual_seed(1))
+    requests = requests_for([[0]] * rows, sampling, len(tree) * PASSES, seed=1)
+    return State(*models, [row_at_root(request, Given.device) for request in requests])
 
 
 def measure(vocabulary: int, tree: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from multidraft.decoding.draft import Drafted, read_level, stacked
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prompts import read_whole
+from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, Scored, State, select
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
@@ -78,7 +78,7 @@ def first_state(
     whole: bool = False,
 ) -> State:
     """The state in which the decoder starts after one prompt, which the target may have read as a whole."""
-    return start([prompt], target, draft, config, [sampling], len(prompt), torch.Generator(), whole=whole)
+    return read_whole([Request(prompt, 0, sampling)], target, draft, config, whole)
 
 
 def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
@@ -129,7 +129,7 @@ def all_trees(state: State, config: DecodeConfig) -> Forest:
     law, policy, depth = config.scheme.law, config.policy, 0
     trees = [TokenTree([row.root], law.repeats) for row in state.rows]
     origin, probability = list(range(len(trees))), [1.0] * len(trees)
-    drafts = all(row.said is None for row in state.rows)
+    drafts = all(row.root_logits is None for row in state.rows)
     while drafts and any(wanted := policy.reads(trees, depth)):
         places = [(row, node) for row, nodes in enumerate(wanted) for node in nodes]
         read_level(state, config, trees, places, depth)

@@ -12,11 +12,11 @@ from multidraft.autotune.controller import Auto, Limits, note
 from multidraft.autotune.estimates import Work
 from multidraft.autotune.growing import kind_of
 from multidraft.autotune.plans import MeasuredPair, Profile, save
+from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import TreePolicy, policy_of
-from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
-from multidraft.decoding.state import DecodeConfig, State
-from multidraft.decoding.step import step
+from multidraft.decoding.request import Request
+from multidraft.decoding.state import DecodeConfig, generators_for
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.sampling.settings import Sampling
 
@@ -75,22 +75,21 @@ def steps(
     pair: MeasuredPair, tree: Tree | TreePolicy, temperature: float | int, prompts: list[list[int]], seed: int
 ) -> Iterator[StepRecord]:
     """Records of the steps after prompts; the first two steps warm up and are left out."""
-    policy = policy_of(tree)
+    policy, records = policy_of(tree), list[StepRecord]()
     config = DecodeConfig(pair.scheme, policy, pair.walk, measure=0)
-    state = begin_decoding(pair, config, temperature, prompts, (STEPS_PER_TEXT + 2) * policy.most_nodes, seed)
+    batch = Batch(pair.target, pair.draft, config, on_record=lambda record, _: records.append(record))
+    batch.add(requests_for(prompts, Sampling(temperature=temperature), (STEPS_PER_TEXT + 3) * policy.most_nodes, seed))
     for index in range(STEPS_PER_TEXT + 2):
-        state, record = step(state, config)
+        batch.step()
         if index > 1:
-            yield record
+            yield records[-1]
 
 
-def begin_decoding(
-    pair: MeasuredPair, config: DecodeConfig, temperature: float | int, prompts: list[list[int]], room: int, seed: int
-) -> State:
-    """The state after the prompts have been read, with room for so many tokens more."""
-    sampling, generator = [Sampling(temperature=temperature)] * len(prompts), torch.Generator().manual_seed(seed)
-    capacity = max(map(len, prompts)) + room
-    return start(prompts, pair.target, pair.draft, config, sampling, capacity, generator)
+def requests_for(prompts: list[list[int]], sampling: Sampling, max_new_tokens: int, seed: int) -> list[Request]:
+    """A request for each prompt, all with the same settings, which nothing but its number of tokens ends."""
+    generators = generators_for(torch.Generator().manual_seed(seed), len(prompts))
+    pairs = zip(prompts, generators, strict=True)
+    return [Request(prompt, max_new_tokens, sampling, generator=generator) for prompt, generator in pairs]
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Drafted(NamedTuple):
 def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
     trees, policy = [TokenTree([row.root], config.scheme.law.repeats) for row in state.rows], config.policy
-    rows = [number for number, row in enumerate(state.rows) if row.said is None]
+    rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
     growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()

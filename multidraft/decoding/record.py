@@ -112,7 +112,7 @@ def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Me
     for row, tree in enumerate(scored.trees):
         if tree.has_drafts(0) and row not in scored.faults:
             groups[tree.counts[0]].append(row)
-        elif scored.rows[row].said is None and row not in scored.faults:
+        elif scored.rows[row].root_logits is None and row not in scored.faults:
             found[row] = Measured(0.0, 0.0, True)
     for count, rows in groups.items():
         own, laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]

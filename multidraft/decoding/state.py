@@ -32,7 +32,7 @@ class DecodeConfig:
     walk: str | Walker = "deferred"
     measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
-    logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
+    logprobs: int | None = None  # of what is emitted, and of so many of the most likely tokens: what rows ask for
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:
@@ -78,7 +78,8 @@ class Row:
     position: int  # of the root
     unread: list[int] = field(default_factory=list)  # the tokens before the root that the draft model has not read
     prefix: Int[Tensor, " length"] | None = None  # all tokens up to the root, if a processor looks at them
-    said: Float[Tensor, " vocabulary"] | None = None  # the target's logits at the root, if it has read that already
+    root_logits: Float[Tensor, " vocabulary"] | None = None  # the target's at the root, if it has read that already
+    num_logprobs: int | None = None  # log-probabilities of what is emitted, and of so many of the most likely tokens
 
 
 @dataclass
@@ -161,11 +162,11 @@ class Scored:
         self.faults: dict[int, RowFault] = {}
 
     def lines(self, places: list[tuple[int, int]]) -> Float[Tensor, "places vocabulary"]:
-        """The target's logits at nodes; rows without an answer of their own have taken part in a pass."""
-        said, logits = [self.rows[row].said for row, _ in places], self.logits
-        if logits is None or any(line is not None for line in said):
-            both = zip(places, said, strict=True)
-            return torch.stack([cast(Tensor, logits)[place] if line is None else line for place, line in both])
+        """The target's logits at nodes; rows without logits at their roots have taken part in a pass."""
+        root_logits, logits = [self.rows[row].root_logits for row, _ in places], self.logits
+        if logits is None or any(line is not None for line in root_logits):
+            pairs = zip(places, root_logits, strict=True)
+            return torch.stack([cast(Tensor, logits)[place] if line is None else line for place, line in pairs])
         rows, nodes = zip(*places, strict=True)
         return logits[rows[0], nodes[0]][None] if len(rows) == 1 else logits[rows, nodes]
 
@@ -181,14 +182,14 @@ class Scored:
         return [self.known[place] for place in places]
 
 
-def for_rows(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[Randomness]:
-    """A stream for each row: the generators given, or generators seeded from the one given or PyTorch's own."""
+def generators_for(generator: torch.Generator | list[torch.Generator] | None, rows: int) -> list[torch.Generator]:
+    """A generator for each row: those of the list, or some that are seeded from the single one or PyTorch's own."""
     check_generators(generator, rows)
     if isinstance(generator, list):
-        return [Randomness(g) for g in generator]
+        return generator
     device = generator.device if generator is not None else None
     seeds = torch.randint(2**62, (rows,), generator=generator, device=device).tolist()
-    return [Randomness(torch.Generator().manual_seed(seed)) for seed in seeds]
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def check_generators(generator: Any, rows: int) -> None:

@@ -24,7 +24,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
             scored = score(state, drafted)
         with clock.part("rule"):
             decision = verify(state, config, scored)
-            emitted = [emit(config, scored, decision, row) for row in range(len(state.rows))]
+            emitted = [emit(scored, decision, row) for row in range(len(state.rows))]
         with clock.part("measure"):
             now = config.measure > 0 and state.steps % config.measure == 0
             acceptance = measured(config.scheme, scored, decision) if now else {}
@@ -37,7 +37,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         walk_results=decision.walk_results,
         emitted=emitted,
         numbers=decision.numbers,
-        scored=[row.said is None for row in state.rows],
+        scored=[row.root_logits is None for row in state.rows],
         draft_passes=drafted.passes,
         seconds=clock.seconds,
         measured=acceptance,
@@ -49,7 +49,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
 
 def score(state: State, drafted: Drafted) -> Scored:
     """The target's logits at every node of all trees, in one pass; rows whose prompts brought them take no part."""
-    trees = [tree if row.said is None else None for tree, row in zip(drafted.trees, state.rows, strict=True)]
+    trees = [tree if row.root_logits is None else None for tree, row in zip(drafted.trees, state.rows, strict=True)]
     logits = None
     if any(trees):
         logits = state.target.forward([t.tokens if t else [] for t in trees], [t.parents if t else [] for t in trees])
@@ -60,14 +60,14 @@ def score(state: State, drafted: Drafted) -> Scored:
     return scored
 
 
-def emit(config: DecodeConfig, scored: Scored, decision: Decision, row: int) -> Emitted:
+def emit(scored: Scored, decision: Decision, row: int) -> Emitted:
     """The accepted tokens and the last one, each with its kind, and its log-probability if it is asked for."""
     if row in scored.faults:
         return Emitted([], [])
-    walk_result, tree = decision.walk_results[row], scored.trees[row]
+    walk_result, tree, num_logprobs = decision.walk_results[row], scored.trees[row], scored.rows[row].num_logprobs
     tokens = [*(tree.tokens[node] for node in walk_result.path), decision.last[row]]
     kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "corrected"]
-    logs = [] if config.logprobs is None else look_up(scored, row, walk_result.path, tokens, config.logprobs)
+    logs = [] if num_logprobs is None else look_up(scored, row, walk_result.path, tokens, num_logprobs)
     return Emitted(tokens, kinds, logs)
 
 
@@ -75,7 +75,9 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *walk_result.path] for walk_result in decision.walk_results]
     if scored.logits is not None:
-        state.target.keep([path if row.said is None else [] for path, row in zip(paths, state.rows, strict=True)])
+        state.target.keep(
+            [path if row.root_logits is None else [] for path, row in zip(paths, state.rows, strict=True)]
+        )
         tell(state.target, state.draft)
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
@@ -83,7 +85,7 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
         kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
             state.draft.keep(kept)
-    rows = [moved(*own) for own in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
+    rows = [moved(*parts) for parts in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
 
 
@@ -101,4 +103,4 @@ def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[in
     prefix = row.prefix
     if prefix is not None:
         prefix = torch.cat([prefix, prefix.new_tensor([*(tree.tokens[node] for node in path[1:]), last])])
-    return Row(row.sampling, row.random, last, row.position + len(path), unread, prefix)
+    return Row(row.sampling, row.random, last, row.position + len(path), unread, prefix, None, row.num_logprobs)

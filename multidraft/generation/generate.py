@@ -1,12 +1,13 @@
 """The public way in: continue prompts with a pair of models, called by itself or by transformers' `model.generate`."""
 
 import copy
-import inspect
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,30 +17,35 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.autotune.controller import auto
+from multidraft.autotune.controller import Auto, auto
 from multidraft.autotune.plans import MeasuredPair
-from multidraft.decoding.loop import Stopping, Stream, Streamer, after, as_stream, from_criteria, loop, stop_strings
+from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefill import compile_steps, start, warm_up
-from multidraft.decoding.record import Clock, Logprob
-from multidraft.decoding.state import check_generators
+from multidraft.decoding.record import Logprob
+from multidraft.decoding.request import Request, Stop, Update
+from multidraft.decoding.state import DecodeConfig, check_generators, generators_for
 from multidraft.decoding.trace import Tell, Trace
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
+from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given
 from multidraft.generation.inputs import Options, Prompts, as_lists, vocabulary_of
+from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
+from multidraft.generation.streaming import Stream, Streamer, as_stream, streamer_of_transformers
 from multidraft.models import compat
 from multidraft.models.ensemble import Several
-from multidraft.models.huggingface import Model, answers_prompts
+from multidraft.models.huggingface import Model
 from multidraft.sampling import generation_config as configs
+from multidraft.sampling.gate import RowFault
 from multidraft.sampling.generation_config import samplings_from
 from multidraft.sampling.processors import before_warpers, check_known, check_pure, for_row, is_bound
-from multidraft.sampling.settings import check_biases
+from multidraft.sampling.settings import Sampling, check_biases
 from multidraft.verification.scheme import Scheme
 
+MAX_PROMPT_TOKENS_BESIDE_ROWS = 512  # that are read between two steps of rows that decode
 OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
 
 
@@ -82,6 +88,7 @@ def generate(
     measure: bool | int = True,
     synchronise: bool = False,
     compile: bool = False,
+    max_num_seqs: int | None = None,
     generation_config: GenerationConfig | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     stopping_criteria: Sequence[StoppingCriteria] = (),
@@ -115,6 +122,9 @@ def generate(
     drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often.
     `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
 
+    **Many prompts.** At most `max_num_seqs` rows decode at a time (all of them by default); when one ends, the next
+    prompt is read in pieces beside the others.
+
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
     """
@@ -129,7 +139,16 @@ def generate(
         given.check_compiles(target_model, draft)
     for_draft = dict(temperature=draft_temperature, top_k=draft_top_k, top_p=draft_top_p)
     penalties = dict(presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
-    called: Any = stop, stop_tokenizer, generator, stream, trace, logits_processor or (), stopping_criteria or ()
+    called: Any = (
+        stop,
+        stop_tokenizer,
+        generator,
+        stream,
+        trace,
+        logits_processor or (),
+        stopping_criteria or (),
+        max_num_seqs,
+    )
     options = Options(*chosen, tune_budget, for_draft, penalties, logit_bias or {}, *called)
     if inputs is None:
         return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, others)
@@ -151,16 +170,11 @@ def generate_rows(
     prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
     budgets = budgets_of(target, draft, prompts, [configs.new_tokens(config, len(p)) for p in prompts], options)
     configs.check_values(config, vocabulary_of(target))
-    stopping = Stopping(
-        budgets,
-        ends=set(config.eos_token_id or ()),
-        criteria=[*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
-        prompts=prompts,
-        deadline=float("inf") if config.max_time is None else after(config.max_time),
-        device=compat.home(target),
-    )
-    lists = row_processors(config, stopping, vocabulary_of(target), options)
-    return run(target, draft, prompts, lists, not config.do_sample, stopping, options)
+    criteria = [*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)]
+    stop = Stop(frozenset(config.eos_token_id or ()), criteria, compat.home(target))
+    ends = Ends(budgets, stop, prompts, float("inf") if config.max_time is None else after(config.max_time))
+    lists = row_processors(config, ends, vocabulary_of(target), options)
+    return run(target, draft, prompts, lists, not config.do_sample, ends, options)
 
 
 def budgets_of(
@@ -174,19 +188,19 @@ def budgets_of(
 
 
 def row_processors(
-    config: GenerationConfig, stopping: Stopping, vocabulary: int, options: Options
+    config: GenerationConfig, ends: Ends, vocabulary: int, options: Options
 ) -> list[LogitsProcessorList]:
     """The processors of each prompt; prompts for which they are the same share them."""
     made: dict[tuple, LogitsProcessorList] = {}
     by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
     differ, result = bool(by_prompt) or any(map(is_bound, options.processors)), []
-    for row, (prompt, budget) in enumerate(zip(stopping.prompts, stopping.budgets, strict=True)):
+    for row, (prompt, budget) in enumerate(zip(ends.padded_prompts, ends.budgets, strict=True)):
         key = (len(prompt), budget, row if differ else None)
         if key not in made:
             own = copy.copy(config)
             own.max_length = len(prompt) + budget
             mine = [*for_row(options.processors, row), *options.added(len(prompt))]
-            built = compat.logits_processors(own, list(prompt), vocabulary, mine, stopping.device)
+            built = compat.logits_processors(own, list(prompt), vocabulary, mine, ends.stop.device)
             check_known(built)
             made[key] = for_row(built, 0)
         result.append(made[key])
@@ -200,44 +214,99 @@ def run(
     prompts: list[list[int]],
     processors: list[LogitsProcessorList],
     greedy: bool,
-    stopping: Stopping,
+    ends: Ends,
     options: Options,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Decode; a row that cannot go on raises its error once the others are done.
 
-    Processors and criteria see `stopping.prompts` in place of the prompts, which is the same but for padding.
+    Processors and criteria see `ends.padded_prompts` in place of the prompts, which is the same but for padding.
     """
-    seen, config = [list(prompt) for prompt in stopping.prompts], options.config
-    check_pure(processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
+    first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.stop.device)
+    check_pure(processors[0], first_prompt, vocabulary_of(target))
     sampling = options.with_drafts_own(samplings_from(processors, greedy))
-    policy = None
-    if draft is not None and options.limits is not None:
-        subject = MeasuredPair(target, draft, config.scheme, config.walk)
-        policy = auto(subject, sampling[0].temperature, options.limits, options.plan_file, options.tune_budget)
-        policy.plan_run(len(prompts), sum(map(len, prompts)), sum(stopping.budgets))
-        config = replace(config, policy=policy)
-    warm_up(config, stopping.device)
+    config = with_policy(target, draft, prompts, sampling[0], ends, options)
+    requests = requests_of(prompts, sampling, ends, options)
+    warm_up(config, ends.stop.device)
     if config.compile:
-        compile_steps(config, [target, draft], prompts, stopping.budgets)
-    info, trace = Info(), Trace(options.trace) if options.trace is not None else None
-    longest = max(len(prompt) + budget for prompt, budget in zip(prompts, stopping.budgets, strict=True))
-    with torch.inference_mode(), ExitStack() as end, info.whole(), as_stream(options.stream, seen) as stream:
-        if policy is not None:
-            end.callback(policy.finish)  # which keeps what was measured, however the run ends
-        whole, clock = answers_prompts(target), Clock(config.synchronise)
-        state = start(prompts, target, draft, config, sampling, longest, options.generator, seen, whole, clock)
-        info.add_seconds(clock.seconds)
-        if trace is not None:
-            trace.begin(config, sampling, prompts)
-        tokens = loop(state, config, stopping, stream, info, None if trace is None else trace.add)
-    if trace is not None:
-        trace.end(tokens)
-    rows = [torch.tensor(row, dtype=torch.int64) for row in tokens]
+        num_rows = min(len(prompts), options.max_num_seqs or len(prompts))
+        compile_steps(config, [target, draft], prompts, ends.budgets, num_rows)
+    info = decode(Batch(target, draft, config, options.max_num_seqs or math.inf), requests, ends, options)
+    rows = [torch.tensor(request.tokens, dtype=torch.int64) for request in requests]
     if info.faults:
         fault = info.faults[min(info.faults)]
         fault.tokens, fault.info = rows, info
         raise fault
     return rows, info
+
+
+def with_policy(
+    target: Model, draft: Model | None, prompts: list[list[int]], sampling: Sampling, ends: Ends, options: Options
+) -> DecodeConfig:
+    """The configuration, with the policy of `tree="auto"` if that is asked for."""
+    config = options.config
+    if draft is None or options.limits is None:
+        return config
+    pair = MeasuredPair(target, draft, config.scheme, config.walk)
+    policy = auto(pair, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
+    rows = min(len(prompts), options.max_num_seqs or len(prompts))
+    policy.plan_run(rows, sum(map(len, prompts)), sum(ends.budgets))
+    return replace(config, policy=policy)
+
+
+def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, options: Options) -> list[Request]:
+    """A request for each prompt."""
+    generators = generators_for(options.generator, len(prompts))
+    return [
+        Request(
+            prompt,
+            ends.budgets[row],
+            sampling[row],
+            ends.stop,
+            generators[row],
+            num_logprobs=options.config.logprobs,
+            padded_prompt=ends.padded_prompts[row],
+            index=row,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+
+
+def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) -> Info:
+    """Step until all requests have ended, or time is up, and pass on what happens."""
+    info, policy, prompts = batch.info, batch.config.policy, [request.prompt for request in requests]
+    if options.config.logprobs is not None:
+        info.logprobs = [request.logprobs for request in requests]
+    trace = Trace(options.trace) if options.trace is not None else None
+    with torch.inference_mode(), ExitStack() as stack, info.whole():
+        stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
+        if isinstance(policy, Auto):
+            stack.callback(policy.finish)  # which keeps what was measured, however the run ends
+        if trace is not None:
+            trace.begin(batch.config, [request.sampling for request in requests], prompts)
+            batch.on_record = lambda record, rows: trace.add(record, [request.index for request in rows])
+        batch.add(requests)
+        for request, update in updates_of(batch, ends.deadline):
+            if update.error is not None:
+                info.faults[request.index] = cast(RowFault, update.error)
+            elif update.step is not None:
+                stream(request.index, update.step.emitted)
+    if trace is not None:
+        trace.end([request.tokens for request in requests])
+    return info
+
+
+def updates_of(batch: Batch, deadline: float) -> Iterator[tuple[Request, Update]]:
+    """What happens until the batch is empty, or until the end of the pass in which the deadline falls."""
+
+    def is_late() -> bool:
+        return time.monotonic() >= deadline and batch.info.tokens > 0
+
+    while batch.requests and not is_late():
+        batch.read_prompts(MAX_PROMPT_TOKENS_BESIDE_ROWS if batch.running else math.inf)
+        yield from batch.take_updates()
+        if not is_late():
+            batch.decode()
+            yield from batch.take_updates()
 
 
 @dataclass
@@ -275,8 +344,8 @@ def generate_sequences(
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
     budgets = budgets_of(model, draft, prompts, room, options)
     criteria = [*options.criteria, *stop_strings(options.stop, options.stop_tokenizer)]
-    stopping = from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
-    pad = pad_token(config, stopping)
+    ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
+    pad = pad_token(config, ends)
 
     listed = before_warpers(options.processors, options.added(input_ids.shape[1]))
     check_known(listed)
@@ -287,37 +356,17 @@ def generate_sequences(
     measured = options.config.measure if config.return_dict_in_generate else 0
     stream = options.stream or streamer_of_transformers()
     options = replace(options, config=replace(options.config, measure=measured), stream=stream)
-    new, info = run(model, draft, prompts, lists, not config.do_sample, stopping, options)
+    new, info = run(model, draft, prompts, lists, not config.do_sample, ends, options)
     sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
 
 
-class AfterPrompt:
-    """A streamer that already has the prompt: the one value with rows."""
-
-    def __init__(self, streamer: Streamer):
-        self.streamer, self.end = streamer, streamer.end
-
-    def put(self, value: Tensor) -> None:
-        if value.ndim < 2:
-            self.streamer.put(value)
-
-
-def streamer_of_transformers() -> Streamer | None:
-    """The `streamer` of `model.generate`, which gives it the prompt, and a custom function nothing of it."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
-        frame = frame.f_back
-    streamer = None if frame is None else frame.f_locals.get("streamer")
-    return None if streamer is None else AfterPrompt(streamer)
-
-
-def pad_token(config: GenerationConfig, stopping: Stopping) -> int:
+def pad_token(config: GenerationConfig, ends: Ends) -> int:
     """What fills up rows that end early; transformers has put an end of text in place of a missing one."""
     pad = getattr(config, "_pad_token_tensor", None)
-    if pad is None and len(stopping.budgets) > 1 and (stopping.criteria or len(set(stopping.budgets)) > 1):
+    if pad is None and len(ends.budgets) > 1 and (ends.stop.criteria or len(set(ends.budgets)) > 1):
         raise AdviceError("rows may end at different lengths and nothing fills them up; pass pad_token_id")
     return -1 if pad is None else int(pad)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
 
 from multidraft.autotune.controller import Limits, can_choose
-from multidraft.decoding.loop import Stream, Streamer
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
 from multidraft.decoding.trace import Tell
@@ -21,6 +20,7 @@ from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
+from multidraft.generation.streaming import Stream, Streamer
 from multidraft.models import compat
 from multidraft.models.base import LanguageModel, check_ids, check_sizes, heard_by
 from multidraft.models.ensemble import Several
@@ -57,10 +57,11 @@ class Options:
     trace: Tell | None
     processors: Sequence[LogitsProcessor]
     criteria: Sequence[StoppingCriteria]
+    max_num_seqs: int | None  # rows that decode side by side at most
 
     def __post_init__(self) -> None:
         own = {f"draft_{name}": value for name, value in self.for_draft.items()}
-        check_all(own | self.penalties | {"tune_budget": self.tune_budget})
+        check_all(own | self.penalties | {"tune_budget": self.tune_budget, "max_num_seqs": self.max_num_seqs})
         check_biases("logit_bias", self.logit_bias)
         check_stop(self.stop, self.stop_tokenizer)
         if self.config.synchronise and not torch.cuda.is_available():

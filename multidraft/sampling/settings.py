@@ -60,7 +60,7 @@ KINDS = {  # of settings, by their names
     "presence_penalty frequency_penalty": Setting(float, -2, 2),
     "max_new_tokens max_length": Setting(int, 1, MOST_TOKENS),
     "min_new_tokens min_length no_repeat_ngram_size encoder_no_repeat_ngram_size measure": Setting(int, 0, MOST_TOKENS),
-    "num_return_sequences": Setting(int, 1, 4096),
+    "num_return_sequences max_num_seqs": Setting(int, 1, 4096),
     "max_time": Setting(float, 0, 1e9),
     "seed": Setting(int, -(2**63), 2**63 - 1),
     "logprobs": Setting(int, 0, 2**20),

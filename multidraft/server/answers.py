@@ -1,4 +1,4 @@
-"""One request's answers: engine events become pieces of text, and pieces become OpenAI API responses.
+"""One request's answers: engine updates become pieces of text, and pieces become OpenAI API responses.
 
 A response is sent whole, or step by step as server-sent events.
 """
@@ -22,11 +22,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from multidraft.decoding.metrics import Info, tally
 from multidraft.decoding.record import Logprob
+from multidraft.decoding.request import Request as EngineRequest
+from multidraft.decoding.request import Step, Update
 from multidraft.generation.text import IncrementalDetokenizer
 from multidraft.server import LATE, Refused
 from multidraft.server.bodies import GenerationBody
 from multidraft.server.process import error_as_json
-from multidraft.server.rows import Event, Job, Step
 from multidraft.server.service import Service
 
 LOG = logging.getLogger(__name__)
@@ -53,10 +54,10 @@ def text_of(pieces: Iterable[Piece]) -> str:
 class Choice:
     """One answer so far: it takes tokens, and releases pieces once no stop string can begin in them."""
 
-    def __init__(self, index: int, job: Job, service: Service, body: GenerationBody):
-        self.index, self.job = index, job
+    def __init__(self, index: int, request: EngineRequest, service: Service, body: GenerationBody):
+        self.index, self.request = index, request
         self.stops, self.min_tokens = body.stops, body.min_tokens or 0  # before which stop strings do not count
-        self.detokenizer = IncrementalDetokenizer(service.tokenizer, job.prompt)
+        self.detokenizer = IncrementalDetokenizer(service.tokenizer, request.prompt)
         self.pieces, self.num_tokens, self.stopped = list[Piece](), 0, False
         self.finish_reason: str | None = None
         self.last_time = time.monotonic()  # of the last step
@@ -100,31 +101,33 @@ def overlap(text: str, stop: str) -> int:
 class Answers:
     """All answers to one request, as they grow. Call `cancel` when done, or the engine goes on decoding."""
 
-    def __init__(self, service: Service, body: GenerationBody, jobs: list[Job], request_id: str = ""):
+    def __init__(self, service: Service, body: GenerationBody, requests: list[EngineRequest], request_id: str = ""):
         self.service, self.body, self.info, self.request_id = service, body, Info(), request_id
         self.start_time, self.created, self.id = time.monotonic(), int(time.time()), uuid.uuid4().hex
-        self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self.choices = [Choice(index, job, service, body) for index, job in enumerate(jobs)]
-        for index, job in enumerate(jobs):
-            job.hear = partial(self.put_event, index)
-        service.engine.submit(jobs)
-        service.event_queues.add(self.events)
+        self.queue: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
+        self.choices = [Choice(index, request, service, body) for index, request in enumerate(requests)]
+        for index, request in enumerate(requests):
+            request.on_update = partial(self.put_update, index)
+        service.engine.submit(requests)
+        service.update_queues.add(self.queue)
 
-    def put_event(self, index: int, event: Event) -> None:
-        """Queue an event; called in the event loop's thread."""
-        self.events.put_nowait((index, event))
+    def put_update(self, index: int, update: Update) -> None:
+        """Queue an update; called in the event loop's thread."""
+        self.queue.put_nowait((index, update))
 
     async def updates(self) -> AsyncIterator[tuple[Choice, list[Piece], Step | None]]:
-        """Yield what each event adds to its answer, until all have ended; raises the engine's error for any of them."""
+        """Yield what each update adds to its answer until all have ended; raises the engine's error for any."""
         try:
             while any(choice.finish_reason is None for choice in self.choices):
                 async with asyncio.timeout(self.service.limits.request + self.start_time - time.monotonic()):
-                    index, event = await self.events.get()
-                if event.error is not None:
-                    raise event.error
+                    index, update = await self.queue.get()
+                if update.error is not None:
+                    raise update.error
                 choice = self.choices[index]
-                if choice.finish_reason is None and ((pieces := self.pieces_of(choice, event)) or choice.finish_reason):
-                    yield choice, pieces, event.step
+                if choice.finish_reason is None and (
+                    (pieces := self.pieces_of(choice, update)) or choice.finish_reason
+                ):
+                    yield choice, pieces, update.step
         except TimeoutError:
             raise Refused(*LATE) from None
         finally:
@@ -132,26 +135,26 @@ class Answers:
 
     def cancel(self) -> None:
         """Stop listening, and let the engine drop the rows."""
-        self.service.event_queues.discard(self.events)
+        self.service.update_queues.discard(self.queue)
         for choice in self.choices:
-            choice.job.cancelled = True
+            choice.request.cancelled = True
 
-    def pieces_of(self, choice: Choice, event: Event) -> list[Piece]:
-        """The pieces that an event adds; an echoed prompt's first token has no log-probability."""
+    def pieces_of(self, choice: Choice, update: Update) -> list[Piece]:
+        """The pieces that an update adds; an echoed prompt's first token has no log-probability."""
         shown = list[Piece]()
-        if event.prompt is not None and getattr(self.body, "echo", False):
+        if update.prompt_logprobs is not None and getattr(self.body, "echo", False):
             reader = IncrementalDetokenizer(self.service.tokenizer, [])
-            pairs = zip_longest(choice.job.prompt, [None, *event.prompt])
+            pairs = zip_longest(choice.request.prompt, [None, *update.prompt_logprobs])
             shown += [Piece(token, reader.add(token), "prompt", logprob) for token, logprob in pairs]
-        if event.step is not None:
-            self.count_step(choice, event.step)
-            emitted = event.step.new
+        if update.step is not None:
+            self.count_step(choice, update.step)
+            emitted = update.step.emitted
             for token, kind, logprob in zip_longest(emitted.tokens, emitted.kinds, emitted.logprobs):
                 if not choice.stopped:
                     shown += choice.add(token, kind, logprob)
-        if choice.stopped or event.end is not None:
+        if choice.stopped or update.end is not None:
             shown += choice.close()
-            choice.finish_reason, choice.job.cancelled = "stop" if choice.stopped else event.end, True
+            choice.finish_reason, choice.request.cancelled = "stop" if choice.stopped else update.end, True
             self.service.metrics.count_end(str(choice.finish_reason), time.monotonic() - self.start_time)
         return shown
 
@@ -166,12 +169,14 @@ class Answers:
         if not choice.num_tokens:
             histograms["time_to_first_token_seconds"].observe(now - self.start_time)
         else:
-            histograms["inter_token_latency_seconds"].observe((now - choice.last_time) / max(len(step.new.tokens), 1))
+            histograms["inter_token_latency_seconds"].observe(
+                (now - choice.last_time) / max(len(step.emitted.tokens), 1)
+            )
         choice.last_time = now
 
     def usage(self) -> dict[str, int]:
         """The numbers of prompt tokens and emitted tokens so far."""
-        prompts = [choice.job.prompt for choice in self.choices[:: self.body.choices]]
+        prompts = [choice.request.prompt for choice in self.choices[:: self.body.choices]]
         prompt, new = sum(map(len, prompts)), sum(choice.num_tokens for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 

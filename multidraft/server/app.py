@@ -130,8 +130,8 @@ def add_answers(app: FastAPI, service: Service) -> None:
 
     async def answer(request: Request, body: GenerationBody, response_type: type[Completion]) -> Response:
         check_name(service, body.model)
-        jobs = await service.in_worker(service.make_jobs, body)
-        return await reply(request, response_type(service, body, jobs, request.scope.get("request_id", "")))
+        engine_requests = await service.in_worker(service.make_requests, body)
+        return await reply(request, response_type(service, body, engine_requests, request.scope.get("request_id", "")))
 
     add_post_route(app, service, "/v1/completions", CompletionBody, partial(answer, response_type=Completion))
     add_post_route(app, service, "/v1/chat/completions", ChatBody, partial(answer, response_type=Chat))

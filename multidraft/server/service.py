@@ -16,14 +16,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from multidraft.decoding.batch import Updates
+from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
 from multidraft.generation.inputs import context_of, lengths, vocabulary_of
 from multidraft.generation.text import written
 from multidraft.sampling.generation_config import ends_of
 from multidraft.server import CLOSED, Refused
 from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
-from multidraft.server.engine import Engine
-from multidraft.server.rows import Event, Job, Told, hear_all
+from multidraft.server.engine import Engine, send_updates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,14 +70,14 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the engine's metrics."""
         engine, info, gauge, counter = self.engine, self.engine.info, GaugeMetricFamily, CounterMetricFamily
-        cache_usage = engine.tokens_in_cache / engine.limits.tokens_in_cache
+        cache_usage = engine.batch.tokens_in_cache / engine.limits.tokens_in_cache
         for kind, name, description, value in (
-            (gauge, "vllm:num_requests_running", "Rows that decode.", len(engine.running)),
-            (gauge, "vllm:num_requests_waiting", "Rows in the queue.", len(engine.waiting)),
+            (gauge, "vllm:num_requests_running", "Rows that decode.", len(engine.batch.running)),
+            (gauge, "vllm:num_requests_waiting", "Rows in the queue.", engine.num_waiting),
             (gauge, "vllm:kv_cache_usage_perc", "The part of the cache that is taken.", cache_usage),
-            (counter, "vllm:prompt_tokens", "Prompt tokens.", engine.prompt_tokens),
-            (counter, "vllm:prefix_cache_queries", "Prompt tokens, looked up.", engine.prompt_tokens),
-            (counter, "vllm:prefix_cache_hits", "Those read before.", engine.reused_tokens),
+            (counter, "vllm:prompt_tokens", "Prompt tokens.", engine.batch.prompt_tokens),
+            (counter, "vllm:prefix_cache_queries", "Prompt tokens, looked up.", engine.batch.prompt_tokens),
+            (counter, "vllm:prefix_cache_hits", "Those read before.", engine.batch.reused_tokens),
             (counter, "vllm:generation_tokens", "Tokens that were emitted.", info.tokens),
             (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.drafts),
             (counter, "vllm:spec_decode_num_draft_tokens", "Drafted nodes.", info.nodes),
@@ -111,7 +112,7 @@ class Service:
     ):
         self.engine, self.tokenizer, self.metrics = engine, tokenizer, Metrics(engine, names[0])
         self.names, self.limits, self.api_key = names, engine.limits, api_key
-        self.event_queues: WeakSet[asyncio.Queue[tuple[int, Event]]] = WeakSet()  # one per running request
+        self.update_queues: WeakSet[asyncio.Queue[tuple[int, Update]]] = WeakSet()  # one per running request
         self.worker = ThreadPoolExecutor(1)  # a second one would delay the event loop, and gain nothing
         self.vocabulary = vocabulary_of(engine.target)
         self.end_tokens = set(ends_of(getattr(engine.target, "generation_config", None), set()))  # of an answer
@@ -123,18 +124,18 @@ class Service:
         self.loop, self.engine.deliver = asyncio.get_running_loop(), self.deliver
         self.engine.start()
 
-    def deliver(self, messages: Told) -> None:
-        """Pass a turn's events from the engine's thread to the event loop, as one message for all rows."""
+    def deliver(self, messages: Updates) -> None:
+        """Pass a turn's updates from the engine's thread to the event loop, as one message for all rows."""
         try:
-            self.loop.call_soon_threadsafe(hear_all, messages)
+            self.loop.call_soon_threadsafe(send_updates, messages)
         except RuntimeError:  # the loop is closed: nobody listens
-            for job, _ in messages:
-                job.cancelled = True
+            for request, _ in messages:
+                request.cancelled = True
 
     def end_answers(self) -> None:
         """End all running answers with the error CLOSED."""
-        for events in list(self.event_queues):
-            events.put_nowait((0, Event(error=Refused(*CLOSED))))
+        for updates in list(self.update_queues):
+            updates.put_nowait((0, Update(error=Refused(*CLOSED))))
 
     def close(self) -> None:
         """Take no more requests, and end the engine's thread."""
@@ -196,13 +197,13 @@ class Service:
             raise AdviceError("a prompt is empty; give it some text, or at least one token")
         return prompts
 
-    def make_jobs(self, body: GenerationBody) -> list[Job]:
-        """One job per answer to each prompt; raises AdviceError on invalid or excessive requests."""
+    def make_requests(self, body: GenerationBody) -> list[Request]:
+        """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
         check(body, self.limits, self.vocabulary)
         prompts = self.prompts(body)
         lengths(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
         rows = [(prompt, self.new_tokens(body, prompt)) for prompt in prompts for _ in range(body.choices)]
-        return [self.make_job(body, *row, index) for index, row in enumerate(rows)]
+        return [self.make_request(body, *row, index) for index, row in enumerate(rows)]
 
     def new_tokens(self, body: GenerationBody, prompt: list[int]) -> int:
         """The number of new tokens: the requested one, else the default, limited by the room that is left."""
@@ -219,18 +220,18 @@ class Service:
             raise AdviceError("max_tokens is 0, which needs echo; ask for more tokens")
         return count
 
-    def make_job(self, body: GenerationBody, prompt: list[int], new_tokens: int, index: int) -> Job:
-        """The job of one answer; with a seed its random numbers are reproducible."""
+    def make_request(self, body: GenerationBody, prompt: list[int], new_tokens: int, index: int) -> Request:
+        """The engine's request for one answer; with a seed its random numbers are reproducible."""
         end_tokens = (set() if body.ignore_eos else self.end_tokens) | set(body.stop_token_ids or ())
         seed = secrets.randbits(62) if body.seed is None else (body.seed * SEED_STRIDE + index) % 2**63
-        return Job(
+        return Request(
             prompt,
             new_tokens,
             sampling=sampling_of(body, len(prompt), end_tokens, self.engine.target.device),
             generator=torch.Generator().manual_seed(seed),
-            ends=end_tokens,
-            logprobs=body.num_logprobs,
-            prompt_logprobs=body.num_logprobs if getattr(body, "echo", False) else None,
+            stop=Stop(frozenset(end_tokens)),
+            num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=body.num_logprobs if getattr(body, "echo", False) else None,
         )
 
 

@@ -16,10 +16,10 @@ from multidraft.cli import models as names
 from multidraft.cli import replicas
 from multidraft.cli.models import Loader, Models, load
 from multidraft.cli.replicas import Serving
+from multidraft.decoding.request import Request
 from multidraft.errors import AdviceError
 from multidraft.models.table import TableModel, random_table
 from multidraft.server.process import in_thread
-from multidraft.server.rows import Job
 from multidraft.zoo import FOLDER
 
 HOSTILE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit('it ran')\n"
@@ -93,7 +93,7 @@ def test_the_engine_computes_with_the_threads_that_are_asked_for(monkeypatch, co
     made = in_thread(Serving(tree="2x1", threads=count).service).result()
     try:
         made.engine.start()
-        made.engine.submit([Job([1, 2], 5, hear)])
+        made.engine.submit([Request([1, 2], 5, on_update=hear)])
         assert over.wait(60)
     finally:
         made.engine.close()

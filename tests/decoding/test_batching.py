@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from decoded import start
 from memory import live_bytes
 from tiny import NO_IDS, ROTARY, VOCABULARY, tiny_model
 from torch import Tensor
@@ -20,14 +21,14 @@ from transformers import (
 )
 
 import multidraft as md
+from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import start
 from multidraft.decoding.record import Emitted
+from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, join, select
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS
-from multidraft.models.base import closed_up
 from multidraft.models.huggingface import CausalLM, answers_prompts
 from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
@@ -75,24 +76,17 @@ def begin(
 @torch.inference_mode()
 def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None = None) -> list[list[int]]:
     """As a server would: rows join a running batch when they come, and leave it when they are done."""
-    done: list[list[int]] = [[] for _ in PROMPTS]
-    running: list[int] = []
-    state: State | None = None
+    batch = Batch(*models(), config)
+    requests = [
+        Request(prompt, LEAVES[row], settings[row] if settings else Sampling(), generator=generator(row))
+        for row, prompt in enumerate(PROMPTS)
+    ]
     for tick in range(100):
-        if come := [row for row, at in enumerate(COMES) if at == tick]:
-            own = settings and [settings[row] for row in come]
-            new = begin(models, [PROMPTS[row] for row in come], config, come, own)
-            state, running = (join(state, new) if running else new), running + come
-        state, record = step(state, config)
-        for row, new in zip(running, record.emitted, strict=True):
-            done[row] += new.tokens
-        going = [i for i, row in enumerate(running) if len(done[row]) < LEAVES[row]]
-        if len(going) < len(running):
-            order = closed_up(going)
-            state, running = select(state, order), [running[i] for i in order]
-        if not running and tick >= max(COMES):
+        batch.add(request for request, at in zip(requests, COMES, strict=True) if at == tick)
+        batch.step()
+        if tick >= max(COMES) and not batch.requests:
             break
-    return [tokens[:count] for tokens, count in zip(done, LEAVES, strict=True)]
+    return [request.tokens for request in requests]
 
 
 def config_of(models: Models, scheme: str, walk: str, **settings: Any) -> DecodeConfig:
@@ -149,8 +143,6 @@ def test_misuse_gets_advice():
         join(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
         join(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
-    with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
-        begin(tiny, PROMPTS[:2], config, [0, 1], [Sampling()])
 
 
 # Settings of each row's own

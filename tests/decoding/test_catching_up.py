@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from decoded import start
 from plans import costs, profile, rates
 from tiny import tiny_model
 
@@ -11,7 +12,6 @@ from multidraft.autotune.controller import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import draft as drafting
 from multidraft.decoding.policy import StaticTree, TreePolicy
-from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from decoded import start
 from steps import law_error
 
 import multidraft as md
 from multidraft.decoding.policy import StaticTree, TreePolicy
-from multidraft.decoding.prefill import start
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree

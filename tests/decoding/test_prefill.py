@@ -2,16 +2,17 @@
 
 import pytest
 import torch
+from decoded import start
 from tiny import tiny_model
 
 import multidraft as md
+from multidraft.decoding import batch
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.prefill import start, use_once, warm_up
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
+from multidraft.decoding.warm_up import use_once, warm_up
 from multidraft.models.ensemble import Several
-from multidraft.models.huggingface import CausalLM
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
@@ -36,8 +37,13 @@ def test_rows_stay_in_the_order_of_their_prompts(lengths: tuple[int, ...]) -> No
     assert alike(lengths)
 
 
-def test_rows_in_the_order_in_which_they_were_read_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "select", lambda self, rows: None)
+def test_rows_that_join_in_another_order_than_their_caches_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(*states: State, join=batch.join) -> State:
+        state = join(*states)
+        state.rows.reverse()
+        return state
+
+    monkeypatch.setattr(batch, "join", swapped)
     assert not alike((10, 20))
 
 

@@ -6,11 +6,13 @@ import torch
 
 import multidraft as md
 from multidraft.decoding.policy import TreePolicy
-from multidraft.decoding.prefill import start
+from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.record import StepRecord
-from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.request import Request
+from multidraft.decoding.state import DecodeConfig, State, generators_for
 from multidraft.decoding.step import step
 from multidraft.models.base import LanguageModel
+from multidraft.models.huggingface import Model
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
@@ -20,6 +22,32 @@ WANTED = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 def always(wanted: Callable[[int], torch.Tensor]) -> TableModel:
     """A model of three tokens whose law depends on the number of tokens before."""
     return TableModel(lambda prefix: wanted(len(prefix)), 3)
+
+
+def start(
+    prompts: list[list[int]],
+    target: Model,
+    draft: Model | None,
+    config: DecodeConfig,
+    sampling: list[Sampling],
+    longest: int,
+    generator: torch.Generator | list[torch.Generator] | None = None,
+    whole: bool = False,
+) -> State:
+    """The state after these prompts, with room for sequences of `longest` tokens; the target may read them whole."""
+    generators = generators_for(generator, len(prompts))
+    requests = [
+        Request(
+            prompt,
+            longest - len(prompt),
+            sampling[row],
+            generator=generators[row],
+            num_logprobs=config.logprobs,
+            index=row,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    return read_whole(requests, target, draft, config, whole)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import transformers
+from decoded import start
 from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
 from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life
 from steps import config_of, law_error
@@ -13,7 +14,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import multidraft as md
-from multidraft.decoding.prefill import start
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
 from multidraft.models import compat

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from decoded import start
 from heads import head_of
 from steps import config_of
 from tiny import VOCABULARY, tiny_model
@@ -12,7 +13,6 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.autotune.plans import model_identity
-from multidraft.decoding.prefill import start
 from multidraft.models import base, compiled
 from multidraft.models.compat import vocabulary_of
 from multidraft.models.huggingface import CausalLM

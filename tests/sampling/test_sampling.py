@@ -19,11 +19,11 @@ from transformers.generation import (
 
 import multidraft as md
 from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
-from multidraft.decoding.loop import from_criteria
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, State, join, prefixes_of
 from multidraft.decoding.tree import Tree
+from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.table import TableModel, random_table
@@ -342,8 +342,8 @@ def test_the_deadline_of_a_criterion_counts_from_its_own_beginning():
     """Which transformers takes from the clock on the wall, and a user may set."""
     now = time.time()
     for began, left in ((now, 60), (now - 50, 10), (now - 70, -10)):
-        stopping = from_criteria([MaxTimeCriteria(60, began)], [[0]], [5], torch.device("cpu"))
-        assert stopping.deadline - time.monotonic() == pytest.approx(left, abs=5)
+        ends = ends_from_criteria([MaxTimeCriteria(60, began)], [[0]], [5], torch.device("cpu"))
+        assert ends.deadline - time.monotonic() == pytest.approx(left, abs=5)
 
 
 def test_a_length_that_is_given_counts_though_it_is_the_default_of_an_older_transformers(monkeypatch):

@@ -140,7 +140,7 @@ def test_clients_that_vanish_leave_no_row_behind(caplog):
         raw = socket.create_connection((client.base_url.host, client.base_url.port))
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         raw.close()
-        until(lambda: not made.engine.running and not made.engine.waiting)
+        until(lambda: not made.engine.batch.requests)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -202,7 +202,7 @@ def test_what_takes_too_long_is_ended_between_two_steps():
         *_, last = events(client, "/v1/completions", body)
         assert last["error"]["code"] == 504
         check_refused(client.post("/v1/completions", json=body | {"n": 2}), 504)
-        until(lambda: not made.engine.running and not made.engine.waiting)
+        until(lambda: not made.engine.batch.requests)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
 
 
@@ -229,7 +229,7 @@ def test_a_client_that_does_not_read_is_left_and_stalls_nobody(version: str):
     with served(made) as client:
         body = GOOD | {"max_tokens": 50_000}
         reader = asyncio.run_coroutine_threadsafe(deaf(build(made), body, version), made.loop)
-        until(lambda: made.engine.running)
+        until(lambda: made.engine.batch.running)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
         reader.result(PATIENCE)
-        until(lambda: not made.engine.running)
+        until(lambda: not made.engine.batch.running)

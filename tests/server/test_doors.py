@@ -191,7 +191,7 @@ def test_streams_end_with_an_event_when_the_server_is_stopped():
             received = response.iter_lines()
             next(received)
             asking.start()
-            until(lambda: len(server.app.state.service.engine.waiting) > 1)
+            until(lambda: server.app.state.service.engine.num_waiting > 1)
             server.should_exit = True
             lines = [line for line in received if line]
         asking.join(PATIENCE)

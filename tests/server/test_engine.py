@@ -12,7 +12,12 @@ from tiny import tiny_model
 from transformers import LogitsProcessor
 
 import multidraft as md
+from multidraft.decoding import batch as batches
+from multidraft.decoding import prefix_cache, prompts
 from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
+from multidraft.decoding.prompts import Reading
+from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
@@ -20,10 +25,7 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.processors import Processors
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused
-from multidraft.server import engine as engines
-from multidraft.server import rows as rows_module
 from multidraft.server.engine import Engine
-from multidraft.server.rows import Event, Job, Kept, PrefixCache, Reading
 
 SIZE, PATIENCE = 5, 60
 
@@ -37,25 +39,27 @@ def tiny() -> tuple:
 
 
 class Heard:
-    """A job and all that its owner hears."""
+    """A request and all that its owner hears."""
 
     def __init__(self, prompt: list[int], new_tokens: int, seed: int = 0, **settings):
-        self.events, self.over, self.seed = list[Event](), threading.Event(), seed
+        self.events, self.over, self.seed = list[Update](), threading.Event(), seed
         self.after: dict[int, Callable[[], object]] = {}  # what to do after so many tokens
-        self.job = Job(prompt, new_tokens, self.hear, generator=torch.Generator().manual_seed(seed), **settings)
+        self.request = Request(
+            prompt, new_tokens, on_update=self.hear, generator=torch.Generator().manual_seed(seed), **settings
+        )
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: Update) -> None:
         self.events.append(event)
-        for count in [count for count in self.after if len(self.job.tokens) >= count]:
+        for count in [count for count in self.after if len(self.request.tokens) >= count]:
             self.after.pop(count)()
         if event.end or event.error:
             self.over.set()
 
     @property
     def tokens(self) -> list[int]:
-        return [token for event in self.events if event.step for token in event.step.new.tokens]
+        return [token for event in self.events if event.step for token in event.step.emitted.tokens]
 
-    def end(self) -> Event:
+    def end(self) -> Update:
         assert self.over.wait(PATIENCE)
         return self.events[-1]
 
@@ -64,9 +68,9 @@ def config_for(tree: str = "3x2x1") -> DecodeConfig:
     return DecodeConfig(md.scheme("anchored:lorenz"), StaticTree(Tree.parse(tree)))
 
 
-def ask(server: Engine, *rows: Heard) -> list[Event]:
+def ask(server: Engine, *rows: Heard) -> list[Update]:
     """How rows end that are asked for together."""
-    server.submit([row.job for row in rows])
+    server.submit([row.request for row in rows])
     return [row.end() for row in rows]
 
 
@@ -90,10 +94,12 @@ def engine():
 def alone(models: Callable, *heard: Heard, tree: str = "3x2x1") -> list[list[int]]:
     """The tokens of rows that are generated one by one."""
     found = []
-    for job, seed in ((each.job, each.seed) for each in heard):
-        settings = dict(temperature=job.sampling.temperature, tree=tree, eos_token_id=list(job.ends))
+    for request, seed in ((row.request, row.seed) for row in heard):
+        settings = dict(temperature=request.sampling.temperature, tree=tree, eos_token_id=list(request.stop.tokens))
         generator = [torch.Generator().manual_seed(seed)]
-        rows, _ = md.generate(*models(), [job.prompt], max_new_tokens=job.new_tokens, generator=generator, **settings)
+        rows, _ = md.generate(
+            *models(), [request.prompt], max_new_tokens=request.max_new_tokens, generator=generator, **settings
+        )
         found.append(rows[0].tolist())
     return found
 
@@ -105,26 +111,26 @@ def test_tokens_are_those_of_a_row_alone_however_others_come_and_go(engine, mode
     for seed in range(10):
         prompt = [chance.randrange(SIZE) for _ in range(chance.choice([1, 2, 7, 20]))]
         sampling, ends = Sampling(chance.choice([0, 0.7, 1.0])), set(chance.choice([[], [3]]))
-        rows.append(Heard(prompt, chance.randint(1, 12), seed, sampling=sampling, ends=ends))
+        rows.append(Heard(prompt, chance.randint(1, 12), seed, sampling=sampling, stop=Stop(frozenset(ends))))
     server, gone = engine(models, rows=3, prefill=8), chance.sample(rows, 3)
     for row in (row for row in rows if row in gone):
-        row.after[chance.randint(0, 4)] = lambda job=row.job: setattr(job, "cancelled", True)
+        row.after[chance.randint(0, 4)] = lambda request=row.request: setattr(request, "cancelled", True)
     for row, follower in zip(rows[::2], rows[1::2], strict=True):
-        row.after[0] = lambda job=follower.job: server.submit([job])
-    server.submit([row.job for row in rows[::2]])
+        row.after[0] = lambda request=follower.request: server.submit([request])
+    server.submit([row.request for row in rows[::2]])
     staying = [row for row in rows if row not in gone]
     assert all(row.end().end for row in staying)
     assert [row.tokens for row in staying] == alone(models, *staying)
 
 
 def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
-    def swapped(*states, joined=engines.join):
+    def swapped(*states, joined=batches.join):
         state = joined(*states)
         state.rows.reverse()
         return state
 
-    monkeypatch.setattr(engines, "join", swapped)
-    rows = [Heard([4, token], 12, seed=token) for token in range(3)]
+    monkeypatch.setattr(batches, "join", swapped)
+    rows = [Heard([4] * 9 * token + [token], 12, seed=token) for token in range(3)]  # too different to be read together
     ask(engine(), *rows)
     assert [row.tokens for row in rows] != alone(tables, *rows)
 
@@ -163,22 +169,22 @@ def test_an_exception_in_one_row_ends_it_alone(engine, worst):
 
 def test_rows_take_as_much_room_as_the_longest():
     server = Engine(tiny_model("llama"), None, config_for(), Limits(tokens_in_cache=160))  # a row needs 34 more
-    server.waiting.extend(Heard([1] * prompt, 5).job for prompt in (30, 3, 3))
-    while reading := server.admit():
-        server.running.append(reading.job)
-        server.reading = None
-    assert (len(server.running), server.tokens_in_cache) == (2, 2 * 69)
+    server.batch.add(Heard([1] * length, 5).request for length in (30, 3, 3))
+    while reading := server.batch.admit(99):
+        server.batch.running += reading.requests
+        server.batch.reading = None
+    assert (len(server.batch.running), server.batch.tokens_in_cache) == (2, 2 * 69)
 
 
 @pytest.mark.parametrize(("length", "patience", "end"), [(30, PATIENCE, "length"), (10_000, 0, None)])
 def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine, length, patience, end):
     server, row = engine(), Heard([1], length)
-    server.submit([row.job])
+    server.submit([row.request])
     server.close(patience)
     assert (row.events[-1].end, bool(row.events[-1].error)) == (end, end is None)
     assert not server.alive
     with pytest.raises(Refused, match="stopped"):
-        server.submit([Heard([1], 1).job])
+        server.submit([Heard([1], 1).request])
 
 
 class Rests(StaticTree):
@@ -191,7 +197,7 @@ def test_while_nothing_is_drafted_the_draft_model_need_not_read_a_prompt():
     """What it has not read is as good as read: with drafts that begin later, the law's own tokens come."""
     config, found = replace(config_for(), policy=Rests(Tree.parse("2x1"))), list[int]()
     heard = Heard([0, 3, 1, 4, 2], 9)
-    reading = Reading(heard.job, *tiny(), config, PrefixCache())
+    reading = Reading([heard.request], *tiny(), config, capacity=99, scores_last=True)
     reading.advance(9)
     state = reading.state
     assert (reading.is_over, state.rows[0].unread) == (True, [0, 3, 1, 4])
@@ -212,11 +218,11 @@ def read(monkeypatch) -> list[int]:
     """The sizes of all pieces of prompts that the target and the draft model read."""
     sizes: list[int] = []
 
-    def counting(model, piece, *settings, read=rows_module.read):
-        sizes.append(len(piece))
-        return read(model, piece, *settings)
+    def counting(model, pieces, scored, read=prompts.read):
+        sizes.append(sum(map(len, pieces)))
+        return read(model, pieces, scored)
 
-    monkeypatch.setattr(rows_module, "read", counting)
+    monkeypatch.setattr(prompts, "read", counting)
     return sizes
 
 
@@ -232,10 +238,11 @@ def test_the_next_turn_reads_only_what_is_new(engine, read, models):
     read.clear()
     second = Heard([*PROMPT, *first.tokens, 2, 0, 4], 8, 2)
     assert ask(server, second)[0].end
+    num_read = sum(read)
     assert [first.tokens, second.tokens] == alone(models, first, second)
-    lag = sum(read) - (everything(models, second.job.prompt) - 2 * server.reused_tokens)  # of the draft model
+    lag = num_read - (everything(models, second.request.prompt) - 2 * server.batch.reused_tokens)  # of the draft model
     assert 0 <= lag <= 1
-    assert sum(read) / 2 <= 3 + 4  # what is new, and of the tokens before it a step's at most: one is never read
+    assert num_read / 2 <= 3 + 4  # what is new, and of the tokens before it a step's at most: one is never read
 
 
 def differing(place: int) -> Heard:
@@ -248,21 +255,21 @@ def differing(place: int) -> Heard:
 @pytest.mark.parametrize("place", [1, 5, len(PROMPT) - 1])
 def test_nothing_is_reused_beyond_a_token_that_differs(engine, read, models, place):
     server = engine(models, Heard(PROMPT, 4, 1), other := differing(place))
-    assert server.reused_tokens == place
+    assert server.batch.reused_tokens == place
     assert sum(read) == 2 * everything(models, PROMPT) - 2 * place
     assert [other.tokens] == alone(models, other)
 
 
 def test_the_comparison_catches_what_is_reused_beyond_it(engine, monkeypatch):
     """The models remember another token, on which what they say depends."""
-    monkeypatch.setattr(rows_module, "common", lambda *lists, common=rows_module.common: common(*lists) + 1)
+    monkeypatch.setattr(prefix_cache, "common", lambda *lists, common=prefix_cache.common: common(*lists) + 1)
     engine(tables, Heard(PROMPT, 4, 1), other := differing(len(PROMPT) - 3))
     assert [other.tokens] != alone(tables, other)
 
 
 def test_prompts_that_are_scored_are_read_as_a_whole(engine, read):
-    engine(tables, Heard(PROMPT, 1), scored := Heard(PROMPT, 1, prompt_logprobs=1))
-    assert (sum(read), len(scored.events[0].prompt)) == (4 * (len(PROMPT) - 1), len(PROMPT) - 1)
+    engine(tables, Heard(PROMPT, 1), scored := Heard(PROMPT, 1, num_prompt_logprobs=1))
+    assert (sum(read), len(scored.events[0].prompt_logprobs)) == (4 * (len(PROMPT) - 1), len(PROMPT) - 1)
 
 
 def test_what_is_kept_stays_within_the_caches_bound(engine):
@@ -270,22 +277,24 @@ def test_what_is_kept_stays_within_the_caches_bound(engine):
     rows = [Heard([seed % SIZE, seed // SIZE, *PROMPT], 4, seed) for seed in range(8)]
     server = engine(tables, *rows, tokens_in_cache=100)
     server.close(PATIENCE)
-    assert 30 < server.prefixes.tokens <= 100
+    assert 30 < server.batch.prefixes.tokens <= 100
     server = engine(tables, Heard(PROMPT, 4), large := Heard([4] * 60, 3), tokens_in_cache=100)
     server.close(PATIENCE)
-    assert [row.tokens for row in server.prefixes.rows] == [([4] * 60 + large.tokens)[: server.prefixes.tokens]]
+    assert [row.tokens for row in server.batch.prefixes.rows] == [
+        ([4] * 60 + large.tokens)[: server.batch.prefixes.tokens]
+    ]
 
 
 def test_a_row_that_cannot_be_kept_harms_nobody(engine, monkeypatch):
     monkeypatch.setattr(TableModel, "part", lambda *_: 1 / 0)
     rows = [Heard(PROMPT, 4, 1), Heard(PROMPT, 4, 1)]
-    assert engine(tables, *rows).prefixes.rows == []
+    assert engine(tables, *rows).batch.prefixes.rows == []
     assert rows[0].tokens == rows[1].tokens
 
 
 def test_the_least_recently_used_leaves_first():
     texts = [1, 2, 3], [2, 2, 2], [3, 1], [1, 2, 3, 4]
-    first, second, third, longer = (Kept(text, tables()[0], None, 0) for text in texts)
+    first, second, third, longer = (KeptRow(text, tables()[0], None, 0) for text in texts)
     many = PrefixCache()
     for row in (first, second, third):
         many.put(row)
@@ -309,7 +318,7 @@ def test_a_conversation_goes_on_where_its_head_had_been(engine, name):
     ask(server, *first)
     prompts = [*PROMPT[:7], *first[0].tokens, 6, 6], [*PROMPT[:4], 2, 2], [7, *first[1].tokens[:5], 3]
     then = [Heard(prompt, 6, row) for row, prompt in enumerate(prompts)]
-    before = server.reused_tokens
+    before = server.batch.reused_tokens
     ask(server, *then)
-    assert server.reused_tokens > before + 15
+    assert server.batch.reused_tokens > before + 15
     assert [row.tokens for row in (*first, *then)] == alone(models, *first, *then)

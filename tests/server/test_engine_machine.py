@@ -18,12 +18,12 @@ from tiny import tiny_model
 import multidraft as md
 from multidraft.autotune.controller import Auto
 from multidraft.autotune.plans import Profile
+from multidraft.decoding import batch as batches
 from multidraft.decoding.policy import StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
-from multidraft.server import engine as engines
 from multidraft.server.engine import Engine
 
 MAX_ROWS, MAX_NEW, STEPS_OF_LIFE, SIZE = 33, 9, 25, 20
@@ -93,10 +93,10 @@ class Life(RuleBasedStateMachine):
             length, new, place = (int(torch.randint(1, end, (1,), generator=generator)) for end in (14, 9, 99))
             prompt = torch.randint(0, SIZE, (length,), generator=generator).tolist()
             if goes_on and self.rows:
-                before = self.rows[place % len(self.rows)].job
+                before = self.rows[place % len(self.rows)].request
                 prompt = [*before.text[: place % 25], *prompt]
             self.rows.append(Heard(prompt, min(new, MAX_NEW), seed, sampling=Sampling(temperature=0)))
-            self.engine.waiting.append(self.rows[-1].job)
+            self.engine.batch.add([self.rows[-1].request])
 
     @rule(turns=st.integers(1, 6))
     def go_on(self, turns: int) -> None:
@@ -108,8 +108,8 @@ class Life(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def cancel(self, seed: int) -> None:
         """Some of the rows that are under way are wanted no more."""
-        for place, row in enumerate(row for row in self.rows if not row.job.has_ended):
-            row.job.cancelled = row.job.cancelled or (seed >> place % 32) % 4 == 0
+        for place, row in enumerate(row for row in self.rows if not row.request.has_ended):
+            row.request.cancelled = row.request.cancelled or (seed >> place % 32) % 4 == 0
 
     @rule()
     def change_mind(self) -> None:
@@ -125,10 +125,10 @@ class Life(RuleBasedStateMachine):
         self.engine.closing = True
         self.engine.run()
         assert (self.engine.fault, self.engine.faults) == (None, 0)
-        greedy_texts = greedily([row.job.prompt for row in self.rows]) if self.rows else []
+        greedy_texts = greedily([row.request.prompt for row in self.rows]) if self.rows else []
         for row, tokens in zip(self.rows, greedy_texts, strict=True):
-            expected = tokens[: row.job.new_tokens]
-            assert row.tokens == (expected[: len(row.tokens)] if row.job.cancelled else expected)
+            expected = tokens[: row.request.max_new_tokens]
+            assert row.tokens == (expected[: len(row.tokens)] if row.request.cancelled else expected)
 
 
 def live(policy: str, drafter: str, lives: int) -> None:
@@ -152,11 +152,11 @@ def test_rows_get_their_own_tokens_in_every_mood(policy: str, drafter: str, live
 def test_rows_that_swap_places_are_caught(monkeypatch) -> None:
     """The broken twin forgets which row is which when some leave the batch."""
 
-    def swapped(state, going, selected=engines.select):
+    def swapped(state, going, selected=batches.select):
         state = selected(state, going)
         state.rows.reverse()
         return state
 
-    monkeypatch.setattr(engines, "select", swapped)
+    monkeypatch.setattr(batches, "select", swapped)
     with pytest.raises(AssertionError):
         live("auto where drafts pay", "a model", ENOUGH_LIVES)

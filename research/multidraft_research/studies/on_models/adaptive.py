@@ -13,8 +13,9 @@ import torch
 from multidraft.autotune.estimates import AcceptanceTracker, Costs, Rates
 from multidraft.autotune.growing import Growing
 from multidraft.autotune.plans import MeasuredPair
-from multidraft.autotune.tuning import begin_decoding, texts
+from multidraft.autotune.tuning import requests_for, texts
 from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
@@ -22,6 +23,7 @@ from multidraft.generation import SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
+from multidraft.sampling.settings import Sampling
 from multidraft.verification.registry import scheme
 from multidraft.zoo import FOLDER, Pair
 from multidraft_research.studies.on_models.gains import ALL, gains
@@ -93,7 +95,8 @@ def learnt(subject: MeasuredPair, temperature: float) -> Rates:
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
         prompts = texts(subject, LEARNT_ROWS, turn)
         config = DecodeConfig(subject.scheme, policy, measure=0)
-        state = begin_decoding(subject, config, temperature, prompts, STEPS * policy.most_nodes, turn)
+        requests = requests_for(prompts, Sampling(temperature), STEPS * policy.most_nodes, turn)
+        state = read_whole(requests, subject.target, subject.draft, config)
         for _ in range(STEPS):
             state, record = step(state, config)
             tracker.observe(record)
@@ -113,7 +116,8 @@ def compared(
     largest = max(policies, key=lambda name: policies[name].most_nodes)
     room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
     configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
-    state = begin_decoding(subject, configs[largest], temperature, [asked.passage.tokens], room, asked.seed)
+    requests = requests_for([asked.passage.tokens], Sampling(temperature), room, asked.seed)
+    state = read_whole(requests, subject.target, subject.draft, configs[largest])
     between = DecodeConfig(subject.scheme, StaticTree(Tree.parse(BETWEEN)), measure=0)
     end = state.rows[0].position + asked.new_tokens
     while state.rows[0].position < end:

@@ -1,0 +1,296 @@
+"""The batch: requests decode side by side. They come between two steps, and leave where plain decoding would stop.
+
+This is the only loop. `generate` adds all its requests and steps until the batch is empty; a server's engine does the
+same in a thread, with requests that come at any time; `tune` steps with a clock.
+
+Waiting requests are read as soon as there is room: piece by piece, those of similar lengths side by side. A row then
+joins the running ones. The caches of rows that leave are kept for other prompts while there is room.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from multidraft.decoding.metrics import Info
+from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
+from multidraft.decoding.prompts import Reading, similar
+from multidraft.decoding.record import Clock, StepRecord
+from multidraft.decoding.request import Request, Step, Update
+from multidraft.decoding.state import DecodeConfig, State, join, select
+from multidraft.decoding.step import step
+from multidraft.models.base import closed_up, heard_by
+from multidraft.models.huggingface import Model, answers_prompts
+from multidraft.sampling.gate import RowFault
+
+LOG = logging.getLogger(__name__)
+
+Updates = list[tuple[Request, Update]]
+OnRecord = Callable[[StepRecord, list[Request]], object]  # a step, and the requests of its rows
+
+
+class Batch:
+    """Requests that decode side by side, at most `max_num_seqs`, in caches of at most `max_tokens` slots.
+
+    Without `max_tokens` there is no limit, and no cache of prefixes. It may be used from one thread only.
+    """
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None,
+        config: DecodeConfig,
+        max_num_seqs: float | int = math.inf,
+        max_tokens: float | int = math.inf,
+        on_record: OnRecord = lambda record, requests: None,
+    ):
+        self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
+        self.max_num_seqs, self.max_tokens = max_num_seqs, max_tokens
+        self.slack = 2 * config.policy.most_nodes + 2  # slots that a row may need beyond its tokens
+        self.scores_last = answers_prompts(target)
+        self.waiting: deque[Request] = deque()
+        self.reading: Reading | None = None
+        self.running: list[Request] = []
+        self.state: State | None = None  # of the running requests
+        self.prefixes = PrefixCache()
+        self.width = 0  # slots of a row: all have as many as the longest
+        self.info = Info()
+        self.prompt_tokens = self.reused_tokens = 0
+        self.updates: Updates = []
+        self.is_reading = False  # at prompts: a failure concerns their requests alone
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Let requests wait, behind those that wait already."""
+        self.waiting.extend(requests)
+
+    def step(self, prompt_budget: float | int = math.inf) -> Updates:
+        """Read up to `prompt_budget` tokens of prompts, then decode one step of the running rows; what has happened."""
+        self.drop_cancelled()
+        self.read_prompts(prompt_budget)
+        self.decode()
+        return self.take_updates()
+
+    def take_updates(self) -> Updates:
+        """The updates since the last call."""
+        updates, self.updates = self.updates, []
+        return updates
+
+    @property
+    def begun(self) -> list[Request]:
+        """The requests that are read or decode."""
+        return [*self.running, *(self.reading.requests if self.reading else ())]
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that have not ended."""
+        return [*self.begun, *self.waiting]
+
+    @property
+    def tokens_in_cache(self) -> int:
+        """Slots that rows take."""
+        return self.slots(self.begun)
+
+    def slots(self, requests: list[Request]) -> int:
+        """The slots that these requests would take: their number times the longest one."""
+        return len(requests) * max([self.width, *(request.longest + self.slack for request in requests)])
+
+    # Requests come
+
+    def read_prompts(self, budget: float | int = math.inf) -> None:
+        """Read up to so many tokens of prompts; a request joins the running ones when its prompt has been read."""
+        while budget > 0 and (reading := self.reading or self.admit(budget)):
+            budget -= max(self.read(reading, budget), 1)
+
+    def admit(self, budget: float | int) -> Reading | None:
+        """Begin to read the first that waits, and others whose prompts are about as long, if there is room."""
+        if not self.running:
+            self.width = 0  # with rows in it, a batch does not become narrower
+        if not (group := self.next_group(budget)):
+            return None
+        kept, reused = self.reusable(group[0])
+        unlimited = self.max_tokens == math.inf  # then all rows are as wide as the longest that is known
+        planned = [*group, *self.waiting] if unlimited else group
+        self.width = max(self.width, *(request.longest + self.slack for request in planned))
+        reading = Reading(group, self.target, self.draft, self.config, self.width, kept, reused, self.scores_last)
+        self.reading, chosen = reading, set(group)
+        self.waiting = deque(request for request in self.waiting if request not in chosen)
+        self.prefixes.shrink(self.max_tokens - self.tokens_in_cache)
+        return reading
+
+    def next_group(self, budget: float | int) -> list[Request]:
+        """The requests to read side by side next: nothing of them is known, and they fit beside those that run."""
+        window: list[Request] = []
+        for request in self.waiting:
+            rows = [*self.running, *window, request]
+            if len(rows) > self.max_num_seqs or self.slots(rows) > self.max_tokens:
+                break
+            window.append(request)
+        if not window or not self.can_share(window[0]):
+            return window[:1]
+        others = [request for request in window[1:] if self.can_share(request)]
+        group = [window[0], *others]
+        return [group[index] for index in similar([len(request.text) for request in group], budget)]
+
+    def can_share(self, request: Request) -> bool:
+        """Whether a prompt may be read beside others: one that is scored, or read before in part, is read alone."""
+        is_plain = request.num_prompt_logprobs is None and not request.is_suspect
+        return is_plain and not (self.prefixes.rows and self.prefixes.find(request.text[:-1])[1])
+
+    def reusable(self, request: Request) -> tuple[KeptRow | None, int]:
+        """The kept row that a prompt goes on from, and how many of its tokens are not read again."""
+        is_scored = request.num_prompt_logprobs is not None and not request.was_answered
+        kept, reused = self.prefixes.find([] if is_scored else request.text[:-1])
+        if kept is not None and heard_by(self.draft):  # a head needs the hidden states from its last token on
+            reused = max(min(reused, kept.drafted) - 1, 0)
+        return (kept, reused) if reused else (None, 0)
+
+    def read(self, reading: Reading, budget: float | int) -> int:
+        """Read on, and return the number of tokens; tell when the target has read all, and join when both have."""
+        self.is_reading, begins = True, reading.state is None
+        clock = Clock(self.config.synchronise)
+        with clock.part("target" if begins else "draft"):
+            count = reading.advance(budget)
+        self.info.add_seconds(clock.seconds)
+        if reading.state is not None and begins and not reading.is_repeated:
+            self.answer(reading)
+        if reading.is_over and reading.is_repeated:
+            reading.is_repeated = False
+            self.step_alone(reading)
+        reading.drop_ended()
+        self.is_reading = False
+        if not reading.requests:
+            self.reading = None
+        elif reading.is_over:
+            self.join_rows(reading)
+        return count
+
+    def answer(self, reading: Reading) -> None:
+        """Tell what the target says of prompts, and draw the first new tokens if it says that too."""
+        for request in reading.requests:
+            self.prompt_tokens += len(request.prompt)
+            self.reused_tokens += reading.reused
+            request.was_answered, request.has_ended = True, not request.max_new_tokens
+            end = None if request.max_new_tokens else "length"
+            self.tell(request, Update(end=end, prompt_logprobs=reading.prompt_logprobs))
+        reading.drop_ended()
+        if reading.requests and reading.scores_last:
+            self.step_alone(reading)
+
+    def step_alone(self, reading: Reading) -> None:
+        """One step of rows that have not joined the running ones."""
+        assert reading.state is not None
+        reading.state, _ = self.step_rows(reading.state, reading.requests)
+
+    def join_rows(self, reading: Reading) -> None:
+        """Let the rows decode with the running ones."""
+        assert reading.state is not None
+        for request in reading.requests:
+            request.is_suspect = False
+        state = reading.state if self.state is None else join(self.state, reading.state)
+        self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
+
+    # Rows decode
+
+    def decode(self) -> None:
+        """One step of the running rows; those that end leave."""
+        if self.state is None:
+            return
+        self.state, record = self.step_rows(self.state, self.running)
+        going = [row for row, request in enumerate(self.running) if not request.has_ended]
+        self.keep_rows(going, record.faults)
+
+    def step_rows(self, state: State, requests: list[Request]) -> tuple[State, StepRecord]:
+        """One step of these requests."""
+        state, record = step(state, self.config)
+        self.info.add(record)
+        self.on_record(record, requests)
+        for row, request in enumerate(requests):
+            self.pass_on(request, record, row)
+        return state, record
+
+    def pass_on(self, request: Request, record: StepRecord, row: int) -> None:
+        """Give a request the tokens that a step has brought it, or the fault that ends it."""
+        try:
+            if row in record.faults:
+                fault = record.faults[row]
+                raise fault.at(request.index, fault.position)
+            emitted, end = request.cut(record.emitted[row])
+        except RowFault as fault:
+            return self.fail(request, fault)
+        tree, path = record.trees[row], record.walk_results[row].path
+        update = Update(Step(emitted, tree.tokens, tree.parents, path, len(tree.levels) - 1), end)
+        request.take(emitted, end is not None)
+        # Nothing can fail from here on: either the request has its tokens and is told, or they come again.
+        self.updates.append((request, update))
+        self.info.tokens += len(emitted.tokens)
+
+    def tell(self, request: Request, update: Update) -> None:
+        """Note an update for a request's owner."""
+        self.updates.append((request, update))
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End a request with an error."""
+        self.tell(request, Update(error=error))
+        request.has_ended = True
+
+    # Rows leave
+
+    def drop_cancelled(self) -> None:
+        """Drop the requests that were cancelled."""
+        self.waiting = deque(request for request in self.waiting if not request.cancelled)
+        if self.reading is not None and all(request.cancelled for request in self.reading.requests):
+            self.reading = None
+        self.keep_rows([row for row, request in enumerate(self.running) if not request.cancelled])
+
+    def keep_rows(self, going: list[int], faulty: Collection[int] = ()) -> None:
+        """Go on with some of the rows only; the caches of the others are kept while there is room."""
+        if self.state is None or len(going) == len(self.running):
+            return
+        staying = [self.running[row] for row in going] + (self.reading.requests if self.reading else [])
+        for row in set(range(len(self.running))).difference(going, faulty):
+            self.keep_prefix(self.state, row, self.slots(staying))
+        order = closed_up(going)  # which moves the fewest
+        self.running = [self.running[row] for row in order]
+        self.state = select(self.state, order) if order else None
+
+    def keep_prefix(self, state: State, index: int, taken: int) -> None:
+        """Keep the caches of a row that leaves, if they fit beside the slots that are taken."""
+        request, row, room = self.running[index], state.rows[index], self.max_tokens - taken
+        tokens = request.text[: row.position]
+        if self.max_tokens == math.inf or not 0 < len(tokens) <= room:
+            return
+        drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
+        self.prefixes.shrink(room - len(tokens))
+        try:
+            target = state.target.part(index, len(tokens), len(tokens))
+            draft = state.draft.part(index, drafted, drafted) if state.draft is not None and drafted else None
+            self.prefixes.put(KeptRow(tokens, target, draft, drafted))
+        except Exception as error:  # where memory ends, say: the prompt is read again, then
+            LOG.warning("the cache of a row that has ended has not been kept", exc_info=error)
+
+    # After a failure
+
+    def take_back(self) -> list[Request]:
+        """Take out the requests that a failure may concern, with their random numbers given back, and forget prefixes.
+
+        Something that fails while prompts are read concerns these prompts; any other failure all that have begun.
+        """
+        requests = self.reading.requests if self.is_reading and self.reading else self.begun
+        if not self.is_reading:
+            self.running, self.state = [], None
+        self.reading, self.is_reading, self.prefixes = None, False, PrefixCache()
+        for request in requests:
+            request.random.give_back()
+        return [request for request in requests if not (request.has_ended or request.cancelled)]
+
+    def repeat(self, requests: list[Request]) -> None:
+        """Read these again first, each alone, and let each step alone before it joins: that finds a faulty one."""
+        for request in requests:
+            request.is_suspect = True
+        self.waiting.extendleft(reversed(requests))
+
+    def clear(self) -> list[Request]:
+        """Take out all requests that have not ended."""
+        requests = [request for request in self.requests if not request.has_ended]
+        self.waiting, self.reading, self.running, self.state = deque(), None, [], None
+        return requests

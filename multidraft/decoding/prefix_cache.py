@@ -1,0 +1,54 @@
+"""The caches of rows that have left, which are reused for prompts with the same prefix."""
+
+from dataclasses import dataclass
+
+from multidraft.models.base import LanguageModel
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """The caches of a row that has left: the target has read `tokens`, the draft model the first `drafted` of them."""
+
+    tokens: list[int]
+    target: LanguageModel
+    draft: LanguageModel | None
+    drafted: int
+
+
+class PrefixCache:
+    """Kept rows, the most recently used last; the least recently used leaves first."""
+
+    def __init__(self) -> None:
+        self.rows: list[KeptRow] = []
+
+    @property
+    def tokens(self) -> int:
+        """Slots that are taken."""
+        return sum(len(row.tokens) for row in self.rows)
+
+    def put(self, new: KeptRow) -> None:
+        """Add a row, and drop the rows that are prefixes of it."""
+        self.rows = [row for row in self.rows if common(row.tokens, new.tokens) < len(row.tokens)] + [new]
+
+    def shrink(self, max_tokens: float | int) -> None:
+        """Keep no more than so many tokens."""
+        while self.rows and self.tokens > max_tokens:
+            self.rows.pop(0)
+
+    def find(self, prompt: list[int]) -> tuple[KeptRow | None, int]:
+        """The row that shares the longest prefix with a prompt, and the prefix's number of tokens."""
+        lengths = [common(row.tokens, prompt) for row in self.rows]
+        if not any(lengths):
+            return None, 0
+        self.rows.append(row := self.rows.pop(lengths.index(max(lengths))))
+        return row, max(lengths)
+
+
+def common(tokens: list[int], others: list[int]) -> int:
+    """The length of the common prefix of two lists of tokens.
+
+    >>> common([3, 1, 4, 1], [3, 1, 5])
+    2
+    """
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((place for place, (token, other) in pairs if token != other), min(len(tokens), len(others)))

@@ -1,0 +1,50 @@
+"""Before the first step: loops and steps that are compiled run once, before any clock does."""
+
+from collections.abc import Sequence
+from functools import cache
+from operator import add
+
+import torch
+from transformers import PreTrainedModel
+
+from multidraft.decoding.policy import StaticTree
+from multidraft.decoding.state import DecodeConfig
+from multidraft.models.huggingface import Model, prepare
+from multidraft.sampling.drafting import draft_distributions
+from multidraft.sampling.settings import Sampling
+from multidraft.verification import loops
+from multidraft.verification.distributions import pick_each
+from multidraft.verification.scheme import Scheme
+
+
+def warm_up(config: DecodeConfig, device: torch.device) -> None:
+    """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
+    if loops.HAS_NUMBA and device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
+        for count in config.policy.counts_drawn:
+            use_once(config.scheme.with_drafts(count))
+        for dtype in (torch.float32, torch.float64):
+            draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
+
+
+def compile_steps(
+    config: DecodeConfig, models: Sequence[Model | None], prompts: list[list[int]], budgets: list[int], rows: int
+) -> None:
+    """Compile the steps of a run of so many rows at a time, where models can be compiled and have not been."""
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(map(add, lengths, budgets)) + 2 * config.policy.most_nodes + 2
+    for number, model in enumerate(models):
+        branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.most_nodes > 1
+        if isinstance(model, PreTrainedModel):
+            prepare(model, rows, (1 + branches, config.policy.most_nodes), (min(lengths), longest))
+
+
+@cache
+def use_once(scheme: Scheme) -> None:
+    """All loops that a step may call, on a few tokens: with duplicates and without, with an anchor and without."""
+    numbers = torch.zeros(1, scheme.law.numbers, dtype=torch.float64)
+    for first in (0.0, 2.0):
+        target = torch.tensor([[first] + [0.0] * (2 * scheme.drafts)], dtype=torch.float64).softmax(-1)
+        for weights in (target, target.float()):
+            pick_each(weights, [0.5])
+        draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.several else target
+        _ = scheme.verify(target, draft, scheme.law.draw(draft, numbers)).residual

@@ -1,0 +1,54 @@
+"""Where rows end: what `generate` is told, and what transformers has prepared, as limits, a `Stop` and a deadline."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StopStringCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
+
+from multidraft.decoding.request import Stop
+from multidraft.errors import AdviceError
+
+
+class Ends(NamedTuple):
+    """Where all rows of a call end."""
+
+    budgets: list[int]  # new tokens by row
+    stop: Stop
+    padded_prompts: list[list[int]]  # what criteria and processors see before the new tokens
+    deadline: float = float("inf")  # of time.monotonic(): the pass in which it falls is the last, and is kept
+
+
+def stop_strings(strings: str | Sequence[str] | None, tokenizer: PreTrainedTokenizerBase | None) -> list:
+    """The criterion for stop strings, if there are any."""
+    if not strings:
+        return []
+    if tokenizer is None:
+        raise AdviceError(
+            "stop strings need the tokenizer; pass it as stop_tokenizer (model.generate keeps `tokenizer` to itself)"
+        )
+    return [StopStringCriteria(tokenizer, strings if isinstance(strings, str) else list(strings))]
+
+
+def ends_from_criteria(
+    criteria: Sequence[StoppingCriteria], prompts: list[list[int]], budgets: list[int], device: torch.device
+) -> Ends:
+    """Where rows end by a list that `model.generate` has prepared for prompts of these (padded) tokens."""
+    tokens, others, deadline = set[int](), [], float("inf")
+    for criterion in criteria:
+        if type(criterion) is MaxLengthCriteria:
+            budgets = [min(b, criterion.max_length - len(p)) for b, p in zip(budgets, prompts, strict=True)]
+        elif type(criterion) is EosTokenCriteria:
+            tokens |= set(criterion.eos_token_id.tolist())
+        elif type(criterion) is MaxTimeCriteria:
+            deadline = min(deadline, after(criterion.initial_timestamp + criterion.max_time - time.time()))
+        else:
+            others.append(criterion)
+    return Ends(budgets, Stop(frozenset(tokens), others, device), prompts, deadline)
+
+
+def after(seconds: float | int) -> float:
+    """The deadline that is so many seconds from now; setting the clock on the wall does not move it."""
+    return time.monotonic() + seconds

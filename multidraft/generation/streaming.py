@@ -1,0 +1,63 @@
+"""How new tokens are passed on while a generation runs: to a function, or to a streamer of transformers."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from multidraft.decoding.record import Emitted
+from multidraft.errors import AdviceError
+
+Stream = Callable[[int, Emitted], None]
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What transformers calls a streamer: it is given the prompt, then the new tokens one by one."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class AfterPrompt:
+    """A streamer that already has the prompt: the one value with rows."""
+
+    def __init__(self, streamer: Streamer):
+        self.streamer, self.end = streamer, streamer.end
+
+    def put(self, value: Tensor) -> None:
+        if value.ndim < 2:
+            self.streamer.put(value)
+
+
+def streamer_of_transformers() -> Streamer | None:
+    """The `streamer` of `model.generate`, which gives it the prompt, and a custom function nothing of it."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
+        frame = frame.f_back
+    streamer = None if frame is None else frame.f_locals.get("streamer")
+    return None if streamer is None else AfterPrompt(streamer)
+
+
+@contextmanager
+def as_stream(stream: Stream | Streamer | None, prompts: list[list[int]]) -> Iterator[Stream]:
+    """A function for every step; a streamer's end is told even when decoding fails, as somebody may wait for it."""
+    if not isinstance(stream, Streamer):
+        yield stream or (lambda row, emitted: None)
+        return
+    if len(prompts) > 1:
+        raise AdviceError(f"a streamer follows one prompt, and there are {len(prompts)}; pass stream(row, emitted)")
+    stream.put(torch.tensor(prompts))
+
+    def put(row: int, emitted: Emitted) -> None:
+        for token in emitted.tokens:
+            stream.put(torch.tensor([token]))
+
+    try:
+        yield put
+    finally:
+        stream.end()
