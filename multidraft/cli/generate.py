@@ -1,8 +1,8 @@
 """`multidraft generate`: continue prompts, colour tokens by kind, and report speed and acceptance."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from multidraft import machine
 from multidraft.cli import options as o
@@ -14,6 +14,8 @@ from multidraft.cli.prompts import Prompt, converse, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.sampling.fields import Setting
+from multidraft.sampling.params import DEFAULT_NEW_TOKENS, SETTINGS, SamplingParams
 
 JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
@@ -36,22 +38,15 @@ class Source:
         return self.chat and self.prompt is self.prompts is None
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of sampling, named as in `multidraft.generate`."""
+def sampling_option(name: str, known: Setting) -> tuple[str, Any, Any]:
+    """The field of an option: its name, type and default."""
+    default = DEFAULT_NEW_TOKENS if name == "max_new_tokens" else getattr(SamplingParams, name)
+    kind = known.option if default is not None else known.option | None
+    return name, Annotated[kind, o.option(known.help, o.SAMPLING)], default
 
-    max_new_tokens: Annotated[int, o.option("New tokens for each prompt.", o.SAMPLING, min=1)] = 128
-    temperature: Annotated[float, o.option("0 decodes greedily.", o.SAMPLING)] = 1.0
-    top_k: Annotated[int | None, o.option("Sample from the k most likely tokens.", o.SAMPLING)] = None
-    top_p: Annotated[float | None, o.option("Sample from the smallest set that holds p.", o.SAMPLING)] = None
-    min_p: Annotated[
-        float | None, o.option("Sample from tokens at least p times as likely as the best.", o.SAMPLING)
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, o.option("Above 1, tokens seen before become less likely.", o.SAMPLING)
-    ] = None
-    draft_temperature: Annotated[float | None, o.option("Of the draft. Default: the temperature.", o.SAMPLING)] = None
-    stop: Annotated[list[str] | None, o.option("Text that ends a row; may be repeated.", o.SAMPLING)] = None
+
+SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option is not None]
+SamplingOptions: Any = make_dataclass("SamplingOptions", SAMPLING_OPTIONS, frozen=True)
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,12 @@ class Output:
 
 @o.grouped
 def generate(
-    models: o.ModelOptions, source: Source, sampling: Sampling, drafting: o.DraftingOptions, run: Run, output: Output
+    models: o.ModelOptions,
+    source: Source,
+    sampling: SamplingOptions,
+    drafting: o.DraftingOptions,
+    run: Run,
+    output: Output,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)

@@ -1,44 +1,40 @@
 """The public way in: continue prompts with a pair of models, called by itself or by transformers' `model.generate`."""
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
 from multidraft.autotune.controller import auto
 from multidraft.autotune.plans import MeasuredPair
-from multidraft.decoding.loop import Stopping, Stream, Streamer, after, as_stream, from_criteria, loop, stop_strings
+from multidraft.decoding.loop import Stopping, Streamer, after, as_stream, from_criteria, loop, stop_strings
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.prefill import compile_steps, start, warm_up
 from multidraft.decoding.record import Clock, Logprob
 from multidraft.decoding.state import check_generators
-from multidraft.decoding.trace import Tell, Trace
-from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import Walker
+from multidraft.decoding.trace import Trace
 from multidraft.errors import AdviceError
-from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given
-from multidraft.generation.inputs import Options, Prompts, as_lists, vocabulary_of
+from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
+from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling import generation_config as configs
-from multidraft.sampling.generation_config import samplings_from
-from multidraft.sampling.processors import before_warpers, check_known, check_pure, for_row, is_bound
-from multidraft.sampling.settings import check_biases
-from multidraft.verification.scheme import Scheme
+from multidraft.sampling.fields import PromptContext
+from multidraft.sampling.from_processors import before_warpers
+from multidraft.sampling.params import SamplingParams
+from multidraft.sampling.processors import check_pure, for_row, is_bound
+from multidraft.sampling.settings import Sampling
 
 OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
 
@@ -62,30 +58,9 @@ def generate(
     /,
     *,
     draft_model: Model | Sequence[Model] | None = None,
-    scheme: str | Scheme = SCHEME,
-    tree: str | Tree | TreePolicy = TREE,
-    walk: str | Walker = "deferred",
-    plan: str | PathLike | None = None,
-    tune_budget: float | int = TUNE_BUDGET,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
-    draft_top_p: float | int | None = None,
-    presence_penalty: float | int = 0,
-    frequency_penalty: float | int = 0,
-    logit_bias: Mapping[int, float | int] | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_tokenizer: Any = None,
-    logprobs: bool | int = False,
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    stream: Stream | Streamer | None = None,
-    trace: Tell | None = None,
-    measure: bool | int = True,
-    synchronise: bool = False,
-    compile: bool = False,
     generation_config: GenerationConfig | None = None,
-    logits_processor: Sequence[LogitsProcessor] = (),
-    stopping_criteria: Sequence[StoppingCriteria] = (),
-    **others: Any,
+    params: SamplingParams | None = None,
+    **keywords: Any,
 ) -> Any:
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
@@ -121,85 +96,79 @@ def generate(
     given.check_model(target_model, "target")
     draft = given.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     given.check_pieces(target_model, draft)
-    alternatives = given.counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
-    more: dict[str, Any] = dict(logprobs=alternatives, compile=compile, synchronise=synchronise)
-    drafters = 0 if draft is None else 1 + isinstance(draft, Several)
-    chosen = given.configured(scheme, tree, walk, plan, drafters, measure, **more)
-    if compile:
+    options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, Several))
+    if options.compile:
         given.check_compiles(target_model, draft)
-    for_draft = dict(temperature=draft_temperature, top_k=draft_top_k, top_p=draft_top_p)
-    penalties = dict(presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
-    called: Any = stop, stop_tokenizer, generator, stream, trace, logits_processor or (), stopping_criteria or ()
-    options = Options(*chosen, tune_budget, for_draft, penalties, logit_bias or {}, *called)
     if inputs is None:
-        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, others)
+        check_custom(draft, draft_or_prompts, generation_config, params)
+        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, keywords)
     if draft_model is not None:
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
-    return generate_rows(target_model, draft, inputs, options, generation_config, others)
+    if generation_config is not None and params is not None:
+        raise AdviceError("generation_config and params are both given; use one of them")
+    ends = configs.ends_of(getattr(target_model, "generation_config", None), set())
+    settings = configs.params_from(generation_config or params, keywords, ends)
+    return generate_rows(target_model, draft, inputs, options, settings)
+
+
+generate.__dict__["__signature__"] = signature_with_keywords(inspect.signature(generate))
 
 
 def generate_rows(
-    target: Model,
-    draft: Model | None,
-    inputs: Prompts,
-    options: Options,
-    config: GenerationConfig | None,
-    changes: dict[str, Any],
+    target: Model, draft: Model | None, inputs: Prompts, options: Options, params: SamplingParams
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
-    config = configs.configuration(config, changes, configs.ends_of(getattr(target, "generation_config", None), set()))
-    prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
-    budgets = budgets_of(target, draft, prompts, [configs.new_tokens(config, len(p)) for p in prompts], options)
-    configs.check_values(config, vocabulary_of(target))
+    prompts = [prompt for prompt in as_lists(inputs) for _ in range(params.num_return_sequences or 1)]
+    new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
+    budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
     stopping = Stopping(
         budgets,
-        ends=set(config.eos_token_id or ()),
-        criteria=[*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)],
+        ends=set(params.end_tokens),
+        criteria=[*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)],
         prompts=prompts,
-        deadline=float("inf") if config.max_time is None else after(config.max_time),
+        deadline=float("inf") if params.max_time is None else after(params.max_time),
         device=compat.home(target),
     )
-    lists = row_processors(config, stopping, vocabulary_of(target), options)
-    return run(target, draft, prompts, lists, not config.do_sample, stopping, options)
+    samplings = row_samplings(params, stopping, vocabulary_of(target), options.logits_processor or ())
+    return run(target, draft, prompts, samplings, stopping, options)
 
 
 def budgets_of(
-    target: Model, draft: Model | None, prompts: list[list[int]], wanted: list[int], options: Options
+    target: Model,
+    draft: Model | None,
+    prompts: list[list[int]],
+    new_tokens: list[int],
+    options: Options,
+    params: SamplingParams,
 ) -> list[int]:
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
-    check_biases("logit_bias", options.logit_bias, vocabulary_of(target))
-    limits = given.lengths(prompts, target, draft, wanted)
+    params.check(vocabulary_of(target))
+    limits = given.lengths(prompts, target, draft, new_tokens)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
 
-def row_processors(
-    config: GenerationConfig, stopping: Stopping, vocabulary: int, options: Options
-) -> list[LogitsProcessorList]:
-    """The processors of each prompt; prompts for which they are the same share them."""
-    made: dict[tuple, LogitsProcessorList] = {}
-    by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
-    differ, result = bool(by_prompt) or any(map(is_bound, options.processors)), []
+def row_samplings(
+    params: SamplingParams, stopping: Stopping, vocabulary: int, processors: Sequence[LogitsProcessor]
+) -> list[Sampling]:
+    """The sampling of each prompt; prompts for which it is the same share it."""
+    differ = params.reads_prompt or any(map(is_bound, processors))
+    compiled: dict[tuple, Sampling] = {}
+    samplings = []
     for row, (prompt, budget) in enumerate(zip(stopping.prompts, stopping.budgets, strict=True)):
         key = (len(prompt), budget, row if differ else None)
-        if key not in made:
-            own = copy.copy(config)
-            own.max_length = len(prompt) + budget
-            mine = [*for_row(options.processors, row), *options.added(len(prompt))]
-            built = compat.logits_processors(own, list(prompt), vocabulary, mine, stopping.device)
-            check_known(built)
-            made[key] = for_row(built, 0)
-        result.append(made[key])
-    configs.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
-    return result
+        if key not in compiled:
+            in_all = replace(params, max_length=len(prompt) + budget)
+            compiled[key] = in_all.compile(prompt, vocabulary, stopping.device, for_row(processors, row))
+        samplings.append(compiled[key])
+    return samplings
 
 
 def run(
     target: Model,
     draft: Model | None,
     prompts: list[list[int]],
-    processors: list[LogitsProcessorList],
-    greedy: bool,
+    sampling: list[Sampling],
     stopping: Stopping,
     options: Options,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
@@ -208,8 +177,8 @@ def run(
     Processors and criteria see `stopping.prompts` in place of the prompts, which is the same but for padding.
     """
     seen, config = [list(prompt) for prompt in stopping.prompts], options.config
-    check_pure(processors[0], torch.tensor(seen[0], device=stopping.device), vocabulary_of(target))
-    sampling = options.with_drafts_own(samplings_from(processors, greedy))
+    first_tokens = torch.tensor(seen[0], device=stopping.device)
+    check_pure(options.logits_processor or (), first_tokens, vocabulary_of(target))
     policy = None
     if draft is not None and options.limits is not None:
         subject = MeasuredPair(target, draft, config.scheme, config.walk)
@@ -248,15 +217,8 @@ class MultiDraftOutput(GenerateDecoderOnlyOutput):
     logprobs: list[list[Logprob]] | None = None
 
 
-def generate_sequences(
-    model: Model,
-    draft: Model | None,
-    input_ids: Int[Tensor, "batch length"],
-    options: Options,
-    config: GenerationConfig | None,
-    prepared: Mapping[str, Any],
-) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
-    """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
+def check_custom(draft: Model | None, input_ids: Any, config: GenerationConfig | None, params: Any) -> None:
+    """Raise AdviceError unless these are the arguments that `model.generate` passes to a custom function."""
     if config is None or not isinstance(input_ids, Tensor):
         raise AdviceError("call generate(target, draft, inputs), or pass it to model.generate as custom_generate")
     if draft is None:
@@ -264,34 +226,50 @@ def generate_sequences(
             "no draft model has arrived; pass it as draft_model, because transformers keeps assistant_model to itself, "
             "or leave out custom_generate"
         )
-    configs.check(config)
-    configs.check_values(config, vocabulary_of(model))
-    configs.check_sequences(config, vocabulary_of(model))
+    if params is not None:
+        raise AdviceError("params are for generate(target, draft, inputs); pass model.generate the settings by name")
+
+
+def generate_sequences(
+    model: Model,
+    draft: Model | None,
+    input_ids: Int[Tensor, "batch length"],
+    options: Options,
+    config: Any,
+    prepared: dict[str, Any],
+) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
+    """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
+    settings = {name: prepared.pop(name) for name in configs.OWN if name in prepared}
+    params = configs.params_from(config, {"stop_strings": None} | settings, set())  # transformers has seen to those
     if options.config.logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
-    budgets = budgets_of(model, draft, prompts, room, options)
-    criteria = [*options.criteria, *stop_strings(options.stop, options.stop_tokenizer)]
+    budgets = budgets_of(model, draft, prompts, room, options, params)
+    criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
     stopping = from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
     pad = pad_token(config, stopping)
-
-    listed = before_warpers(options.processors, options.added(input_ids.shape[1]))
-    check_known(listed)
-    if any(map(is_bound, listed)):
-        lists = [for_row(listed, row) for row in range(len(prompts))]
-    else:
-        lists = [for_row(listed, 0)] * len(prompts)
-    measured = options.config.measure if config.return_dict_in_generate else 0
-    stream = options.stream or streamer_of_transformers()
-    options = replace(options, config=replace(options.config, measure=measured), stream=stream)
-    new, info = run(model, draft, prompts, lists, not config.do_sample, stopping, options)
+    samplings = prepared_samplings(params, stopping, vocabulary_of(model), options.logits_processor or ())
+    measured = options.measure if config.return_dict_in_generate else False
+    options = replace(options, measure=measured, stream=options.stream or streamer_of_transformers())
+    new, info = run(model, draft, prompts, samplings, stopping, options)
     sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
+
+
+def prepared_samplings(
+    params: SamplingParams, stopping: Stopping, vocabulary: int, processors: Sequence[LogitsProcessor]
+) -> list[Sampling]:
+    """The sampling of each row by the processors that transformers has prepared, with those that it lacks."""
+    context = PromptContext(params, stopping.prompts[0], vocabulary, stopping.device)
+    complete = before_warpers(processors, params.processors(context, in_transformers=False))
+    if any(map(is_bound, complete)):
+        return [params.sampling(complete, row) for row in range(len(stopping.prompts))]
+    return [params.sampling(complete)] * len(stopping.prompts)
 
 
 class AfterPrompt:

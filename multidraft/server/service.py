@@ -226,7 +226,7 @@ class Service:
         return Job(
             prompt,
             new_tokens,
-            sampling=sampling_of(body, len(prompt), end_tokens, self.engine.target.device),
+            sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device),
             generator=torch.Generator().manual_seed(seed),
             ends=end_tokens,
             logprobs=body.num_logprobs,

@@ -33,7 +33,7 @@ from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.generation_config import samplings_from
+from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import CountPenalty
 from multidraft.sampling.settings import Sampling
 
@@ -157,7 +157,7 @@ def test_misuse_gets_advice():
 
 
 def penalised(*processors: LogitsProcessor) -> Sampling:
-    return samplings_from([LogitsProcessorList(processors)], greedy=False)[0]
+    return sampling_from(LogitsProcessorList(processors), greedy=False)
 
 
 OWN = [  # as `generate` takes them, and as the loop does

@@ -16,7 +16,8 @@ import multidraft as md
 from multidraft.generation.inputs import as_lists
 from multidraft.models import loading
 from multidraft.models.gguf.file import library
-from multidraft.sampling.settings import SETTINGS
+from multidraft.sampling.params import CHECKS
+from multidraft.sampling.ranges import Range
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 INF, NAN = math.inf, math.nan
@@ -76,8 +77,8 @@ BY_KIND = {  # by arguments of md.generate, settings of GenerationConfig among t
 }
 ARGUMENTS = {  # those that are one number or flag have all wrong kinds as well
     name: FLAGS if setting.kind is bool else NUMBERS
-    for name, setting in SETTINGS.items()
-    if name not in ("seed", "logprobs", "measure", "return_dict_in_generate")
+    for name, setting in CHECKS.items()
+    if isinstance(setting, Range) and name not in ("seed", "logprobs", "measure", "return_dict_in_generate")
 }
 for names, values in BY_KIND.items():
     ARGUMENTS |= {name: ARGUMENTS.get(name, {}) | values for name in names.split()}

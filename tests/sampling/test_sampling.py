@@ -30,8 +30,8 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.generation_config import samplings_from
-from multidraft.sampling.processors import CountPenalty, LogitBias, for_row
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
@@ -106,7 +106,7 @@ def processors(kind: str) -> LogitsProcessorList:
 
 
 def sampling(kind: str) -> Sampling:
-    return samplings_from([for_row(processors(kind), 0)], greedy=False)[0]
+    return sampling_from(processors(kind), greedy=False)
 
 
 def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
@@ -193,7 +193,7 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
     settings = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
     listed = compat.logits_processors(settings, PROMPT, SIZE, [], torch.device("cpu"))
-    law = step_law(models()[0], lacking, PROMPT, config(), samplings_from([listed], greedy=False)[0]).law
+    law = step_law(models()[0], lacking, PROMPT, config(), sampling_from(listed, greedy=False)).law
     assert law == {(3,): pytest.approx(1)}
 
 
@@ -272,7 +272,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
         listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
-        (fast,) = samplings_from([listed], greedy=False)
+        fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
         assert torch.allclose(
             target_distributions(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT
@@ -357,8 +357,7 @@ def test_a_length_that_is_given_counts_though_it_is_the_default_of_an_older_tran
         (GenerationConfig(max_length=21), {}, 18),
         (None, {}, 128),
     ):
-        config = generation_config.configuration(base, settings, set())
-        assert generation_config.new_tokens(config, 3) == count
+        assert generation_config.params_from(base, settings, set()).new_tokens(3) == count
 
 
 CHANGED = {  # a value other than the default for every refused field
