@@ -166,7 +166,7 @@ class SamplingParams:
     top_n_sigma: Number = warper(
         None,
         Range(float, 0, 100, also={-1: "off"}),
-        "Sample from tokens whose logit is at most n standard deviations below the largest.",
+        "Sample from tokens within n standard deviations of the largest logit.",
         "TopNSigma",
         off=(0, -1),
         transformers=None,

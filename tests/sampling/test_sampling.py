@@ -31,6 +31,8 @@ from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.generation_config import params_from
+from multidraft.sampling.params import SamplingParams
 from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
 
@@ -89,24 +91,58 @@ LOOKING_BACK = {
     "no 2-grams of the prompt": dict(encoder_no_repeat_ngram_size=2),
     "watermark": dict(watermarking_config=dict(bias=1.5, greenlist_ratio=0.5), top_k=3),
 }
-OWN = {
-    "a user's own": [Zigzag()],
-    "presence and frequency": [CountPenalty(0.8, 0.5, len(PROMPT))],
-    "logit bias": [LogitBias({1: 0.9, 3: -2.0})],
+
+
+def sigma_bound(scores: Tensor) -> Tensor:
+    """The lowest logit that top-n-sigma of 1 keeps, a line at a time."""
+    lines = (line[line.isfinite()] for line in scores)
+    return torch.stack([line.max() - line.std(correction=0) for line in lines])[:, None]
+
+
+class WithinSigma(LogitsProcessor):
+    """What `top_n_sigma=1` does, written in another way."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill(scores < sigma_bound(scores), -torch.inf)
+
+
+class BelowSigma(LogitsProcessor):
+    """The biased twin of top-n-sigma: it measures from the mean instead of from the largest logit."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        shift = scores.amax(-1, keepdim=True) - scores.mean(-1, keepdim=True)
+        return scores.masked_fill(scores < sigma_bound(scores) - shift, -torch.inf)
+
+
+OWN = {  # settings that transformers lacks, and processors that do the same
+    "a user's own": ({}, [Zigzag()]),
+    "presence and frequency": (
+        dict(presence_penalty=0.8, frequency_penalty=0.5),
+        [CountPenalty(0.8, 0.5, len(PROMPT))],
+    ),
+    "logit bias": (dict(logit_bias={1: 0.9, 3: -2.0}), [LogitBias({1: 0.9, 3: -2.0})]),
+    "top-n-sigma": (dict(top_n_sigma=1), [WithinSigma()]),
 }
 KINDS = [*BLIND, *LOOKING_BACK, *OWN]
 COMMIT = ("iid:lorenz", "2x1", "commit")
 SEEING = [*LOOKING_BACK, "a user's own", "presence and frequency"]
 
 
+def configuration(kind: str) -> GenerationConfig:
+    return GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
+
+
 def processors(kind: str) -> LogitsProcessorList:
     """The list that transformers builds."""
-    config = GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
-    return compat.logits_processors(config, PROMPT, SIZE, OWN.get(kind, []), torch.device("cpu"))
+    _, own = OWN.get(kind, ({}, []))
+    return compat.logits_processors(configuration(kind), PROMPT, SIZE, own, torch.device("cpu"))
 
 
 def sampling(kind: str) -> Sampling:
-    return sampling_from(processors(kind), greedy=False)
+    """What the settings are compiled to; a user's processors are extra."""
+    settings, own = OWN.get(kind, ({}, []))
+    extra = () if settings else own
+    return params_from(configuration(kind), settings, set()).compile(PROMPT, SIZE, torch.device("cpu"), extra)
 
 
 def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
@@ -159,6 +195,32 @@ def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
             lambda rows, trees, places: prefixes_of(rows, trees, [(row, 0) for row, _ in places]),
         )
     assert error(kind, sampling(kind), config()) > BIASED
+
+
+def test_a_list_that_transformers_has_built_amounts_to_the_same():
+    """As `model.generate` passes it to a custom function."""
+    for kind in KINDS:
+        logits, sequence = TARGET(tuple(PROMPT)).log(), (*PROMPT, 3, 3)
+        laws = [
+            law_at(logits, own, sequence) for own in (sampling(kind), sampling_from(processors(kind), greedy=False))
+        ]
+        assert torch.allclose(*laws, atol=EXACT), kind
+
+
+def test_top_n_sigma_that_measures_from_the_mean_is_caught():
+    """The biased twin."""
+    biased = SamplingParams().compile(PROMPT, SIZE, torch.device("cpu"), [BelowSigma()])
+    assert error("top-n-sigma", biased, config()) > BIASED
+
+
+def test_top_n_sigma_keeps_the_same_tokens_at_every_temperature_and_overlooks_forbidden_ones():
+    logits = torch.tensor([5.0, 4.0, 3.0, 0.0, -torch.inf])  # deviation of the finite ones: sqrt(3.5), nearly 1.87
+    for n, count in ((0.5, 1), (0.6, 2), (1, 2), (1.1, 3), (2.6, 3), (2.7, 4), (100, 4), (0, 4), (-1, 4)):
+        for temperature in (0.1, 1, 3):
+            own = SamplingParams(top_n_sigma=n, temperature=temperature).compile([1], 5, torch.device("cpu"))
+            assert int((law_at(logits, own) > 0).sum()) == count
+    for off in (dict(top_n_sigma=0), dict(top_n_sigma=-1), dict(top_n_sigma=2, temperature=0)):
+        assert SamplingParams(**off).compile([1], 5, torch.device("cpu")).before is None
 
 
 @pytest.mark.parametrize("kind", ["a user's own", "minimum"])
@@ -304,6 +366,15 @@ def run(**changes) -> tuple[list[list[int]], Info]:
     return [row.tolist() for row in rows], info
 
 
+def test_settings_by_name_and_as_params_give_the_same_tokens():
+    settings = dict(top_n_sigma=1.5, temperature=0.9, presence_penalty=0.5, draft_temperature=0.7, max_new_tokens=12)
+    by_name = run(**settings)[0]
+    assert run(params=SamplingParams(**settings), max_new_tokens=None)[0] == by_name
+    others = SamplingParams(**settings | {"top_n_sigma": 0.1})
+    assert run(params=others, top_n_sigma=1.5, max_new_tokens=None)[0] == by_name
+    assert run(**settings | {"top_n_sigma": None})[0] != by_name
+
+
 def test_log_probabilities():
     """With as many of the likeliest as were asked for; test_hugging_face compares more of them."""
     rows, info = run(logprobs=2, eos_token_id=3, presence_penalty=2.0, top_k=3)
@@ -404,6 +475,8 @@ MARK = SynthIDTextWatermarkLogitsProcessor(2, [1], 8, 0, 4, "cpu")
         (dict(logits_processor=[MARK]), "SynthIDTextWatermarkLogitsProcessor keeps a state"),
         (dict(suppress_tokens=[0, 1, 2, 3]), "SuppressTokensLogitsProcessor leaves no token"),
         (dict(draft_model=models()[1]), "the draft model comes second"),
+        (dict(top_n_sigma=-2), "top_n_sigma is -2; use a number from 0 to 100, or -1 for off"),
+        (dict(params=SamplingParams(), generation_config=GenerationConfig()), "params are both given; use one of them"),
         (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
     ],
 )
