@@ -71,7 +71,7 @@ class Job:
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.sampling.params import check_all
+        from multidraft.sampling.checks import check_all
 
         settings = self.settings
         check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")

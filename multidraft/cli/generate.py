@@ -41,11 +41,11 @@ class Source:
 def sampling_option(name: str, known: Setting) -> tuple[str, Any, Any]:
     """The field of an option: its name, type and default."""
     default = DEFAULT_NEW_TOKENS if name == "max_new_tokens" else getattr(SamplingParams, name)
-    kind = known.option if default is not None else known.option | None
+    kind = known.kind if default is not None else known.kind | None
     return name, Annotated[kind, o.option(known.help, o.SAMPLING)], default
 
 
-SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option is not None]
+SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option]
 SamplingOptions: Any = make_dataclass("SamplingOptions", SAMPLING_OPTIONS, frozen=True)
 
 

@@ -21,7 +21,7 @@ ASSISTED, LOOKUP = "assisted", "lookup"  # transformers drafts with a model, or 
 BASELINES = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
 MAX_LOOKUP_TOKENS = 10  # as in prompt look-up's original code
 RESAMPLES = 2000
-PROCESSED = [name for name, known in SETTINGS.items() if known.option is not None and known.processor is not None]
+PROCESSED = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
 
 

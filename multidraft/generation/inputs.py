@@ -24,7 +24,7 @@ from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model
-from multidraft.sampling.params import check_all
+from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 

@@ -21,8 +21,9 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, shown
 from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation.inputs import configured, counted
+from multidraft.sampling.checks import check
 from multidraft.sampling.generation_config import OWN
-from multidraft.sampling.params import SamplingParams, check
+from multidraft.sampling.params import SamplingParams
 from multidraft.verification.scheme import Scheme
 
 

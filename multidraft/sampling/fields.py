@@ -28,7 +28,7 @@ class Setting:
     only_sampling: bool = False  # greedy decoding leaves the processor out
     reads_prompt: bool = False  # the processor depends on the tokens of the prompt, not only on their number
     transformers: str | None = SAME  # the name in `GenerationConfig`; None if transformers has no such setting
-    option: Any = None  # the type of the command line's option; None if there is none
+    option: bool = False  # whether the command line has it
     served: str | None = None  # the name in the body of a request; None if there is none
     served_off: tuple[Any, ...] = ()  # values that clients send for "off"
 
@@ -36,6 +36,11 @@ class Setting:
         """The setting of the field with this name: names that are the same are filled in."""
         transformers, served = (name if other == SAME else other for other in (self.transformers, self.served))
         return replace(self, transformers=transformers, served=served)
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value on the command line and in a request."""
+        return self.check.kind if isinstance(self.check, Range) else list[str]
 
     def has_processor(self, value: Any, greedy: bool) -> bool:
         """Whether a processor is made for the value."""
@@ -53,7 +58,7 @@ class Setting:
             raise AdviceError(f"{name} is {shown(value)} ({reason}); change it, or leave it out") from None
 
 
-def setting(default: Any, check: Callable[..., None], text: str, *processor: Any, **more: Any) -> Any:
+def setting(check: Callable[..., None], text: str, *processor: Any, default: Any = None, **more: Any) -> Any:
     """A field of `SamplingParams` with what is known about it; see `Setting`."""
     return field(default=default, metadata={"setting": Setting(check, text, *processor, **more)})
 
@@ -100,9 +105,19 @@ def new(name: str, *arguments: Any, **keywords: Any) -> Any:
 # Processors that depend on more than the value of their setting
 
 
-def new_on_device(name: str, value: Any, context: PromptContext) -> Any:
-    """A processor whose class takes the value and the device."""
-    return new(name, value, device=str(context.device))
+def encoder_repetition(factor: float, context: PromptContext) -> Any:
+    """Makes tokens of the prompt likelier."""
+    return new("EncoderRepetitionPenaltyLogitsProcessor", factor, context.tokens)
+
+
+def encoder_ngrams(size: int, context: PromptContext) -> Any:
+    """Forbids n-grams of the prompt."""
+    return new("EncoderNoRepeatNGramLogitsProcessor", size, context.tokens)
+
+
+def bad_words(sequences: list[list[int]], context: PromptContext) -> Any:
+    """Forbids sequences, other than end-of-text tokens."""
+    return new("NoBadWordsLogitsProcessor", sequences, context.ends)
 
 
 def min_length(count: int, context: PromptContext) -> Any:
@@ -121,6 +136,21 @@ def forced_end(tokens: Any, context: PromptContext) -> Any:
     return new("ForcedEOSTokenLogitsProcessor", context.params.max_length, tokens, device=str(context.device))
 
 
+def no_nan(_: bool, context: PromptContext) -> Any:
+    """Replaces NaN and infinite logits."""
+    return new("InfNanRemoveLogitsProcessor")
+
+
+def growing_end(decay: tuple[int, float], context: PromptContext) -> Any:
+    """Makes end-of-text tokens likelier from some length on."""
+    return new("ExponentialDecayLengthPenalty", decay, context.ends, context.length)
+
+
+def suppressed_tokens(tokens: Sequence[int], context: PromptContext) -> Any:
+    """Forbids tokens."""
+    return new("SuppressTokensLogitsProcessor", tokens, device=str(context.device))
+
+
 def suppressed_first_tokens(tokens: Sequence[int], context: PromptContext) -> Any:
     """Forbids tokens at the first place, or at the second if the first one is forced."""
     is_forced = context.length == 1 and context.params.forced_bos_token_id is not None
@@ -131,3 +161,13 @@ def count_penalty(_: Any, context: PromptContext) -> Any:
     """Presence and frequency penalty, which share a processor."""
     params = context.params
     return new("CountPenalty", params.presence_penalty or 0, params.frequency_penalty or 0, context.length)
+
+
+def eta_cutoff(cutoff: float, context: PromptContext) -> Any:
+    """Forbids tokens that are unlikely, by a bound that falls with the entropy."""
+    return new("EtaLogitsWarper", cutoff, device=str(context.device))
+
+
+def watermark(config: Any, context: PromptContext) -> Any:
+    """Favours the tokens of a green list; `config` is a `WatermarkingConfig` of transformers."""
+    return config.construct_processor(context.vocabulary, context.device)

@@ -10,7 +10,8 @@ from typing import Any
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, shown
-from multidraft.sampling.params import SETTINGS, SamplingParams, check_all
+from multidraft.sampling.checks import check_all
+from multidraft.sampling.params import SETTINGS, SamplingParams
 
 HONOURED = {known.transformers for known in SETTINGS.values() if known.transformers is not None} | {
     "do_sample",

@@ -5,14 +5,14 @@ taken from a `GenerationConfig` are derived from the fields. This module does no
 command line needs it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multidraft.errors import AdviceError
 from multidraft.sampling import fields as make
-from multidraft.sampling.fields import SAME, PromptContext, Setting, new, new_on_device, setting
+from multidraft.sampling.fields import SAME, PromptContext, Setting, setting
 from multidraft.sampling.ranges import (
     CUTOFF,
     FACTOR,
@@ -43,6 +43,8 @@ DEFAULT_NEW_TOKENS = 128
 MAX_LENGTH = Range(int, 1, MAX_TOKENS)
 Number = float | int | None
 Count = int | None
+PUBLIC: dict[str, Any] = dict(option=True, served=SAME)  # on the command line and in requests
+SERVED_ONLY: dict[str, Any] = dict(transformers=None, served=SAME)
 warper = partial(setting, only_sampling=True)
 
 
@@ -64,177 +66,110 @@ class SamplingParams:
     """
 
     # When a row ends. Without max_new_tokens and max_length, after DEFAULT_NEW_TOKENS.
-    max_new_tokens: Count = setting(None, MAX_LENGTH, "New tokens for each prompt.", option=int)
-    max_length: Count = setting(None, MAX_LENGTH, "Tokens of a sequence, with its prompt.")
-    max_time: Number = setting(None, Range(float, 0, 1e9), "Seconds after which no step begins.")
+    max_new_tokens: Count = setting(MAX_LENGTH, "New tokens for each prompt.", option=True)
+    max_length: Count = setting(MAX_LENGTH, "Tokens of a sequence, with its prompt.")
+    max_time: Number = setting(Range(float, 0, 1e9), "Seconds after which no step begins.")
     stop: str | Sequence[str] | None = setting(
-        None,
-        check_stop_strings,
-        "Text that ends a row; may be repeated.",
-        transformers="stop_strings",
-        option=list[str],
+        check_stop_strings, "Text that ends a row; may be repeated.", transformers="stop_strings", option=True
     )
-    eos_token_id: Any = setting(None, check_tokens, "Tokens that end a row. Default: the target's.")
-    num_return_sequences: Count = setting(1, Range(int, 1, 4096), "Rows for each prompt.", served="n")
+    eos_token_id: Any = setting(check_tokens, "Tokens that end a row. Default: the target's.")
+    num_return_sequences: Count = setting(Range(int, 1, 4096), "Rows for each prompt.", default=1, served="n")
 
     # Penalties and constraints
     sequence_bias: Any = setting(
-        None, check_sequence_biases, "Added to the logit of a sequence's last token.", "SequenceBiasLogitsProcessor"
+        check_sequence_biases, "Added to the logit of a sequence's last token.", "SequenceBiasLogitsProcessor"
     )
     encoder_repetition_penalty: Number = setting(
-        None,
-        FACTOR,
-        "Above 1, tokens of the prompt become likelier.",
-        lambda factor, context: new("EncoderRepetitionPenaltyLogitsProcessor", factor, context.tokens),
-        off=(1,),
-        reads_prompt=True,
+        FACTOR, "Above 1, tokens of the prompt become likelier.", make.encoder_repetition, off=(1,), reads_prompt=True
     )
     repetition_penalty: Number = setting(
-        None,
         FACTOR,
-        "Above 1, tokens seen before become less likely.",
+        "Above 1, earlier tokens become less likely.",
         "RepetitionPenaltyLogitsProcessor",
         off=(1,),
-        option=float,
-        served=SAME,
+        **PUBLIC,
     )
     no_repeat_ngram_size: Count = setting(
-        None, TOKEN_COUNT, "No n-gram of this size occurs twice.", "NoRepeatNGramLogitsProcessor", off=(0,)
+        TOKEN_COUNT, "No n-gram of this size occurs twice.", "NoRepeatNGramLogitsProcessor", off=(0,)
     )
     encoder_no_repeat_ngram_size: Count = setting(
-        None,
-        TOKEN_COUNT,
-        "No n-gram of this size of the prompt occurs again.",
-        lambda size, context: new("EncoderNoRepeatNGramLogitsProcessor", size, context.tokens),
-        off=(0,),
-        reads_prompt=True,
+        TOKEN_COUNT, "No n-gram of this size of the prompt recurs.", make.encoder_ngrams, off=(0,), reads_prompt=True
     )
-    bad_words_ids: Any = setting(
-        None,
-        check_sequences,
-        "Sequences that never occur.",
-        lambda sequences, context: new("NoBadWordsLogitsProcessor", sequences, context.ends),
-    )
+    bad_words_ids: Any = setting(check_sequences, "Sequences that never occur.", make.bad_words)
     min_length: Count = setting(
-        None, TOKEN_COUNT, "Tokens of a sequence, with its prompt, before it may end.", make.min_length, off=(0,)
+        TOKEN_COUNT, "Tokens of a sequence, with its prompt, before it may end.", make.min_length, off=(0,)
     )
     min_new_tokens: Count = setting(
-        None, TOKEN_COUNT, "New tokens before a row may end.", make.min_new_tokens, off=(0,), served="min_tokens"
+        TOKEN_COUNT, "New tokens before a row may end.", make.min_new_tokens, off=(0,), served="min_tokens"
     )
     forced_bos_token_id: Any = setting(
-        None, check_tokens, "The token after a prompt of one token.", "ForcedBOSTokenLogitsProcessor"
+        check_tokens, "The token after a prompt of one token.", "ForcedBOSTokenLogitsProcessor"
     )
-    forced_eos_token_id: Any = setting(None, check_tokens, "The last token of a row of full length.", make.forced_end)
-    remove_invalid_values: bool | None = setting(
-        None, FLAG, "Replace NaN and infinite logits.", lambda *_: new("InfNanRemoveLogitsProcessor"), off=(False,)
-    )
+    forced_eos_token_id: Any = setting(check_tokens, "The last token of a row of full length.", make.forced_end)
+    remove_invalid_values: bool | None = setting(FLAG, "Replace NaN and infinite logits.", make.no_nan, off=(False,))
     exponential_decay_length_penalty: Any = setting(
-        None,
-        check_decay,
-        "End-of-text tokens become likelier from some length on.",
-        lambda decay, context: new("ExponentialDecayLengthPenalty", decay, context.ends, context.length),
+        check_decay, "End-of-text tokens become likelier from some length on.", make.growing_end
     )
-    suppress_tokens: Any = setting(
-        None, check_tokens, "Tokens that never occur.", partial(new_on_device, "SuppressTokensLogitsProcessor")
-    )
-    begin_suppress_tokens: Any = setting(
-        None, check_tokens, "Tokens that are not the first.", make.suppressed_first_tokens
-    )
+    suppress_tokens: Any = setting(check_tokens, "Tokens that never occur.", make.suppressed_tokens)
+    begin_suppress_tokens: Any = setting(check_tokens, "Tokens that are not the first.", make.suppressed_first_tokens)
 
     # What transformers lacks
     logit_bias: Mapping[int, float | int] | None = setting(
-        None, check_biases, "Added to the logits of tokens.", "LogitBias", off=({},), transformers=None
+        check_biases, "Added to the logits of tokens.", "LogitBias", off=({},), transformers=None
     )
     presence_penalty: Number = setting(
-        None,
-        PENALTY,
-        "Lowers the logit of every token that was generated.",
-        make.count_penalty,
-        off=(0,),
-        transformers=None,
-        served=SAME,
+        PENALTY, "Subtracted from the logit of a token that was generated.", make.count_penalty, off=(0,), **SERVED_ONLY
     )
     frequency_penalty: Number = setting(
-        None,
-        PENALTY,
-        "Lowers the logit of a token each time that it is generated.",
-        make.count_penalty,
-        off=(0,),
-        transformers=None,
-        served=SAME,
+        PENALTY, "The same for each time that it was generated.", make.count_penalty, off=(0,), **SERVED_ONLY
     )
     top_n_sigma: Number = warper(
-        None,
         Range(float, 0, 100, also={-1: "off"}),
         "Sample from tokens within n standard deviations of the largest logit.",
         "TopNSigma",
         off=(0, -1),
         transformers=None,
-        option=float,
-        served=SAME,
+        **PUBLIC,
     )
 
     # Temperature and filters
     temperature: Number = warper(
-        1.0, TEMPERATURE, "0 decodes greedily.", "TemperatureLogitsWarper", off=(1,), option=float, served=SAME
+        TEMPERATURE, "0 decodes greedily.", "TemperatureLogitsWarper", default=1.0, off=(1,), **PUBLIC
     )
     top_h: Number = warper(
-        None, POSITIVE_PROBABILITY, "Sample from the tokens that hold this part of the entropy.", "TopHLogitsWarper"
+        POSITIVE_PROBABILITY, "Sample from the tokens that hold this part of the entropy.", "TopHLogitsWarper"
     )
     top_k: Count = warper(
-        None,
-        TOP_K,
-        "Sample from the k most likely tokens.",
-        "TopKLogitsWarper",
-        option=int,
-        served=SAME,
-        served_off=(0, -1),
+        TOP_K, "Sample from the k most likely tokens.", "TopKLogitsWarper", served_off=(0, -1), **PUBLIC
     )
     top_p: Number = warper(
-        None,
-        POSITIVE_PROBABILITY,
-        "Sample from the smallest set that holds p.",
-        "TopPLogitsWarper",
-        off=(1,),
-        option=float,
-        served=SAME,
+        POSITIVE_PROBABILITY, "Sample from the smallest set that holds p.", "TopPLogitsWarper", off=(1,), **PUBLIC
     )
     min_p: Number = warper(
-        None,
         PROBABILITY,
-        "Sample from tokens at least p times as likely as the best.",
+        "Sample from tokens at least p times as likely as the top.",
         "MinPLogitsWarper",
         off=(0,),
-        option=float,
-        served=SAME,
+        **PUBLIC,
     )
     typical_p: Number = warper(
-        None, POSITIVE_PROBABILITY, "Sample from the most typical tokens that hold p.", "TypicalLogitsWarper", off=(1,)
+        POSITIVE_PROBABILITY, "Sample from the most typical tokens that hold p.", "TypicalLogitsWarper", off=(1,)
     )
     epsilon_cutoff: Number = warper(
-        None, CUTOFF, "Sample from tokens that are at least as likely.", "EpsilonLogitsWarper", off=(0,)
+        CUTOFF, "Sample from tokens that are at least as likely.", "EpsilonLogitsWarper", off=(0,)
     )
     eta_cutoff: Number = warper(
-        None,
-        CUTOFF,
-        "As epsilon_cutoff, but lower where the entropy is high.",
-        partial(new_on_device, "EtaLogitsWarper"),
-        off=(0,),
+        CUTOFF, "As epsilon_cutoff, but lower where the entropy is high.", make.eta_cutoff, off=(0,)
     )
-    watermarking_config: Any = setting(
-        None,
-        check_anything,
-        "Favours the tokens of a green list.",
-        lambda config, context: config.construct_processor(context.vocabulary, context.device),
-    )
-    renormalize_logits: bool | None = setting(None, FLAG, "Has no effect: distributions are always normalised.")
+    watermarking_config: Any = setting(check_anything, "Favours the tokens of a green list.", make.watermark)
+    renormalize_logits: bool | None = setting(FLAG, "Has no effect: distributions are always normalised.")
 
     # Of the draft model alone
     draft_temperature: Number = setting(
-        None, TEMPERATURE, "Of the draft. Default: the temperature.", transformers=None, option=float
+        TEMPERATURE, "Of the draft. Default: the temperature.", transformers=None, option=True
     )
-    draft_top_k: Count = setting(None, TOP_K, "Of the draft. Default: top_k.", transformers=None)
-    draft_top_p: Number = setting(None, POSITIVE_PROBABILITY, "Of the draft. Default: top_p.", transformers=None)
+    draft_top_k: Count = setting(TOP_K, "Of the draft. Default: top_k.", transformers=None)
+    draft_top_p: Number = setting(POSITIVE_PROBABILITY, "Of the draft. Default: top_p.", transformers=None)
 
     def __post_init__(self) -> None:
         self.check()
@@ -313,30 +248,3 @@ class SamplingParams:
 
 
 SETTINGS: dict[str, Setting] = {f.name: f.metadata["setting"].of_field(f.name) for f in fields(SamplingParams)}
-CHECKS: dict[str, Callable[..., None]] = {  # of all settings, those that are not of sampling among them
-    **{known.transformers: known.check for known in SETTINGS.values() if known.transformers is not None},
-    **{name: known.check for name, known in SETTINGS.items()},
-    "seed": Range(int, -(2**63), 2**63 - 1),
-    "logprobs": Range(int, 0, 2**20),
-    "measure": TOKEN_COUNT,
-    "tune_budget": Range(float, 0, 86_400),
-    **dict.fromkeys("do_sample return_dict_in_generate compile synchronise".split(), FLAG),
-}
-
-
-def check(name: str, value: Any, called: str | None = None, vocabulary: int | None = None) -> None:
-    """Raise AdviceError unless the setting may have this value; `called` is its name in the message.
-
-    >>> check("top_p", 0, "--top-p")
-    Traceback (most recent call last):
-    ...
-    multidraft.errors.AdviceError: --top-p is 0; use a number above 0, at most 1
-    """
-    CHECKS[name](called or name, value, vocabulary)
-
-
-def check_all(settings: Mapping[str, Any], called: Callable[[str], str] = str) -> None:
-    """Check the settings that are known and are not None; `called` gives their names in messages."""
-    for name, value in settings.items():
-        if value is not None and name in CHECKS:
-            check(name, value, called(name))

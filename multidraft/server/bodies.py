@@ -10,9 +10,9 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from multidraft.errors import AdviceError
+from multidraft.sampling.checks import check as check_setting
 from multidraft.sampling.params import SETTINGS, SamplingParams
-from multidraft.sampling.params import check as check_setting
-from multidraft.sampling.ranges import Range, check_stop_strings, check_tokens
+from multidraft.sampling.ranges import check_stop_strings, check_tokens
 from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
 
@@ -25,9 +25,9 @@ Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
 SERVED = {known.served: name for name, known in SETTINGS.items() if known.served is not None}  # settings by field
 SAMPLING_FIELDS: dict[str, Any] = {
-    served: (known.check.kind | None, Field(None, description=known.help))
-    for served, known in ((served, SETTINGS[name]) for served, name in SERVED.items())
-    if isinstance(known.check, Range)
+    known.served: (known.kind | None, Field(None, description=known.help))
+    for known in SETTINGS.values()
+    if known.served
 }
 SamplingBody: Any = create_model("SamplingBody", __config__=ConfigDict(extra="allow"), **SAMPLING_FIELDS)
 

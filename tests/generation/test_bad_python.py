@@ -16,7 +16,7 @@ import multidraft as md
 from multidraft.generation.inputs import as_lists
 from multidraft.models import loading
 from multidraft.models.gguf.file import library
-from multidraft.sampling.params import CHECKS
+from multidraft.sampling.checks import CHECKS
 from multidraft.sampling.ranges import Range
 
 pytestmark = pytest.mark.usefixtures("unchecked")

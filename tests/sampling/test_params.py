@@ -9,8 +9,9 @@ from transformers import GenerationConfig, MinPLogitsWarper
 
 import multidraft as md
 from multidraft.cli.generate import SamplingOptions
+from multidraft.sampling.checks import CHECKS, check, check_all
 from multidraft.sampling.generation_config import OWN, params_from
-from multidraft.sampling.params import CHECKS, SETTINGS, SamplingParams, check, check_all
+from multidraft.sampling.params import SETTINGS, SamplingParams
 from multidraft.sampling.processors import CountPenalty, LogitBias, TopNSigma
 from multidraft.sampling.ranges import Range
 from multidraft.server import Limits, bodies
