@@ -195,8 +195,8 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
 
     from multidraft.models.base import heard_by
 
-    own = [name for name in PROCESSED if SETTINGS[name].transformers is None]
-    if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in own):
+    lacking = [name for name in PROCESSED if SETTINGS[name].transformers is None]
+    if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in lacking):
         return {}
     if not isinstance(pair.target, PreTrainedModel):
         return {}

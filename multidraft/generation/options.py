@@ -73,8 +73,8 @@ class Options:
     def resolved(self) -> tuple[DecodeConfig, Limits | None, Path | None]:
         """The configuration of steps; where trees are chosen while decoding, also their limits and the plan's file."""
         alternatives = counted(self.logprobs, 0, None, "logprobs", "True, or the number of alternatives")
-        more: dict[str, Any] = dict(logprobs=alternatives, compile=self.compile, synchronise=self.synchronise)
-        return configured(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **more)
+        flags: dict[str, Any] = dict(logprobs=alternatives, compile=self.compile, synchronise=self.synchronise)
+        return configured(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
 
     @property
     def config(self) -> DecodeConfig:

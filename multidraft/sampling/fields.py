@@ -58,9 +58,9 @@ class Setting:
             raise AdviceError(f"{name} is {shown(value)} ({reason}); change it, or leave it out") from None
 
 
-def setting(check: Callable[..., None], text: str, *processor: Any, default: Any = None, **more: Any) -> Any:
+def setting(check: Callable[..., None], text: str, *processor: Any, default: Any = None, **details: Any) -> Any:
     """A field of `SamplingParams` with what is known about it; see `Setting`."""
-    return field(default=default, metadata={"setting": Setting(check, text, *processor, **more)})
+    return field(default=default, metadata={"setting": Setting(check, text, *processor, **details)})
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,22 @@ from multidraft.sampling.settings import Sampling
 
 
 def before_warpers(processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
-    """The list with more processors where `generate` puts those of its user."""
-    first = next((i for i, processor in enumerate(processors) if name_of(processor) in WARPERS), len(processors))
+    """The list with more processors where transformers puts those of a user."""
+    first = next((i for i, processor in enumerate(processors) if name_of(processor) in AFTER), len(processors))
     return [*processors[:first], *extra, *processors[first:]]
+
+
+def override(
+    processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]
+) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
+    """The list with a user's processors in place of those of the same class, and the user's other processors.
+
+    As in transformers, a user's warper does not replace one.
+    """
+    by_class = {type(processor): processor for processor in reversed(extra) if name_of(processor) not in AFTER}
+    result = [by_class.get(type(processor), processor) for processor in processors]
+    replaced = [processor for processor in result if processor not in processors]
+    return result, [processor for processor in extra if processor not in replaced]
 
 
 def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int = 0) -> Sampling:

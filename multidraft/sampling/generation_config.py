@@ -55,11 +55,6 @@ def fields() -> dict[str, Any]:
     return {name: value for name, value in vars(GenerationConfig()).items() if not name.startswith("_")}
 
 
-def check(config: GenerationConfig) -> None:
-    """Raise AdviceError on the first field that is set to what cannot be honoured."""
-    check_supported(vars(config))
-
-
 def check_supported(values: Mapping[str, Any]) -> None:
     """Raise AdviceError on the first value that cannot be honoured."""
     for name, default in fields().items():

@@ -218,8 +218,8 @@ class SamplingParams:
         for name, known in SETTINGS.items():
             if self.has_processor(name) and (known.transformers is not None) == in_transformers:
                 names.setdefault(known.processor, name)
-        made = (SETTINGS[name].make_processor(name, getattr(self, name), context) for name in names.values())
-        return [processor for processor in made if processor is not None]
+        created = (SETTINGS[name].make_processor(name, getattr(self, name), context) for name in names.values())
+        return [processor for processor in created if processor is not None]
 
     def compile(
         self,
@@ -228,14 +228,14 @@ class SamplingParams:
         device: "torch.device | str",
         extra: "Sequence[LogitsProcessor]" = (),
     ) -> Sampling:
-        """The sampling after one prompt; `extra` are a user's processors."""
+        """The sampling after one prompt; a user's processors, `extra`, replace those of the same class."""
         import torch
 
-        from multidraft.sampling.from_processors import before_warpers
+        from multidraft.sampling.from_processors import before_warpers, override
 
         context = PromptContext(self, prompt, vocabulary, torch.device(device))
-        extra = [*extra, *self.processors(context, in_transformers=False)]
-        return self.sampling(before_warpers(self.processors(context, in_transformers=True), extra))
+        processors, others = override(self.processors(context, in_transformers=True), extra)
+        return self.sampling(before_warpers(processors, [*others, *self.processors(context, in_transformers=False)]))
 
     def sampling(self, processors: "Sequence[LogitsProcessor]", row: int = 0) -> Sampling:
         """The sampling by processors that are complete; of those that hold something for every row, that of `row`."""

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
     MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
 )
 
@@ -134,14 +135,14 @@ def configuration(kind: str) -> GenerationConfig:
 
 def processors(kind: str) -> LogitsProcessorList:
     """The list that transformers builds."""
-    _, own = OWN.get(kind, ({}, []))
-    return compat.logits_processors(configuration(kind), PROMPT, SIZE, own, torch.device("cpu"))
+    _, extra = OWN.get(kind, ({}, []))
+    return compat.logits_processors(configuration(kind), PROMPT, SIZE, extra, torch.device("cpu"))
 
 
 def sampling(kind: str) -> Sampling:
     """What the settings are compiled to; a user's processors are extra."""
-    settings, own = OWN.get(kind, ({}, []))
-    extra = () if settings else own
+    settings, equivalent = OWN.get(kind, ({}, []))
+    extra = () if settings else equivalent
     return params_from(configuration(kind), settings, set()).compile(PROMPT, SIZE, torch.device("cpu"), extra)
 
 
@@ -207,6 +208,19 @@ def test_a_list_that_transformers_has_built_amounts_to_the_same():
         assert torch.allclose(*laws, atol=EXACT), kind
 
 
+def test_a_user_s_processor_replaces_that_of_a_setting_of_the_same_class():
+    """And comes before the watermark, as in transformers, also where no warper stands between them."""
+    user = [RepetitionPenaltyLogitsProcessor(3.0), Zigzag()]
+    settings = dict(repetition_penalty=1.2, no_repeat_ngram_size=2, watermarking_config=dict(bias=1.5))
+    config = GenerationConfig(do_sample=True, top_k=None, **settings)
+    listed = compat.logits_processors(config, PROMPT, SIZE, user, torch.device("cpu"))
+    compiled = params_from(config, {}, set()).compile(PROMPT, SIZE, torch.device("cpu"), user)
+    assert [type(part) for part in compiled.before.listed] == [type(part) for part in listed]
+    logits = TARGET(tuple(PROMPT)).log()
+    laws = [law_at(logits, part, PROMPT) for part in (compiled, sampling_from(listed, greedy=False))]
+    assert torch.allclose(*laws, atol=EXACT)
+
+
 def test_top_n_sigma_that_measures_from_the_mean_is_caught():
     """The biased twin."""
     biased = SamplingParams().compile(PROMPT, SIZE, torch.device("cpu"), [BelowSigma()])
@@ -217,8 +231,8 @@ def test_top_n_sigma_keeps_the_same_tokens_at_every_temperature_and_overlooks_fo
     logits = torch.tensor([5.0, 4.0, 3.0, 0.0, -torch.inf])  # deviation of the finite ones: sqrt(3.5), nearly 1.87
     for n, count in ((0.5, 1), (0.6, 2), (1, 2), (1.1, 3), (2.6, 3), (2.7, 4), (100, 4), (0, 4), (-1, 4)):
         for temperature in (0.1, 1, 3):
-            own = SamplingParams(top_n_sigma=n, temperature=temperature).compile([1], 5, torch.device("cpu"))
-            assert int((law_at(logits, own) > 0).sum()) == count
+            compiled = SamplingParams(top_n_sigma=n, temperature=temperature).compile([1], 5, torch.device("cpu"))
+            assert int((law_at(logits, compiled) > 0).sum()) == count
     for off in (dict(top_n_sigma=0), dict(top_n_sigma=-1), dict(top_n_sigma=2, temperature=0)):
         assert SamplingParams(**off).compile([1], 5, torch.device("cpu")).before is None
 
