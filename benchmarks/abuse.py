@@ -46,10 +46,10 @@ FULL = dict(clients=64, slow=60, huge=8, bodies=3000, disconnects=200, requests=
 QUICK = dict(clients=16, slow=8, huge=2, bodies=150, disconnects=20, requests=300)
 ADDRESSES = ("/v1/completions", "/v1/chat/completions")
 FIELDS = (
-    "prompt messages max_tokens min_tokens temperature top_p top_k min_p presence_penalty frequency_penalty "
-    "repetition_penalty logit_bias seed n logprobs top_logprobs echo stop stop_token_ids stream stream_options "
-    "ignore_eos best_of tools tool_choice response_format max_completion_tokens chat_template_kwargs multidraft suffix "
-    "model user"
+    "prompt messages max_tokens min_tokens temperature top_p top_k min_p top_n_sigma presence_penalty "
+    "frequency_penalty repetition_penalty logit_bias seed n logprobs top_logprobs echo stop stop_token_ids stream "
+    "stream_options ignore_eos best_of tools tool_choice response_format max_completion_tokens chat_template_kwargs "
+    "multidraft suffix model user"
 ).split()
 PLAIN = (None, True, False, 0, 1, 2, 3, -1, 0.5, 1.5, 1e-300, 1e300, 2**31, 2**63, 10**30, float("nan"), float("inf"))
 TEXTS = ("", "a", "é", "\ud800", "\x00", "no", "auto", "a" * 5000, "{{ x }}", "1")

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from multidraft.generation.generate import generate
     from multidraft.models.gguf.model import GGUF
     from multidraft.models.heads.drafters import head
+    from multidraft.sampling.params import SamplingParams
     from multidraft.verification.laws import optimal_acceptance_rate
     from multidraft.verification.registry import scheme, schemes
 
 __all__ = [
     "GGUF",
     "AdviceError",
+    "SamplingParams",
     "Tree",
     "audit",
     "generate",
@@ -32,6 +34,7 @@ __version__ = "0.2.0"
 HOMES = {  # no public name may be a module's name too: importing the module would take its place
     "AdviceError": "errors",
     "GGUF": "models.gguf.model",
+    "SamplingParams": "sampling.params",
     "Tree": "decoding.tree",
     "audit": "auditing",
     "generate": "generation.generate",

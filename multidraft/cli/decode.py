@@ -71,13 +71,10 @@ class Job:
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""
-        from multidraft.sampling.settings import SETTINGS, check, check_stops
+        from multidraft.sampling.checks import check_all
 
         settings = self.settings
-        for name in SETTINGS.keys() & settings.keys():
-            if settings[name] is not None:
-                check(name, settings[name], f"--{name.replace('_', '-')}")
-        check_stops("--stop", settings["stop"] or [])
+        check_all(settings, called=lambda name: f"--{name.replace('_', '-')}")
         if settings["plan"] is not None:
             files.content(Path(settings["plan"]), "the plan", MAX_PLAN_BYTES)
         _ = self.limits  # computing them checks the scheme and the tree

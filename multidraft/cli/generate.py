@@ -1,8 +1,8 @@
 """`multidraft generate`: continue prompts, colour tokens by kind, and report speed and acceptance."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from multidraft import machine
 from multidraft.cli import options as o
@@ -14,10 +14,14 @@ from multidraft.cli.prompts import Prompt, converse, read_prompts
 from multidraft.cli.report import Report, baselines, run_baseline
 from multidraft.errors import AdviceError
 from multidraft.io import files
+from multidraft.sampling.fields import Setting
+from multidraft.sampling.params import DEFAULT_NEW_TOKENS, SETTINGS, SamplingParams
 
 JSONL_HELP = (
     "Write each result as it comes; the same command resumes a stopped run. With --workers, a folder of shards."
 )
+MAX_NUM_SEQS_HELP = "Prompts decoded at a time; as one ends, the next is read. Results come 16 for each of these."
+PROMPTS_PER_ROW = 16  # of a call with --max-num-seqs, after which its results are written
 WARM_UP_TOKENS = 8  # the first forward passes are slow, and should not count in a comparison
 
 
@@ -36,29 +40,23 @@ class Source:
         return self.chat and self.prompt is self.prompts is None
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of sampling, named as in `multidraft.generate`."""
+def sampling_option(name: str, known: Setting) -> tuple[str, Any, Any]:
+    """The field of an option: its name, type and default."""
+    default = DEFAULT_NEW_TOKENS if name == "max_new_tokens" else getattr(SamplingParams, name)
+    kind = known.kind if default is not None else known.kind | None
+    return name, Annotated[kind, o.option(known.help, o.SAMPLING)], default
 
-    max_new_tokens: Annotated[int, o.option("New tokens for each prompt.", o.SAMPLING, min=1)] = 128
-    temperature: Annotated[float, o.option("0 decodes greedily.", o.SAMPLING)] = 1.0
-    top_k: Annotated[int | None, o.option("Sample from the k most likely tokens.", o.SAMPLING)] = None
-    top_p: Annotated[float | None, o.option("Sample from the smallest set that holds p.", o.SAMPLING)] = None
-    min_p: Annotated[
-        float | None, o.option("Sample from tokens at least p times as likely as the best.", o.SAMPLING)
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, o.option("Above 1, tokens seen before become less likely.", o.SAMPLING)
-    ] = None
-    draft_temperature: Annotated[float | None, o.option("Of the draft. Default: the temperature.", o.SAMPLING)] = None
-    stop: Annotated[list[str] | None, o.option("Text that ends a row; may be repeated.", o.SAMPLING)] = None
+
+SAMPLING_OPTIONS = [sampling_option(name, known) for name, known in SETTINGS.items() if known.option]
+SamplingOptions: Any = make_dataclass("SamplingOptions", SAMPLING_OPTIONS, frozen=True)
 
 
 @dataclass(frozen=True)
 class Run:
     """Batches, seed, compilation and workers."""
 
-    batch: Annotated[int, o.option("Prompts decoded side by side.", o.RUN, min=1)] = 1
+    batch: Annotated[int, o.option("Prompts decoded side by side, up to the end of the longest.", o.RUN, min=1)] = 1
+    max_num_seqs: Annotated[int | None, o.option(MAX_NUM_SEQS_HELP, o.RUN, "--max-num-seqs", min=1)] = None
     seed: o.Seed = 0
     compiles: Annotated[bool, o.option("Compile both models' steps first: for long runs.", o.RUN, "--compile")] = False
     workers: o.Workers = None
@@ -99,15 +97,21 @@ class Output:
 
 @o.grouped
 def generate(
-    models: o.ModelOptions, source: Source, sampling: Sampling, drafting: o.DraftingOptions, run: Run, output: Output
+    models: o.ModelOptions,
+    source: Source,
+    sampling: SamplingOptions,
+    drafting: o.DraftingOptions,
+    run: Run,
+    output: Output,
 ) -> None:
     """Continue prompts by multi-draft speculative decoding, with the pair that is installed or with yours."""
     prompts = [] if source.is_conversation else read_prompts(source.prompt, source.prompts, source.limit)
     loader = Loader(models.engine, models.trust)
     loader.check()
     target, draft = default_pair(models.target, models.draft, loader.gives_hidden_states and not run.compiles)
-    settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles}
-    job = Job(target, draft, loader, prompts, source.chat, run.batch, run.seed, settings)
+    settings = asdict(drafting) | asdict(sampling) | {"compile": run.compiles, "max_num_seqs": run.max_num_seqs}
+    batch = max(run.batch, PROMPTS_PER_ROW * (run.max_num_seqs or 0))
+    job = Job(target, draft, loader, prompts, source.chat, batch, run.seed, settings)
     job.check()
     if (run.workers or 1) > 1 or run.ray is not None:
         folder = output.shards_folder(source.is_conversation)

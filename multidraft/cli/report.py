@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multidraft.cli import terminal
 from multidraft.cli.models import SMOLLM2, small_draft
 from multidraft.io.journal import Journal, Record
+from multidraft.sampling.params import SETTINGS
 
 if TYPE_CHECKING:
     from multidraft.cli.decode import Decoded
@@ -20,8 +21,8 @@ ASSISTED, LOOKUP = "assisted", "lookup"  # transformers drafts with a model, or 
 BASELINES = {ASSISTED: "assisted generation", LOOKUP: "prompt look-up"}
 MAX_LOOKUP_TOKENS = 10  # as in prompt look-up's original code
 RESAMPLES = 2000
+PROCESSED = [name for name, known in SETTINGS.items() if known.option and known.processor is not None]
 HINT_MARGIN = 1.1  # a smaller factor may be noise, and gives no hint
-SAMPLING_SETTINGS = "temperature top_k top_p min_p repetition_penalty".split()  # transformers has the same names
 
 
 class Runs(list[tuple[int, float]]):
@@ -194,7 +195,10 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
 
     from multidraft.models.base import heard_by
 
-    if not isinstance(pair.target, PreTrainedModel) or settings["stop"]:
+    lacking = [name for name in PROCESSED if SETTINGS[name].transformers is None]
+    if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in lacking):
+        return {}
+    if not isinstance(pair.target, PreTrainedModel):
         return {}
     keywords: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": MAX_LOOKUP_TOKENS}}
     readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
@@ -259,5 +263,5 @@ def transformers_settings(target: Any, settings: dict[str, Any]) -> dict[str, An
     keywords = {"max_new_tokens": settings["max_new_tokens"], "pad_token_id": end if pad is None else pad}
     if settings["temperature"] == 0:
         return keywords | {"do_sample": False}
-    sampling = {name: settings[name] for name in SAMPLING_SETTINGS if settings[name] is not None}
+    sampling = {name: settings[name] for name in PROCESSED if SETTINGS[name].has_processor(settings[name], False)}
     return keywords | {"do_sample": True, "top_k": 0, "top_p": 1.0} | sampling

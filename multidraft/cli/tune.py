@@ -59,7 +59,7 @@ def tune(
     import multidraft as md
     from multidraft.autotune.plans import MeasuredPair
     from multidraft.generation.inputs import configured
-    from multidraft.sampling.settings import check
+    from multidraft.sampling.checks import check
 
     temperatures = temperature or TEMPERATURES
     files.check(out, "--out", [prompts, target, draft])

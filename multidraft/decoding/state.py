@@ -32,7 +32,6 @@ class DecodeConfig:
     walk: str | Walker = "deferred"
     measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
-    logprobs: int | None = None  # of what is emitted, and of so many of the most likely tokens: what rows ask for
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:

@@ -1,19 +1,18 @@
 """The public way in: continue prompts with a pair of models, called by itself or by transformers' `model.generate`."""
 
-import copy
+import inspect
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from os import PathLike
 from typing import Any, cast, overload
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
@@ -21,29 +20,27 @@ from multidraft.autotune.controller import Auto, auto
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
-from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig, check_generators, generators_for
-from multidraft.decoding.trace import Tell, Trace
-from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import Walker
+from multidraft.decoding.trace import Trace
 from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
-from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given
-from multidraft.generation.inputs import Options, Prompts, as_lists, vocabulary_of
+from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
+from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
-from multidraft.generation.streaming import Stream, Streamer, as_stream, streamer_of_transformers
+from multidraft.generation.streaming import as_stream, streamer_of_transformers
 from multidraft.models import compat
 from multidraft.models.ensemble import Several
 from multidraft.models.huggingface import Model
 from multidraft.sampling import generation_config as configs
+from multidraft.sampling.fields import PromptContext
+from multidraft.sampling.from_processors import before_warpers
 from multidraft.sampling.gate import RowFault
-from multidraft.sampling.generation_config import samplings_from
-from multidraft.sampling.processors import before_warpers, check_known, check_pure, for_row, is_bound
-from multidraft.sampling.settings import Sampling, check_biases
-from multidraft.verification.scheme import Scheme
+from multidraft.sampling.params import SamplingParams
+from multidraft.sampling.processors import check_pure, for_row, is_bound
+from multidraft.sampling.settings import Sampling
 
 MAX_PROMPT_TOKENS_BESIDE_ROWS = 512  # that are read between two steps of rows that decode
 OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
@@ -68,31 +65,9 @@ def generate(
     /,
     *,
     draft_model: Model | Sequence[Model] | None = None,
-    scheme: str | Scheme = SCHEME,
-    tree: str | Tree | TreePolicy = TREE,
-    walk: str | Walker = "deferred",
-    plan: str | PathLike | None = None,
-    tune_budget: float | int = TUNE_BUDGET,
-    draft_temperature: float | int | None = None,
-    draft_top_k: int | None = None,
-    draft_top_p: float | int | None = None,
-    presence_penalty: float | int = 0,
-    frequency_penalty: float | int = 0,
-    logit_bias: Mapping[int, float | int] | None = None,
-    stop: str | Sequence[str] | None = None,
-    stop_tokenizer: Any = None,
-    logprobs: bool | int = False,
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    stream: Stream | Streamer | None = None,
-    trace: Tell | None = None,
-    measure: bool | int = True,
-    synchronise: bool = False,
-    compile: bool = False,
-    max_num_seqs: int | None = None,
     generation_config: GenerationConfig | None = None,
-    logits_processor: Sequence[LogitsProcessor] = (),
-    stopping_criteria: Sequence[StoppingCriteria] = (),
-    **others: Any,
+    params: SamplingParams | None = None,
+    **keywords: Any,
 ) -> Any:
     """Continue prompts by multi-draft speculative decoding; the output has exactly the target's distribution.
 
@@ -122,98 +97,80 @@ def generate(
     drawn and decided. `measure=True` compares acceptance with the optimum every 16 steps; a number says how often.
     `compile=True` compiles the steps of Hugging Face models, which takes a while and pays in long runs.
 
-    **Many prompts.** At most `max_num_seqs` rows decode at a time (all of them by default); when one ends, the next
-    prompt is read in pieces beside the others.
-
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
     """
     given.check_model(target_model, "target")
     draft = given.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     given.check_pieces(target_model, draft)
-    alternatives = given.counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
-    more: dict[str, Any] = dict(logprobs=alternatives, compile=compile, synchronise=synchronise)
-    drafters = 0 if draft is None else 1 + isinstance(draft, Several)
-    chosen = given.configured(scheme, tree, walk, plan, drafters, measure, **more)
-    if compile:
+    options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, Several))
+    if options.compile:
         given.check_compiles(target_model, draft)
-    for_draft = dict(temperature=draft_temperature, top_k=draft_top_k, top_p=draft_top_p)
-    penalties = dict(presence_penalty=presence_penalty, frequency_penalty=frequency_penalty)
-    called: Any = (
-        stop,
-        stop_tokenizer,
-        generator,
-        stream,
-        trace,
-        logits_processor or (),
-        stopping_criteria or (),
-        max_num_seqs,
-    )
-    options = Options(*chosen, tune_budget, for_draft, penalties, logit_bias or {}, *called)
     if inputs is None:
-        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, others)
+        check_custom(draft, draft_or_prompts, generation_config, params)
+        return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, keywords)
     if draft_model is not None:
         raise AdviceError("the draft model comes second: generate(target, draft, inputs)")
-    return generate_rows(target_model, draft, inputs, options, generation_config, others)
+    if generation_config is not None and params is not None:
+        raise AdviceError("generation_config and params are both given; use one of them")
+    ends = configs.ends_of(getattr(target_model, "generation_config", None), set())
+    settings = configs.params_from(generation_config or params, keywords, ends)
+    return generate_rows(target_model, draft, inputs, options, settings)
+
+
+generate.__dict__["__signature__"] = signature_with_keywords(inspect.signature(generate))
 
 
 def generate_rows(
-    target: Model,
-    draft: Model | None,
-    inputs: Prompts,
-    options: Options,
-    config: GenerationConfig | None,
-    changes: dict[str, Any],
+    target: Model, draft: Model | None, inputs: Prompts, options: Options, params: SamplingParams
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
     """Every row as though it were alone: its processors know nothing of padding or of other prompts' lengths."""
-    config = configs.configuration(config, changes, configs.ends_of(getattr(target, "generation_config", None), set()))
-    prompts = [prompt for prompt in as_lists(inputs) for _ in range(config.num_return_sequences or 1)]
-    budgets = budgets_of(target, draft, prompts, [configs.new_tokens(config, len(p)) for p in prompts], options)
-    configs.check_values(config, vocabulary_of(target))
-    criteria = [*options.criteria, *stop_strings(options.stop or config.stop_strings, options.stop_tokenizer)]
-    stop = Stop(frozenset(config.eos_token_id or ()), criteria, compat.home(target))
-    ends = Ends(budgets, stop, prompts, float("inf") if config.max_time is None else after(config.max_time))
-    lists = row_processors(config, ends, vocabulary_of(target), options)
-    return run(target, draft, prompts, lists, not config.do_sample, ends, options)
+    prompts = [prompt for prompt in as_lists(inputs) for _ in range(params.num_return_sequences or 1)]
+    new_tokens = [params.new_tokens(len(prompt)) for prompt in prompts]
+    budgets = budgets_of(target, draft, prompts, new_tokens, options, params)
+    criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
+    stop = Stop(frozenset(params.end_tokens), criteria, compat.home(target))
+    ends = Ends(budgets, stop, prompts, math.inf if params.max_time is None else after(params.max_time))
+    samplings = row_samplings(params, ends, vocabulary_of(target), options.logits_processor or ())
+    return run(target, draft, prompts, samplings, ends, options)
 
 
 def budgets_of(
-    target: Model, draft: Model | None, prompts: list[list[int]], wanted: list[int], options: Options
+    target: Model,
+    draft: Model | None,
+    prompts: list[list[int]],
+    new_tokens: list[int],
+    options: Options,
+    params: SamplingParams,
 ) -> list[int]:
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
-    check_biases("logit_bias", options.logit_bias, vocabulary_of(target))
-    limits = given.lengths(prompts, target, draft, wanted)
+    params.check(vocabulary_of(target))
+    limits = given.lengths(prompts, target, draft, new_tokens)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
 
-def row_processors(
-    config: GenerationConfig, ends: Ends, vocabulary: int, options: Options
-) -> list[LogitsProcessorList]:
-    """The processors of each prompt; prompts for which they are the same share them."""
-    made: dict[tuple, LogitsProcessorList] = {}
-    by_prompt = {config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size} - {None, 0, 1.0}
-    differ, result = bool(by_prompt) or any(map(is_bound, options.processors)), []
+def row_samplings(
+    params: SamplingParams, ends: Ends, vocabulary: int, processors: Sequence[LogitsProcessor]
+) -> list[Sampling]:
+    """The sampling of each prompt; prompts for which it is the same share it."""
+    differ = params.reads_prompt or any(map(is_bound, processors))
+    compiled: dict[tuple, Sampling] = {}
+    samplings = []
     for row, (prompt, budget) in enumerate(zip(ends.padded_prompts, ends.budgets, strict=True)):
         key = (len(prompt), budget, row if differ else None)
-        if key not in made:
-            own = copy.copy(config)
-            own.max_length = len(prompt) + budget
-            mine = [*for_row(options.processors, row), *options.added(len(prompt))]
-            built = compat.logits_processors(own, list(prompt), vocabulary, mine, ends.stop.device)
-            check_known(built)
-            made[key] = for_row(built, 0)
-        result.append(made[key])
-    configs.check_sequences(config, vocabulary)  # whose kinds transformers has checked by now
-    return result
+        if key not in compiled:
+            in_all = replace(params, max_length=len(prompt) + budget)
+            compiled[key] = in_all.compile(prompt, vocabulary, ends.stop.device, for_row(processors, row))
+        samplings.append(compiled[key])
+    return samplings
 
 
 def run(
     target: Model,
     draft: Model | None,
     prompts: list[list[int]],
-    processors: list[LogitsProcessorList],
-    greedy: bool,
+    sampling: list[Sampling],
     ends: Ends,
     options: Options,
 ) -> tuple[list[Int[Tensor, " new"]], Info]:
@@ -222,8 +179,7 @@ def run(
     Processors and criteria see `ends.padded_prompts` in place of the prompts, which is the same but for padding.
     """
     first_prompt = torch.tensor(ends.padded_prompts[0], device=ends.stop.device)
-    check_pure(processors[0], first_prompt, vocabulary_of(target))
-    sampling = options.with_drafts_own(samplings_from(processors, greedy))
+    check_pure(options.logits_processor or (), first_prompt, vocabulary_of(target))
     config = with_policy(target, draft, prompts, sampling[0], ends, options)
     requests = requests_of(prompts, sampling, ends, options)
     warm_up(config, ends.stop.device)
@@ -263,7 +219,7 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
             sampling[row],
             ends.stop,
             generators[row],
-            num_logprobs=options.config.logprobs,
+            num_logprobs=options.num_logprobs,
             padded_prompt=ends.padded_prompts[row],
             index=row,
         )
@@ -274,7 +230,7 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
 def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) -> Info:
     """Step until all requests have ended, or time is up, and pass on what happens."""
     info, policy, prompts = batch.info, batch.config.policy, [request.prompt for request in requests]
-    if options.config.logprobs is not None:
+    if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
     trace = Trace(options.trace) if options.trace is not None else None
     with torch.inference_mode(), ExitStack() as stack, info.whole():
@@ -317,15 +273,8 @@ class MultiDraftOutput(GenerateDecoderOnlyOutput):
     logprobs: list[list[Logprob]] | None = None
 
 
-def generate_sequences(
-    model: Model,
-    draft: Model | None,
-    input_ids: Int[Tensor, "batch length"],
-    options: Options,
-    config: GenerationConfig | None,
-    prepared: Mapping[str, Any],
-) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
-    """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
+def check_custom(draft: Model | None, input_ids: Any, config: GenerationConfig | None, params: Any) -> None:
+    """Raise AdviceError unless these are the arguments that `model.generate` passes to a custom function."""
     if config is None or not isinstance(input_ids, Tensor):
         raise AdviceError("call generate(target, draft, inputs), or pass it to model.generate as custom_generate")
     if draft is None:
@@ -333,34 +282,50 @@ def generate_sequences(
             "no draft model has arrived; pass it as draft_model, because transformers keeps assistant_model to itself, "
             "or leave out custom_generate"
         )
-    configs.check(config)
-    configs.check_values(config, vocabulary_of(model))
-    configs.check_sequences(config, vocabulary_of(model))
-    if options.config.logprobs is not None and not config.return_dict_in_generate:
+    if params is not None:
+        raise AdviceError("params are for generate(target, draft, inputs); pass model.generate the settings by name")
+
+
+def generate_sequences(
+    model: Model,
+    draft: Model | None,
+    input_ids: Int[Tensor, "batch length"],
+    options: Options,
+    config: Any,
+    prepared: dict[str, Any],
+) -> Int[Tensor, "batch longer"] | MultiDraftOutput:
+    """What `generate` would return. As there, processors and criteria see a row with its padding on the left."""
+    settings = {name: prepared.pop(name) for name in configs.OWN if name in prepared}
+    params = configs.params_from(config, {"stop_strings": None} | settings, set())  # transformers has seen to those
+    if options.num_logprobs is not None and not config.return_dict_in_generate:
         raise AdviceError("logprobs come with return_dict_in_generate=True; set it too")
     mask = prepared.get("attention_mask")
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
     room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
-    budgets = budgets_of(model, draft, prompts, room, options)
-    criteria = [*options.criteria, *stop_strings(options.stop, options.stop_tokenizer)]
+    budgets = budgets_of(model, draft, prompts, room, options, params)
+    criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
     ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
     pad = pad_token(config, ends)
-
-    listed = before_warpers(options.processors, options.added(input_ids.shape[1]))
-    check_known(listed)
-    if any(map(is_bound, listed)):
-        lists = [for_row(listed, row) for row in range(len(prompts))]
-    else:
-        lists = [for_row(listed, 0)] * len(prompts)
-    measured = options.config.measure if config.return_dict_in_generate else 0
-    stream = options.stream or streamer_of_transformers()
-    options = replace(options, config=replace(options.config, measure=measured), stream=stream)
-    new, info = run(model, draft, prompts, lists, not config.do_sample, ends, options)
+    samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
+    measured = options.measure if config.return_dict_in_generate else False
+    options = replace(options, measure=measured, stream=options.stream or streamer_of_transformers())
+    new, info = run(model, draft, prompts, samplings, ends, options)
     sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
+
+
+def prepared_samplings(
+    params: SamplingParams, ends: Ends, vocabulary: int, processors: Sequence[LogitsProcessor]
+) -> list[Sampling]:
+    """The sampling of each row by the processors that transformers has prepared, with those that it lacks."""
+    context = PromptContext(params, ends.padded_prompts[0], vocabulary, ends.stop.device)
+    complete = before_warpers(processors, params.processors(context, in_transformers=False))
+    if any(map(is_bound, complete)):
+        return [params.sampling(complete, row) for row in range(len(ends.padded_prompts))]
+    return [params.sampling(complete)] * len(ends.padded_prompts)
 
 
 def pad_token(config: GenerationConfig, ends: Ends) -> int:

@@ -1,7 +1,6 @@
 """What a user passes in, checked with advice and made into what the loop works on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -9,27 +8,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers import PreTrainedModel
 
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
 from multidraft.decoding.state import MEASURED, DecodeConfig
-from multidraft.decoding.trace import Tell
 from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
 from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
-from multidraft.generation.streaming import Stream, Streamer
 from multidraft.models import compat
 from multidraft.models.base import LanguageModel, check_ids, check_sizes, heard_by
 from multidraft.models.ensemble import Several
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model
-from multidraft.sampling.generation_config import check_stop
-from multidraft.sampling.processors import CountPenalty, LogitBias
-from multidraft.sampling.settings import Sampling, check_all, check_biases
+from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
@@ -37,54 +32,6 @@ PROMPTS = (
     'a list of lists, a tensor (batch, length), or what tokenizer(texts, padding=True, return_tensors="pt") returns'
 )
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `generate` takes beyond transformers' settings."""
-
-    config: DecodeConfig
-    limits: Limits | None  # of trees that are chosen while decoding, in place of the configuration's
-    plan_file: Path | None  # where what they are chosen by was measured; None: what is kept, or is measured now
-    tune_budget: float | int  # seconds that may be spent on timing trees
-    for_draft: dict[str, Any]  # settings that the draft model has of its own, by name; None for the target's
-    penalties: dict[str, Any]
-    logit_bias: Mapping[int, float | int]
-    stop: str | Sequence[str] | None
-    stop_tokenizer: Any
-    generator: torch.Generator | list[torch.Generator] | None
-    stream: Stream | Streamer | None
-    trace: Tell | None
-    processors: Sequence[LogitsProcessor]
-    criteria: Sequence[StoppingCriteria]
-    max_num_seqs: int | None  # rows that decode side by side at most
-
-    def __post_init__(self) -> None:
-        own = {f"draft_{name}": value for name, value in self.for_draft.items()}
-        check_all(own | self.penalties | {"tune_budget": self.tune_budget, "max_num_seqs": self.max_num_seqs})
-        check_biases("logit_bias", self.logit_bias)
-        check_stop(self.stop, self.stop_tokenizer)
-        if self.config.synchronise and not torch.cuda.is_available():
-            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
-        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
-            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
-        if self.trace is not None and not callable(self.trace):
-            raise AdviceError(f"trace is {shown(self.trace)}; pass a function trace(record)")
-        for name, listed in (("logits_processor", self.processors), ("stopping_criteria", self.criteria)):
-            if not (isinstance(listed, Sequence) and all(map(callable, listed))):
-                raise AdviceError(f"{name} is {shown(listed)}; pass a list of functions of (input_ids, scores)")
-
-    def added(self, prompt_length: int) -> list[LogitsProcessor]:
-        """Biases and penalties that transformers does not have."""
-        result: list[LogitsProcessor] = [LogitBias(dict(self.logit_bias))] if self.logit_bias else []
-        presence, frequency = self.penalties.values()
-        return [*result, CountPenalty(presence, frequency, prompt_length)] if presence or frequency else result
-
-    def with_drafts_own(self, sampling: list[Sampling]) -> list[Sampling]:
-        """The settings of every row, of which the draft model has its own where they are given."""
-        given = {name: value for name, value in self.for_draft.items() if value is not None}
-        made = {each: replace(each, for_draft=replace(each, **given)) if given else each for each in sampling}
-        return [made[each] for each in sampling]
 
 
 def make_config(

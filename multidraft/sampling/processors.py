@@ -32,7 +32,11 @@ LOOKING_BACK = {
 } | {"ExponentialDecayLengthPenalty"}
 
 
-class LogitBias(LogitsProcessor):
+class BlindProcessor(LogitsProcessor):
+    """A processor that does not look at the sequence, which is None where no other processor does."""
+
+
+class LogitBias(BlindProcessor):
     """Adds a number to the logits of some tokens."""
 
     def __init__(self, bias: dict[int, float | int]):
@@ -42,6 +46,24 @@ class LogitBias(LogitsProcessor):
         scores = scores.clone()
         scores[:, self.tokens] += torch.tensor(self.values, dtype=scores.dtype, device=scores.device)
         return scores
+
+
+class TopNSigma(BlindProcessor):
+    """Keeps the tokens whose logit is at most n standard deviations below the largest, as llama.cpp's `top-n-sigma`.
+
+    The standard deviation is that of the finite logits. Temperature scales it and the distances alike, so that the same
+    tokens are kept at every temperature. https://arxiv.org/abs/2411.07641
+    """
+
+    def __init__(self, n: float | int):
+        self.n = n
+
+    def __call__(self, input_ids: Tokens | None, scores: Scores) -> Scores:
+        is_finite = scores.isfinite()
+        count = is_finite.sum(-1, keepdim=True)
+        mean = scores.where(is_finite, 0.0).sum(-1, keepdim=True) / count
+        variance = (scores - mean).where(is_finite, 0.0).square().sum(-1, keepdim=True) / count
+        return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - self.n * variance.sqrt(), -torch.inf)
 
 
 class CountPenalty(LogitsProcessor):
@@ -72,8 +94,8 @@ class Processors:
 
     def __init__(self, listed: Sequence[LogitsProcessor]):
         self.listed: Sequence[Any] = listed  # transformers' type hints know fewer tensors than it takes
-        blind = (name_of(one) in BLIND or isinstance(one, LogitBias) for one in listed)
-        self.looks_back = not all(blind)  # one that nobody knows may
+        blind = (name_of(processor) in BLIND or isinstance(processor, BlindProcessor) for processor in listed)
+        self.looks_back = not all(blind)  # an unknown one may
 
     def run(self, logits: Lines, some: list[int], prefixes: Prefixes | None) -> Float[Tensor, "some vocabulary"]:
         """Some lines, processed; raises RowFault."""
@@ -214,9 +236,3 @@ def one_row(processor: LogitsProcessor, row: int) -> LogitsProcessor:
 def name_of(processor: LogitsProcessor) -> str:
     """The name of a processor that transformers brought along, nothing for others."""
     return type(processor).__name__ if type(processor).__module__.startswith("transformers.") else ""
-
-
-def before_warpers(processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
-    """The list with more processors where `generate` puts those of its user."""
-    first = next((i for i, processor in enumerate(processors) if name_of(processor) in WARPERS), len(processors))
-    return [*processors[:first], *extra, *processors[first:]]

@@ -7,18 +7,13 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from transformers import (
-    LogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from multidraft.errors import AdviceError
-from multidraft.sampling.processors import CountPenalty, LogitBias, Processors
-from multidraft.sampling.settings import Sampling, check_biases, check_stops, check_tokens
-from multidraft.sampling.settings import check as check_setting
+from multidraft.sampling.checks import check as check_setting
+from multidraft.sampling.params import SETTINGS, SamplingParams
+from multidraft.sampling.ranges import check_stop_strings, check_tokens
+from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -28,10 +23,13 @@ LongText = Annotated[str, Field(max_length=2**20)]
 FAIL_FAST = Field(fail_fast=True)  # else a list with 100,000 wrong items would take seconds to refuse
 Tokens = Annotated[list[Token], FAIL_FAST]
 MAX_BIASES = 1024
-SETTING_OF_FIELD = {  # fields that `sampling.settings.check` checks, and their names there
-    name: name
-    for name in "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed".split()
-} | {"min_tokens": "min_new_tokens", "n": "num_return_sequences"}
+SERVED = {known.served: name for name, known in SETTINGS.items() if known.served is not None}  # settings by field
+SAMPLING_FIELDS: dict[str, Any] = {
+    known.served: (known.kind | None, Field(None, description=known.help))
+    for known in SETTINGS.values()
+    if known.served
+}
+SamplingBody: Any = create_model("SamplingBody", __config__=ConfigDict(extra="allow"), **SAMPLING_FIELDS)
 
 
 def limit_size(biases: Any) -> Any:
@@ -44,26 +42,15 @@ def limit_size(biases: Any) -> Any:
 Biases = Annotated[dict[Token, float], BeforeValidator(limit_size, json_schema_input_type=dict[Token, float])]
 
 
-class GenerationBody(BaseModel):
-    """The fields of every request that generates text."""
-
-    model_config = ConfigDict(extra="allow")
+class GenerationBody(SamplingBody):
+    """The fields of every request that generates text; those of sampling come from `SamplingParams`."""
 
     model: str
     max_tokens: Count | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: Biases | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: Tokens | None = None
-    n: int | None = None
     stream: bool | None = None
     stream_options: dict[str, bool | None] | None = None
     ignore_eos: bool = False
@@ -163,36 +150,33 @@ UNSUPPORTED_FIELDS = {  # other servers have them, and ignoring them would give 
 } | dict.fromkeys("guided_json guided_regex guided_choice guided_grammar structured_outputs".split(), NO_FORCED_FORMAT)
 
 
+def sampling_values(body: GenerationBody) -> dict[str, Any]:
+    """The sampling settings that are set, by their names in the body."""
+    values = {served: getattr(body, served) for served in SERVED}
+    return {
+        served: value
+        for served, value in values.items()
+        if value is not None and value not in SETTINGS[SERVED[served]].served_off
+    }
+
+
 def sampling_of(
-    body: GenerationBody, prompt_length: int, end_tokens: Collection[int] = (), device: torch.device | str = "cpu"
+    body: GenerationBody, prompt: Sequence[int], vocabulary: int, ends: Collection[int], device: torch.device
 ) -> Sampling:
-    """The sampling settings of an answer."""
-    before: list[LogitsProcessor] = []
-    if body.repetition_penalty not in (None, 1):
-        before.append(RepetitionPenaltyLogitsProcessor(float(body.repetition_penalty or 1)))
-    if body.logit_bias:
-        before.append(LogitBias(dict(body.logit_bias)))
-    if body.presence_penalty or body.frequency_penalty:
-        before.append(CountPenalty(body.presence_penalty or 0, body.frequency_penalty or 0, prompt_length))
-    if body.min_tokens and end_tokens:
-        before.append(
-            MinNewTokensLengthLogitsProcessor(prompt_length, body.min_tokens, sorted(end_tokens), str(device))
-        )
-    temperature = 1.0 if body.temperature is None else body.temperature
-    after = Processors([MinPLogitsWarper(body.min_p)]) if body.min_p and temperature else None
-    top_k = body.top_k if body.top_k and body.top_k > 0 else None
-    top_p = None if body.top_p == 1 else body.top_p  # clients send 1 for "off"
-    return Sampling(temperature, top_k, top_p, Processors(before) if before else None, after)
+    """What an answer to a prompt is sampled with."""
+    values = {SERVED[served]: value for served, value in sampling_values(body).items()}
+    params = SamplingParams(**values, logit_bias=body.logit_bias, eos_token_id=sorted(ends))
+    return params.compile(prompt, vocabulary, device)
 
 
 def check(body: GenerationBody, limits: Limits, vocabulary: int) -> None:
     """Raise on values that are out of range or not supported."""
-    for name, setting in SETTING_OF_FIELD.items():
-        value = getattr(body, name)
-        if value is not None and not (name == "top_k" and value in (0, -1)):  # clients send 0 or -1 for "off"
-            check_setting(setting, value, name)
-    check_stops("stop", body.stops)
-    check_biases("logit_bias", body.logit_bias or {}, vocabulary)
+    for served, value in sampling_values(body).items():
+        check_setting(SERVED[served], value, served)
+    if body.seed is not None:
+        check_setting("seed", body.seed)
+    check_setting("logit_bias", body.logit_bias or {}, vocabulary=vocabulary)
+    check_stop_strings("stop", body.stops)
     check_tokens("stop_token_ids", body.stop_token_ids or [], vocabulary)
     check_unsupported(body)
     if len(body.stops) > limits.stops:

@@ -227,7 +227,7 @@ class Service:
         return Request(
             prompt,
             new_tokens,
-            sampling=sampling_of(body, len(prompt), end_tokens, self.engine.target.device),
+            sampling=sampling_of(body, prompt, self.vocabulary, end_tokens, self.engine.target.device),
             generator=torch.Generator().manual_seed(seed),
             stop=Stop(frozenset(end_tokens)),
             num_logprobs=body.num_logprobs,

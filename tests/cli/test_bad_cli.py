@@ -77,9 +77,10 @@ GIVEN = {  # for each command: options with nothing wrong, and what is wrong onl
         "--prompt the",
         "--limit 1; --prompts @good.jsonl; --chat --prompts @good.jsonl; --trace @same --jsonl @same; "
         "--target @none --draft @none; --target @ --draft @; --target a/b/c --draft a/b/c; --top-p 1.5; "
-        "--min-p 2; --repetition-penalty 0; --temperature 1e-9; --jsonl @text.txt; --jsonl @other.jsonl; "
-        "--jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; --prompts /dev/zero; "
-        "--target @endless --draft ngram; --engine magic; --engine llama.cpp; --target @none.gguf --draft ngram; "
+        "--min-p 2; --top-n-sigma -2; --repetition-penalty 0; --temperature 1e-9; --jsonl @text.txt; "
+        "--jsonl @other.jsonl; --jsonl @no-line; --prompt '' --stop a --stop ''; --plan /dev/zero; "
+        "--prompts /dev/zero; --target @endless --draft ngram; --engine magic; --engine llama.cpp; "
+        "--target @none.gguf --draft ngram; "
         "--draft smollm2 --target embedded; --draft none+ngram; --draft none --plan @good.jsonl; "
         "--ray 127.0.0.1:1 --jsonl @run; --workers 2 --jsonl @text.txt",
     ),

@@ -34,7 +34,7 @@ from multidraft.models.kv_cache import Block, BufferLayer, Storage, TreeCache
 from multidraft.models.ngram import NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.generation_config import samplings_from
+from multidraft.sampling.from_processors import sampling_from
 from multidraft.sampling.processors import CountPenalty
 from multidraft.sampling.settings import Sampling
 
@@ -149,7 +149,7 @@ def test_misuse_gets_advice():
 
 
 def penalised(*processors: LogitsProcessor) -> Sampling:
-    return samplings_from([LogitsProcessorList(processors)], greedy=False)[0]
+    return sampling_from(LogitsProcessorList(processors), greedy=False)
 
 
 OWN = [  # as `generate` takes them, and as the loop does
@@ -185,10 +185,12 @@ def test_the_comparison_catches_rows_that_swap_settings(models, settings):
 
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
-    config = config_of(tables, "iid:lorenz", "deferred", logprobs=1)
+    config = config_of(tables, "iid:lorenz", "deferred")
     state = join(
         begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
     )
+    for row in state.rows:
+        row.num_logprobs = 1
     _, record = step(state, config)
     table = random_table(SIZE, 3, 1)
     for row, new in enumerate(record.emitted):

@@ -16,7 +16,8 @@ import multidraft as md
 from multidraft.generation.inputs import as_lists
 from multidraft.models import loading
 from multidraft.models.gguf.file import library
-from multidraft.sampling.settings import SETTINGS
+from multidraft.sampling.checks import CHECKS
+from multidraft.sampling.ranges import Range
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 INF, NAN = math.inf, math.nan
@@ -72,12 +73,13 @@ BY_KIND = {  # by arguments of md.generate, settings of GenerationConfig among t
     "min_p epsilon_cutoff eta_cutoff": {"negative": -1, "above one": 1.5},
     "top_p draft_top_p typical_p top_h": {"negative": -1, "above one": 1.5, "zero": 0},
     "min_length min_new_tokens no_repeat_ngram_size encoder_no_repeat_ngram_size": {"fraction": 1.5, "negative": -1},
+    "top_n_sigma": {"below": -2, "above": 101},
     "presence_penalty frequency_penalty": {"below": -2.1, "above": 2.1},
 }
 ARGUMENTS = {  # those that are one number or flag have all wrong kinds as well
     name: FLAGS if setting.kind is bool else NUMBERS
-    for name, setting in SETTINGS.items()
-    if name not in ("seed", "logprobs", "measure", "return_dict_in_generate")
+    for name, setting in CHECKS.items()
+    if isinstance(setting, Range) and name not in ("seed", "logprobs", "measure", "return_dict_in_generate")
 }
 for names, values in BY_KIND.items():
     ARGUMENTS |= {name: ARGUMENTS.get(name, {}) | values for name in names.split()}
@@ -183,7 +185,7 @@ def test_inputs_in_any_honest_form_are_one():
 
 
 OURS = "scheme tree walk draft_temperature draft_top_k draft_top_p presence_penalty frequency_penalty stop".split()
-OURS += "generator logit_bias stop_tokenizer stream trace measure synchronise compile".split()
+OURS += "top_n_sigma params generator logit_bias stop_tokenizer stream trace measure synchronise compile".split()
 CUSTOM = dict(custom_generate=md.generate, draft_model=tiny_model("qwen2"), max_new_tokens=2, pad_token_id=0)
 
 

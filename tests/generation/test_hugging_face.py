@@ -256,7 +256,7 @@ def test_no_parameter_takes_a_setting_away_from_transformers():
 
 def test_the_documentation_names_every_setting():
     text = (Path(__file__).parents[2] / "docs" / "generate.md").read_text()
-    own = set(inspect.signature(md.generate).parameters) - {"target_model", "draft_or_prompts", "inputs", "others"}
+    own = set(inspect.signature(md.generate).parameters) - {"target_model", "draft_or_prompts", "inputs", "keywords"}
     assert [name for name in sorted(own | generation_config.KNOWN) if f"`{name}" not in text] == []
 
 

@@ -33,6 +33,7 @@ def start(
     longest: int,
     generator: torch.Generator | list[torch.Generator] | None = None,
     whole: bool = False,
+    num_logprobs: int | None = None,
 ) -> State:
     """The state after these prompts, with room for sequences of `longest` tokens; the target may read them whole."""
     generators = generators_for(generator, len(prompts))
@@ -42,7 +43,7 @@ def start(
             longest - len(prompt),
             sampling[row],
             generator=generators[row],
-            num_logprobs=config.logprobs,
+            num_logprobs=num_logprobs,
             index=row,
         )
         for row, prompt in enumerate(prompts)

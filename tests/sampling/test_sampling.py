@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
     MaxTimeCriteria,
     PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
 )
 
@@ -30,8 +31,10 @@ from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.from_logits import target_distributions
-from multidraft.sampling.generation_config import samplings_from
-from multidraft.sampling.processors import CountPenalty, LogitBias, for_row
+from multidraft.sampling.from_processors import sampling_from
+from multidraft.sampling.generation_config import params_from
+from multidraft.sampling.params import SamplingParams
+from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling
 
 SIZE, EXACT, BIASED = 4, 1e-12, 1e-3
@@ -89,24 +92,58 @@ LOOKING_BACK = {
     "no 2-grams of the prompt": dict(encoder_no_repeat_ngram_size=2),
     "watermark": dict(watermarking_config=dict(bias=1.5, greenlist_ratio=0.5), top_k=3),
 }
-OWN = {
-    "a user's own": [Zigzag()],
-    "presence and frequency": [CountPenalty(0.8, 0.5, len(PROMPT))],
-    "logit bias": [LogitBias({1: 0.9, 3: -2.0})],
+
+
+def sigma_bound(scores: Tensor) -> Tensor:
+    """The lowest logit that top-n-sigma of 1 keeps, a line at a time."""
+    lines = (line[line.isfinite()] for line in scores)
+    return torch.stack([line.max() - line.std(correction=0) for line in lines])[:, None]
+
+
+class WithinSigma(LogitsProcessor):
+    """What `top_n_sigma=1` does, written in another way."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.masked_fill(scores < sigma_bound(scores), -torch.inf)
+
+
+class BelowSigma(LogitsProcessor):
+    """The biased twin of top-n-sigma: it measures from the mean instead of from the largest logit."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        shift = scores.amax(-1, keepdim=True) - scores.mean(-1, keepdim=True)
+        return scores.masked_fill(scores < sigma_bound(scores) - shift, -torch.inf)
+
+
+OWN = {  # settings that transformers lacks, and processors that do the same
+    "a user's own": ({}, [Zigzag()]),
+    "presence and frequency": (
+        dict(presence_penalty=0.8, frequency_penalty=0.5),
+        [CountPenalty(0.8, 0.5, len(PROMPT))],
+    ),
+    "logit bias": (dict(logit_bias={1: 0.9, 3: -2.0}), [LogitBias({1: 0.9, 3: -2.0})]),
+    "top-n-sigma": (dict(top_n_sigma=1), [WithinSigma()]),
 }
 KINDS = [*BLIND, *LOOKING_BACK, *OWN]
 COMMIT = ("iid:lorenz", "2x1", "commit")
 SEEING = [*LOOKING_BACK, "a user's own", "presence and frequency"]
 
 
+def configuration(kind: str) -> GenerationConfig:
+    return GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
+
+
 def processors(kind: str) -> LogitsProcessorList:
     """The list that transformers builds."""
-    config = GenerationConfig(do_sample=True, **(dict(top_k=None) | (BLIND | LOOKING_BACK).get(kind, {})))
-    return compat.logits_processors(config, PROMPT, SIZE, OWN.get(kind, []), torch.device("cpu"))
+    _, extra = OWN.get(kind, ({}, []))
+    return compat.logits_processors(configuration(kind), PROMPT, SIZE, extra, torch.device("cpu"))
 
 
 def sampling(kind: str) -> Sampling:
-    return samplings_from([for_row(processors(kind), 0)], greedy=False)[0]
+    """What the settings are compiled to; a user's processors are extra."""
+    settings, equivalent = OWN.get(kind, ({}, []))
+    extra = () if settings else equivalent
+    return params_from(configuration(kind), settings, set()).compile(PROMPT, SIZE, torch.device("cpu"), extra)
 
 
 def reference(kind: str) -> Callable[[tuple[int, ...]], Tensor]:
@@ -161,6 +198,45 @@ def test_processing_with_the_root_s_sequence_is_caught(kind, monkeypatch):
     assert error(kind, sampling(kind), config()) > BIASED
 
 
+def test_a_list_that_transformers_has_built_amounts_to_the_same():
+    """As `model.generate` passes it to a custom function."""
+    for kind in KINDS:
+        logits, sequence = TARGET(tuple(PROMPT)).log(), (*PROMPT, 3, 3)
+        laws = [
+            law_at(logits, own, sequence) for own in (sampling(kind), sampling_from(processors(kind), greedy=False))
+        ]
+        assert torch.allclose(*laws, atol=EXACT), kind
+
+
+def test_a_user_s_processor_replaces_that_of_a_setting_of_the_same_class():
+    """And comes before the watermark, as in transformers, also where no warper stands between them."""
+    user = [RepetitionPenaltyLogitsProcessor(3.0), Zigzag()]
+    settings = dict(repetition_penalty=1.2, no_repeat_ngram_size=2, watermarking_config=dict(bias=1.5))
+    config = GenerationConfig(do_sample=True, top_k=None, **settings)
+    listed = compat.logits_processors(config, PROMPT, SIZE, user, torch.device("cpu"))
+    compiled = params_from(config, {}, set()).compile(PROMPT, SIZE, torch.device("cpu"), user)
+    assert [type(part) for part in compiled.before.listed] == [type(part) for part in listed]
+    logits = TARGET(tuple(PROMPT)).log()
+    laws = [law_at(logits, part, PROMPT) for part in (compiled, sampling_from(listed, greedy=False))]
+    assert torch.allclose(*laws, atol=EXACT)
+
+
+def test_top_n_sigma_that_measures_from_the_mean_is_caught():
+    """The biased twin."""
+    biased = SamplingParams().compile(PROMPT, SIZE, torch.device("cpu"), [BelowSigma()])
+    assert error("top-n-sigma", biased, config()) > BIASED
+
+
+def test_top_n_sigma_keeps_the_same_tokens_at_every_temperature_and_overlooks_forbidden_ones():
+    logits = torch.tensor([5.0, 4.0, 3.0, 0.0, -torch.inf])  # deviation of the finite ones: sqrt(3.5), nearly 1.87
+    for n, count in ((0.5, 1), (0.6, 2), (1, 2), (1.1, 3), (2.6, 3), (2.7, 4), (100, 4), (0, 4), (-1, 4)):
+        for temperature in (0.1, 1, 3):
+            compiled = SamplingParams(top_n_sigma=n, temperature=temperature).compile([1], 5, torch.device("cpu"))
+            assert int((law_at(logits, compiled) > 0).sum()) == count
+    for off in (dict(top_n_sigma=0), dict(top_n_sigma=-1), dict(top_n_sigma=2, temperature=0)):
+        assert SamplingParams(**off).compile([1], 5, torch.device("cpu")).before is None
+
+
 @pytest.mark.parametrize("kind", ["a user's own", "minimum"])
 def test_two_steps_have_the_processed_target_s_law(kind):
     """The second step's sequences begin with what the first emitted."""
@@ -193,7 +269,7 @@ def test_a_draft_model_without_the_one_allowed_token_drafts_on():
     lacking = TableModel(lambda prefix: torch.tensor([0.5, 0.3, 0.2, 0]), SIZE)
     settings = GenerationConfig(do_sample=True, top_k=None, suppress_tokens=[0, 1, 2])
     listed = compat.logits_processors(settings, PROMPT, SIZE, [], torch.device("cpu"))
-    law = step_law(models()[0], lacking, PROMPT, config(), samplings_from([listed], greedy=False)[0]).law
+    law = step_law(models()[0], lacking, PROMPT, config(), sampling_from(listed, greedy=False)).law
     assert law == {(3,): pytest.approx(1)}
 
 
@@ -272,7 +348,7 @@ def test_temperature_top_k_and_top_p_take_the_fast_way_and_agree_with_transforme
     for setting in (dict(temperature=0.7, top_k=40, top_p=0.8), dict(top_p=0.3), dict(temperature=1.9, top_k=7)):
         config = GenerationConfig(do_sample=True, **(dict(top_k=None) | setting))
         listed = compat.logits_processors(config, PROMPT, 300, [], torch.device("cpu"))
-        (fast,) = samplings_from([listed], greedy=False)
+        fast = sampling_from(listed, greedy=False)
         assert fast == Sampling(**setting)
         assert torch.allclose(
             target_distributions(logits, [fast] * 50)[0], listed(None, logits).softmax(-1), atol=EXACT
@@ -302,6 +378,15 @@ def run(**changes) -> tuple[list[list[int]], Info]:
     prompts = given.pop("prompts", [PROMPT, [3]])
     rows, info = md.generate(*models(), prompts, **given)
     return [row.tolist() for row in rows], info
+
+
+def test_settings_by_name_and_as_params_give_the_same_tokens():
+    settings = dict(top_n_sigma=1.5, temperature=0.9, presence_penalty=0.5, draft_temperature=0.7, max_new_tokens=12)
+    by_name = run(**settings)[0]
+    assert run(params=SamplingParams(**settings), max_new_tokens=None)[0] == by_name
+    others = SamplingParams(**settings | {"top_n_sigma": 0.1})
+    assert run(params=others, top_n_sigma=1.5, max_new_tokens=None)[0] == by_name
+    assert run(**settings | {"top_n_sigma": None})[0] != by_name
 
 
 def test_log_probabilities():
@@ -357,8 +442,7 @@ def test_a_length_that_is_given_counts_though_it_is_the_default_of_an_older_tran
         (GenerationConfig(max_length=21), {}, 18),
         (None, {}, 128),
     ):
-        config = generation_config.configuration(base, settings, set())
-        assert generation_config.new_tokens(config, 3) == count
+        assert generation_config.params_from(base, settings, set()).new_tokens(3) == count
 
 
 CHANGED = {  # a value other than the default for every refused field
@@ -405,6 +489,8 @@ MARK = SynthIDTextWatermarkLogitsProcessor(2, [1], 8, 0, 4, "cpu")
         (dict(logits_processor=[MARK]), "SynthIDTextWatermarkLogitsProcessor keeps a state"),
         (dict(suppress_tokens=[0, 1, 2, 3]), "SuppressTokensLogitsProcessor leaves no token"),
         (dict(draft_model=models()[1]), "the draft model comes second"),
+        (dict(top_n_sigma=-2), "top_n_sigma is -2; use a number from 0 to 100, or -1 for off"),
+        (dict(params=SamplingParams(), generation_config=GenerationConfig()), "params are both given; use one of them"),
         (dict(max_length=2), "max_length 2 leaves nothing after a prompt of 3"),
     ],
 )

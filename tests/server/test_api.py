@@ -160,6 +160,7 @@ def test_penalties_and_biases_shape_the_law(toy):
     assert plain not in {text(complete(toy, **greedy, **{f"{name}_penalty": 2})) for name in ("presence", "frequency")}
     assert text(complete(toy, **greedy, repetition_penalty=1.0, min_p=0.1)) == plain
     assert text(complete(toy, max_tokens=6, min_p=1)) == plain
+    assert text(complete(toy, max_tokens=6, top_n_sigma=1e-9)) == plain
 
 
 def test_how_tokens_came_to_be_is_told_where_it_is_asked_for(toy):

@@ -31,6 +31,7 @@ WRONG: dict[str, list[Any]] = {  # by field
     "top_p": [0, 1.5],
     "top_k": [-2, 10**30],
     "min_p": [2],
+    "top_n_sigma": [-2, 101, "x"],
     "presence_penalty": [3],
     "frequency_penalty": [-3],
     "repetition_penalty": [0, 1e-300, 1e-39],

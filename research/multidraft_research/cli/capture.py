@@ -79,7 +79,7 @@ def capture(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and progress on stderr.")] = False,
 ) -> None:
     """Keep the logits of a model pair at every token of continuations sampled from the target."""
-    from multidraft.sampling.settings import check as check_setting
+    from multidraft.sampling.checks import check as check_setting
     from multidraft_research.captures.capturing import Manner
     from multidraft_research.captures.folder import Capture
 

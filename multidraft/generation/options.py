@@ -1,0 +1,115 @@
+"""The keywords of `generate` that are not sampling settings, and its signature, which has all keywords."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from inspect import Parameter, Signature
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
+
+from multidraft.autotune.controller import Limits
+from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.state import DecodeConfig
+from multidraft.decoding.trace import Tell
+from multidraft.decoding.tree import Tree
+from multidraft.decoding.walks import Walker
+from multidraft.errors import AdviceError, shown
+from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
+from multidraft.generation.inputs import configured, counted
+from multidraft.generation.streaming import Stream, Streamer
+from multidraft.sampling.checks import check
+from multidraft.sampling.generation_config import OWN
+from multidraft.sampling.params import SamplingParams
+from multidraft.verification.scheme import Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How rows are decoded and what comes out; docs/generate.md explains every keyword."""
+
+    drafters: int  # the number of draft models, and no keyword
+    scheme: str | Scheme = SCHEME
+    tree: str | Tree | TreePolicy = TREE
+    walk: str | Walker = "deferred"
+    plan: str | PathLike | None = None
+    tune_budget: float | int = TUNE_BUDGET
+    stop_tokenizer: Any = None
+    logprobs: bool | int = False
+    generator: torch.Generator | list[torch.Generator] | None = None
+    stream: Stream | Streamer | None = None
+    trace: Tell | None = None
+    measure: bool | int = True
+    synchronise: bool = False
+    compile: bool = False
+    max_num_seqs: int | None = None
+    logits_processor: Sequence[LogitsProcessor] | None = None
+    stopping_criteria: Sequence[StoppingCriteria] | None = None
+
+    @classmethod
+    def take_from(cls, keywords: dict[str, Any], drafters: int) -> "Options":
+        """Remove the options from the keywords."""
+        return cls(drafters=drafters, **{name: keywords.pop(name) for name in OPTIONS if name in keywords})
+
+    def __post_init__(self) -> None:
+        _ = self.resolved  # raises AdviceError on a scheme, tree, walk or plan that cannot be used
+        _ = self.num_logprobs
+        check("tune_budget", self.tune_budget)
+        if self.max_num_seqs is not None:
+            check("max_num_seqs", self.max_num_seqs)
+        if self.stop_tokenizer is not None and not isinstance(self.stop_tokenizer, PreTrainedTokenizerBase):
+            raise AdviceError(f"stop_tokenizer is {shown(self.stop_tokenizer)}; pass the target's tokenizer")
+        if self.synchronise and not torch.cuda.is_available():
+            raise AdviceError("synchronise=True waits for a GPU, and there is none here; leave it out")
+        if self.stream is not None and not callable(self.stream) and not isinstance(self.stream, Streamer):
+            raise AdviceError(f"stream is {shown(self.stream)}; pass a streamer, or a function stream(row, emitted)")
+        if self.trace is not None and not callable(self.trace):
+            raise AdviceError(f"trace is {shown(self.trace)}; pass a function trace(record)")
+        for name in ("logits_processor", "stopping_criteria"):
+            functions = getattr(self, name)
+            if functions and not (isinstance(functions, Sequence) and all(map(callable, functions))):
+                raise AdviceError(f"{name} is {shown(functions)}; pass a list of functions of (input_ids, scores)")
+
+    @cached_property
+    def resolved(self) -> tuple[DecodeConfig, Limits | None, Path | None]:
+        """The configuration of steps; where trees are chosen while decoding, also their limits and the plan's file."""
+        flags = dict(compile=self.compile, synchronise=self.synchronise)
+        return configured(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of most likely tokens to list beside each token's log-probability; None without these."""
+        return counted(self.logprobs, 0, None, "logprobs", "True, or the number of alternatives")
+
+    @property
+    def config(self) -> DecodeConfig:
+        """The configuration of steps."""
+        return self.resolved[0]
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits of trees that are chosen while decoding; None for a fixed tree."""
+        return self.resolved[1]
+
+    @property
+    def plan_file(self) -> Path | None:
+        """The file with what trees are chosen by; None for what is kept of the pair, or is measured now."""
+        return self.resolved[2]
+
+
+OPTIONS = [option.name for option in fields(Options) if option.name != "drafters"]
+
+
+def signature_with_keywords(signature: Signature) -> Signature:
+    """A signature whose last parameter takes any keywords, with these by name.
+
+    transformers passes a custom `generate` only the keywords that its signature has.
+    """
+    *parameters, others = signature.parameters.values()
+    keywords = [field for field in fields(Options) if field.name in OPTIONS]
+    keywords += [field for field in fields(SamplingParams) if field.name in OWN]
+    named = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type) for f in keywords]
+    return signature.replace(parameters=[*parameters, *named, others])

@@ -1,0 +1,57 @@
+"""From a complete list of processors, built by transformers or `SamplingParams`, to what a step samples with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from multidraft.sampling.processors import AFTER, WARPERS, Processors, check_known, for_row, name_of
+from multidraft.sampling.settings import Sampling
+
+
+def before_warpers(processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]) -> list[LogitsProcessor]:
+    """The list with more processors where transformers puts those of a user."""
+    first = next((i for i, processor in enumerate(processors) if name_of(processor) in AFTER), len(processors))
+    return [*processors[:first], *extra, *processors[first:]]
+
+
+def override(
+    processors: Sequence[LogitsProcessor], extra: Sequence[LogitsProcessor]
+) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
+    """The list with a user's processors in place of those of the same class, and the user's other processors.
+
+    As in transformers, a user's warper does not replace one.
+    """
+    by_class = {type(processor): processor for processor in reversed(extra) if name_of(processor) not in AFTER}
+    result = [by_class.get(type(processor), processor) for processor in processors]
+    replaced = [processor for processor in result if processor not in processors]
+    return result, [processor for processor in extra if processor not in replaced]
+
+
+def sampling_from(processors: Sequence[LogitsProcessor], greedy: bool, row: int = 0) -> Sampling:
+    """The sampling of a row: what comes before the warpers, their numbers, and what comes after.
+
+    Temperature, top-k and top-p are taken out, because there is faster code for them. Without other processors, no
+    processor is ever called. Raises AdviceError on a processor that cannot work on a tree.
+    """
+    check_known(processors)
+    listed = for_row(processors, row)
+    names = [name_of(processor) for processor in listed]
+    first = next((i for i, name in enumerate(names) if name in WARPERS), len(names))
+    if greedy or not set(names[first:]) <= AFTER:  # in any other order, the list runs as it is
+        return Sampling(0 if greedy else 1.0, before=Processors(listed) if listed else None)
+    rest = list(listed[first:])
+    temperature = take(rest, "TemperatureLogitsWarper", "temperature") or 1.0
+    top_k, top_p = take(rest, "TopKLogitsWarper", "top_k"), take(rest, "TopPLogitsWarper", "top_p") or None
+    if rest and name_of(rest[-1]) == "LogitNormalization":
+        rest.pop()
+    before, after = (Processors(part) if part else None for part in (listed[:first], rest))
+    return Sampling(temperature, top_k, top_p, before, after)
+
+
+def take(rest: list[LogitsProcessor], name: str, attribute: str) -> Any:
+    """Remove the first processor if it is of that kind, and return its number."""
+    if not rest or name_of(rest[0]) != name or getattr(rest[0], "filter_value", -torch.inf) != -torch.inf:
+        return None
+    return getattr(rest.pop(0), attribute)
