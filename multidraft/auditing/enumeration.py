@@ -130,9 +130,9 @@ def all_trees(state: State, config: DecodeConfig) -> Forest:
     trees = [TokenTree([row.root], law.repeats) for row in state.rows]
     origin, probability = list(range(len(trees))), [1.0] * len(trees)
     drafts = all(row.root_logits is None for row in state.rows)
-    while drafts and any(wanted := policy.reads(trees, depth)):
-        places = [(row, node) for row, nodes in enumerate(wanted) for node in nodes]
-        read_level(state, config, trees, places, depth)
+    while drafts and any((plan := policy.plan(trees, depth)).nodes):
+        places = [(row, node) for row, nodes in enumerate(plan.nodes) for node in nodes]
+        read_level(state, config, trees, places, depth, plan.lookup_only)
         ways = [all_draws(law, *pair) for pair in zip(trees, policy.counts(trees, depth), strict=True)]
         rows = [row for row, own in enumerate(ways) for _ in own]
         trees = [tree for own in ways for tree, _ in own]

@@ -20,7 +20,7 @@ from multidraft.autotune.plans import (
     save,
     say_once,
 )
-from multidraft.decoding.policy import StaticTree, StepForecast
+from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
 from multidraft.verification.scheme import Scheme
@@ -86,7 +86,7 @@ class Auto(Growing):
         limits = limits or Limits()
         super().__init__(limits.nodes, limits.depth, kind)
         self.profile, self.temperature, self.budget = profile, round(float(temperature), 1), budget
-        self.most_drafts, self.counts_drawn = MAX_DRAFTS, range(1, MAX_DRAFTS + 1)
+        self.max_drafts, self.draft_counts = MAX_DRAFTS, range(1, MAX_DRAFTS + 1)
         self.prior, self.recent = profile.rates(temperature), AcceptanceTracker()
         tree = LOOKUP_TREE if kind == "lookup" else MODEL_TREE
         first_tree = tree if len(tree) - 1 <= limits.nodes and tree.depth <= limits.depth else Tree.parse("1")
@@ -104,8 +104,7 @@ class Auto(Growing):
         """Whether the draft model is not asked at present, so that it need not catch up."""
         return self.kind == "model" and bool(self.rows) and not (self.model_pays or self.is_probing)
 
-    @property
-    def expected(self) -> StepForecast | None:
+    def forecast(self) -> StepForecast | None:
         """The tokens and seconds to be expected of the trees that were drawn."""
         if not self.trees or self.costs is None or self.timed_tree is not None:
             return None
@@ -116,7 +115,7 @@ class Auto(Growing):
         """Spread the prompt tokens that the draft model reads over the new tokens, as a part of their price."""
         self.prompt_reads_per_token = prompt_tokens / max(new_tokens, 1)
 
-    def plan_run(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
+    def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
         """Set prices before a run, so that a draft model that will not be used need not read the prompts."""
         self.count_prompt_reads(prompt_tokens, new_tokens)
         if self.profile.known:
@@ -163,10 +162,10 @@ class Auto(Growing):
             self.steps_to_probe, self.is_probing = self.pause, False
             self.recent.fade(math.exp(-self.pause / (8 * MEMORY_NODES)))
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes that the draft model reads, by the tree in use."""
-        self.trees, self.lookup_only = trees, False
-        return super().reads(trees, depth) if self.timed_tree is None else self.timed_tree.reads(trees, depth)
+        self.trees = trees
+        return super().plan(trees, depth) if self.timed_tree is None else self.timed_tree.plan(trees, depth)
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """The number of drafts by node, by the tree in use."""

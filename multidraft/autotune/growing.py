@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.models.ensemble import Copying
 from multidraft.models.huggingface import Model
@@ -31,13 +31,12 @@ class Growing(TreePolicy):
     """Adds drafts while their expected gain exceeds their price, both in tokens; `price` has to be called first."""
 
     def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
-        self.most_drafts, self.most_nodes, self.counts_drawn = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
+        self.max_drafts, self.max_nodes, self.draft_counts = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
         self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
         self.read_price = self.level_price = 0.0  # of a node that the draft model reads; of its pass over a level
         self.model_pays = True  # whether the draft model's first pass is expected to gain more than it costs
         self.is_probing = False  # the draft model is asked whatever its expected gain
-        self.lookup_only = False  # the draft model is not asked on this level
         self.rows_per_drafting_row = 1.0  # rows are padded to the widest; the padding is charged to rows that draft
         self.reach_of = dict[tuple[int, int], float]()
 
@@ -62,16 +61,17 @@ class Growing(TreePolicy):
         self.reach_of.clear()
         self.rows_per_drafting_row = 1.0
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
-        self.lookup_only = self.kind == "copying" and not (self.model_pays or self.is_probing)
+        asks_model = self.model_pays or self.is_probing
         if depth == 0:
-            return [[0] if self.model_pays or self.is_probing or self.kind != "model" else [] for _ in trees]
+            nodes = [[0] if asks_model or self.kind != "model" else [] for _ in trees]
+            return Plan(nodes, lookup_only=self.kind == "copying" and not asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
-        self.lookup_only = not asks_model
         asked_nodes = model_nodes if asks_model or self.kind == "copying" else [()] * len(trees)
-        return [[*by_model, *by_lookup] for by_model, by_lookup in zip(asked_nodes, lookup_nodes, strict=True)]
+        pairs = zip(asked_nodes, lookup_nodes, strict=True)
+        return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not asks_model)
 
     def gains(self, tree: TokenTree, depth: int) -> tuple[dict[int, float], dict[int, float]]:
         """The expected gain of drafts beyond their price, by node of a level; only nodes where it is positive.
@@ -80,7 +80,7 @@ class Growing(TreePolicy):
         """
         model_nodes, lookup_nodes = dict[int, float](), dict[int, float]()
         read_price = self.rows_per_drafting_row * self.read_price
-        for node in tree.level(depth) if depth < self.depth and len(tree) < self.most_nodes else ():
+        for node in tree.level(depth) if depth < self.depth and len(tree) < self.max_nodes else ():
             parent_law, reach = tree.laws[tree.parents[node]], self.reach(tree, node)
             if parent_law.known is not None or self.kind == "lookup":
                 if (gain := self.best_count(reach, self.rates.of(parent_law), True)[1]) > 0:
@@ -130,7 +130,7 @@ class Growing(TreePolicy):
 
     def counts_of_row(self, tree: TokenTree, depth: int) -> dict[int, int]:
         """The number of drafts by node of one row."""
-        room, counts = self.most_nodes - len(tree), dict[int, int]()
+        room, counts = self.max_nodes - len(tree), dict[int, int]()
         reach = {node: self.reach(tree, node) for node in tree.level(depth) if node in tree.laws}
         for node in sorted(reach, key=lambda candidate: -reach[candidate]):
             law = tree.laws[node]

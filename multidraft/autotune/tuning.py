@@ -78,7 +78,7 @@ def steps(
     policy, records = policy_of(tree), list[StepRecord]()
     config = DecodeConfig(pair.scheme, policy, pair.walk, measure=0)
     batch = Batch(pair.target, pair.draft, config, on_record=lambda record, _: records.append(record))
-    batch.add(requests_for(prompts, Sampling(temperature=temperature), (STEPS_PER_TEXT + 3) * policy.most_nodes, seed))
+    batch.add(requests_for(prompts, Sampling(temperature=temperature), (STEPS_PER_TEXT + 3) * policy.max_nodes, seed))
     for index in range(STEPS_PER_TEXT + 2):
         batch.step()
         if index > 1:

@@ -46,7 +46,7 @@ class Batch:
     ):
         self.target, self.draft, self.config, self.on_record = target, draft, config, on_record
         self.max_num_seqs, self.max_tokens = max_num_seqs, max_tokens
-        self.slack = 2 * config.policy.most_nodes + 2  # slots that a row may need beyond its tokens
+        self.slack = 2 * config.policy.max_nodes + 2  # slots that a row may need beyond its tokens
         self.scores_last = answers_prompts(target)
         self.waiting: deque[Request] = deque()
         self.reading: Reading | None = None

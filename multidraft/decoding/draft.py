@@ -41,11 +41,11 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
         return Drafted(trees, 0, {})
     growing, depth, faults = [trees[row] for row in rows], 0, dict[int, RowFault]()
     policy.begin(len(rows))
-    while any(wanted := policy.reads(growing, depth)):
-        places = [(row, node) for row, nodes in zip(rows, wanted, strict=True) for node in nodes]
+    while any((plan := policy.plan(growing, depth)).nodes):
+        places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
             places = catching_up(state.rows, trees, places)
-        faults |= read_level(state, config, trees, places, depth)
+        faults |= read_level(state, config, trees, places, depth, plan.lookup_only)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
         counts = {row: drafts for row, drafts in counts.items() if row in drafting}
@@ -68,7 +68,7 @@ def catching_up(rows: list[Row], trees: list[TokenTree], places: Places) -> Plac
 
 
 def read_level(
-    state: State, config: DecodeConfig, trees: list[TokenTree], places: Places, depth: int
+    state: State, config: DecodeConfig, trees: list[TokenTree], places: Places, depth: int, lookup_only: bool = False
 ) -> dict[int, RowFault]:
     """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
     assert state.draft is not None
@@ -81,14 +81,14 @@ def read_level(
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
     if hasattr(state.draft, "lookup_only"):
-        state.draft.lookup_only = getattr(config.policy, "lookup_only", False)
+        state.draft.lookup_only = lookup_only
     tokens, parents = map(list, zip(*new, strict=True))
     answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
     if not places:  # all of them are still catching up
         return {}
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    more: dict[str, Any] = {"drafts": config.policy.most_drafts, "vocabulary": state.target.vocabulary}
+    more: dict[str, Any] = {"drafts": config.policy.max_drafts, "vocabulary": state.target.vocabulary}
     parts, faults = [], dict[int, RowFault]()
     for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
         said = at(logits, rows, lines)

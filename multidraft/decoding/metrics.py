@@ -50,9 +50,9 @@ class Info:
         self.target_passes += any(record.scored)
         self.levels += record.draft_passes
         self.add_seconds(record.seconds)
-        if record.expected is not None:
-            self.predicted_tokens += record.expected.tokens
-            self.predicted_seconds += record.expected.seconds
+        if record.forecast is not None:
+            self.predicted_tokens += record.forecast.tokens
+            self.predicted_seconds += record.forecast.seconds
         for row, scored in enumerate(record.scored):
             if scored and row not in record.faults:
                 self.add_row(record, row)

@@ -5,8 +5,9 @@ random numbers of its own. It must fix a node's number of drafts before it has s
 node; then the output is exact with both walks (docs/theory.md).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from multidraft.decoding.tree import TokenTree, TreeShape
 
@@ -18,36 +19,63 @@ class StepForecast(NamedTuple):
     seconds: float
 
 
-@runtime_checkable
-class TreePolicy(Protocol):
-    """What drafting asks for, in this order: `begin`, then by depth `reads` and `counts`, and `observe` in the end.
+class Plan(NamedTuple):
+    """What the draft model is to do at a depth; drafting ends where no row has nodes."""
 
-    `most_drafts` is the largest number of drafts at a node (0 where nothing is ever drafted), `counts_drawn` which ones
-    a node may have beside none, `most_nodes` the size of the largest tree with its root: caches have room for it.
+    nodes: list[list[int]]  # to read, by row
+    lookup_only: bool = False  # a drafter that looks up what it can asks no model for the rest
+
+
+class TreePolicy(ABC):
+    """What drafting asks for, in this order: `begin`, then by depth `plan` and `counts`, and `observe` in the end.
+
+    `max_drafts` is the largest number of drafts at a node (0 where nothing is ever drafted), `draft_counts` which ones
+    a node may have beside none, `max_nodes` the size of the largest tree with its root: caches have room for it.
     """
 
-    most_drafts: int
-    most_nodes: int
-    counts_drawn: Sequence[int]
+    max_drafts: int
+    max_nodes: int
+    draft_counts: Sequence[int]
+
+    @property
+    def skips_draft_model(self) -> bool:
+        """Whether the draft model need not read prompts at present: it catches up when it is asked again."""
+        return False
 
     def begin(self, rows: int) -> None:
         """A step of so many rows begins."""
         return
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        """For every row the nodes at a depth that the draft model is to read; drafting ends where there are none."""
-        ...
+    @abstractmethod
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        """For every row the nodes at a depth that the draft model is to read."""
 
+    @abstractmethod
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         """For every row the number of drafts of nodes that have been read at a depth, whose laws are in the trees."""
-        ...
 
     def name(self, tree: TokenTree) -> str:
         """What reports call the shape of a row's tree: what it has grown to, unless a policy knows a better name."""
         return tree.shape.name
 
+    def forecast(self) -> StepForecast | None:
+        """The tokens and seconds that are expected of the trees just drawn, if anything is."""
+        return None
+
     def observe(self, record: Any) -> None:
         """What came of the step, a StepRecord; also of steps in which nothing was drafted."""
+        return
+
+    def expect(self, rows: int, prompt_tokens: int, new_tokens: int) -> None:
+        """A run of so many rows at a time begins, with so many tokens of prompts and new ones in all."""
+        return
+
+    def count_prompt_reads(self, prompt_tokens: int, new_tokens: int) -> None:
+        """So many tokens of prompts have been read so far, for so many new tokens."""
+        return
+
+    def finish(self, advise: bool = True) -> None:
+        """The run has ended: keep what was learnt, and `advise` the user if drafts did not pay."""
         return
 
 
@@ -58,16 +86,16 @@ class StaticTree(TreePolicy):
     """
 
     def __init__(self, shape: TreeShape):
-        self.shape, self.most_drafts, self.most_nodes = shape, max(shape.drafts), len(shape)
-        self.counts_drawn = sorted(set(shape.drafts) - {0})
+        self.shape, self.max_drafts, self.max_nodes = shape, max(shape.drafts), len(shape)
+        self.draft_counts = sorted(set(shape.drafts) - {0})
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """The nodes whose slots draw anything."""
         if depth >= self.shape.depth:
-            return [[]] * len(trees)
+            return Plan([[]] * len(trees))
         for tree in trees if depth else ():
             self.place(tree, depth - 1)
-        return [[node for node in tree.level(depth) if self.drafts(tree, node)] for tree in trees]
+        return Plan([[node for node in tree.level(depth) if self.drafts(tree, node)] for tree in trees])
 
     def place(self, tree: TokenTree, depth: int) -> None:
         """Note where the children of a level stand: a node's tokens go to its slots' children, in their order."""

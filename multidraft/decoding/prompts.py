@@ -75,8 +75,8 @@ class Reading:
         """Whether both models have read the prompts; a draft model that rests catches up in steps that draft."""
         if self.state is None:
             return False
-        skips_draft_model = getattr(self.config.policy, "skips_draft_model", False)
-        return self.state.draft is None or skips_draft_model or not any(row.unread for row in self.state.rows)
+        is_read = self.config.policy.skips_draft_model or not any(row.unread for row in self.state.rows)
+        return self.state.draft is None or is_read
 
     def advance(self, budget: float | int) -> int:
         """Read some more tokens, `budget` at most but one a row at least, and return their number."""
@@ -134,7 +134,7 @@ def read_whole(
     requests: list[Request], target: Model, draft: Model | None, config: DecodeConfig, scores_last: bool = False
 ) -> State:
     """The state of requests before their first step: all prompts have been read, side by side."""
-    capacity = max(request.longest for request in requests) + 2 * config.policy.most_nodes + 2
+    capacity = max(request.longest for request in requests) + 2 * config.policy.max_nodes + 2
     reading = Reading(requests, target, draft, config, capacity, scores_last=scores_last)
     while reading.state is None or not reading.is_over:
         reading.advance(math.inf)

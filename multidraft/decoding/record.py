@@ -83,7 +83,7 @@ class StepRecord:
     draft_passes: int
     seconds: dict[str, float]  # of every part: draft, target, rule, cache, measure
     measured: dict[int, Measured] = field(default_factory=dict)  # by row, in the steps that measure
-    expected: StepForecast | None = None  # by the policy, if it predicts anything
+    forecast: StepForecast | None = None  # by the policy, if it predicts anything
 
     @property
     def trees(self) -> list[TokenTree]:

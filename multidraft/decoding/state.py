@@ -35,7 +35,7 @@ class DecodeConfig:
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
     def __post_init__(self) -> None:
-        for count in self.policy.counts_drawn:
+        for count in self.policy.draft_counts:
             self.scheme.with_drafts(count)  # raises where the law takes only certain numbers of drafts
 
 

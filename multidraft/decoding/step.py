@@ -41,7 +41,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
         draft_passes=drafted.passes,
         seconds=clock.seconds,
         measured=acceptance,
-        expected=getattr(config.policy, "expected", None),
+        forecast=config.policy.forecast(),
     )
     config.policy.observe(record)
     return following, record

@@ -20,7 +20,7 @@ from multidraft.verification.scheme import Scheme
 def warm_up(config: DecodeConfig, device: torch.device) -> None:
     """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
     if loops.HAS_NUMBA and device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
-        for count in config.policy.counts_drawn:
+        for count in config.policy.draft_counts:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):
             draft_distributions(torch.zeros(1, 2, dtype=dtype), [Sampling()], drafts=1, vocabulary=2)
@@ -31,11 +31,11 @@ def compile_steps(
 ) -> None:
     """Compile the steps of a run of so many rows at a time, where models can be compiled and have not been."""
     lengths = [len(prompt) for prompt in prompts]
-    longest = max(map(add, lengths, budgets)) + 2 * config.policy.most_nodes + 2
+    longest = max(map(add, lengths, budgets)) + 2 * config.policy.max_nodes + 2
     for number, model in enumerate(models):
-        branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.most_nodes > 1
+        branches = number == 0 and isinstance(config.policy, StaticTree) and config.policy.max_nodes > 1
         if isinstance(model, PreTrainedModel):
-            prepare(model, rows, (1 + branches, config.policy.most_nodes), (min(lengths), longest))
+            prepare(model, rows, (1 + branches, config.policy.max_nodes), (min(lengths), longest))
 
 
 @cache

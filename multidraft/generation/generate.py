@@ -16,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import ModelOutput
 
-from multidraft.autotune.controller import Auto, auto
+from multidraft.autotune.controller import auto
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.decoding.batch import Batch
 from multidraft.decoding.metrics import Info
@@ -205,7 +205,7 @@ def with_policy(
     pair = MeasuredPair(target, draft, config.scheme, config.walk)
     policy = auto(pair, sampling.temperature, options.limits, options.plan_file, options.tune_budget)
     rows = min(len(prompts), options.max_num_seqs or len(prompts))
-    policy.plan_run(rows, sum(map(len, prompts)), sum(ends.budgets))
+    policy.expect(rows, sum(map(len, prompts)), sum(ends.budgets))
     return replace(config, policy=policy)
 
 
@@ -229,14 +229,13 @@ def requests_of(prompts: list[list[int]], sampling: list[Sampling], ends: Ends, 
 
 def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) -> Info:
     """Step until all requests have ended, or time is up, and pass on what happens."""
-    info, policy, prompts = batch.info, batch.config.policy, [request.prompt for request in requests]
+    info, prompts = batch.info, [request.prompt for request in requests]
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
     trace = Trace(options.trace) if options.trace is not None else None
     with torch.inference_mode(), ExitStack() as stack, info.whole():
         stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
-        if isinstance(policy, Auto):
-            stack.callback(policy.finish)  # which keeps what was measured, however the run ends
+        stack.callback(batch.config.policy.finish)  # which keeps what was measured, however the run ends
         if trace is not None:
             trace.begin(batch.config, [request.sampling for request in requests], prompts)
             batch.on_record = lambda record, rows: trace.add(record, [request.index for request in rows])

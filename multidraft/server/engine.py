@@ -13,7 +13,6 @@ from threading import Condition, Thread
 
 import torch
 
-from multidraft.autotune.controller import Auto
 from multidraft.decoding.batch import Batch, Updates
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.request import Request
@@ -82,8 +81,7 @@ class Engine:
         self.thread.join(patience)
         self.stopped = True
         self.thread.join()
-        if isinstance(self.config.policy, Auto):
-            self.config.policy.finish(advise=False)
+        self.config.policy.finish(advise=False)
 
     def run(self) -> None:
         """Work until closed; requests that are left then, or when the engine dies, get the error CLOSED."""
@@ -127,9 +125,8 @@ class Engine:
 
     def turn(self) -> None:
         """One step of the batch; what prompts bring is delivered before the running rows step."""
-        batch, policy = self.batch, self.config.policy
-        if isinstance(policy, Auto):
-            policy.count_prompt_reads(batch.prompt_tokens - batch.reused_tokens, batch.info.tokens)
+        batch = self.batch
+        self.config.policy.count_prompt_reads(batch.prompt_tokens - batch.reused_tokens, batch.info.tokens)
         batch.drop_cancelled()
         batch.read_prompts(self.limits.prefill)
         self.flush()

@@ -20,7 +20,7 @@ from multidraft.autotune.controller import Auto, Limits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
 from multidraft.autotune.growing import Growing, Kind, kind_of
 from multidraft.autotune.plans import MIN_STEPS, Profile
-from multidraft.decoding.policy import TreePolicy
+from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
@@ -58,7 +58,7 @@ def tables() -> tuple[TableModel, TableModel]:
 class LooksAtItself(Growing):
     """The mutant: where the first of two tokens at a node is the token 0, it drops the second."""
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         for tree in trees if depth == 1 else ():
             drafted = tree.tuples.get(0, [])
             if len(tree) == 3 and drafted and drafted[0] == 0:
@@ -68,7 +68,7 @@ class LooksAtItself(Growing):
                 tree.levels[1].pop()
                 del tree.children[0][dropped]
                 tree.tuples[0][-1] = tree.places[0][-1] = -1
-        return super().reads(trees, depth)
+        return super().plan(trees, depth)
 
 
 def error(name: str, walk: str, policy: TreePolicy) -> float:
@@ -235,7 +235,7 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
         assert policy.skips_draft_model == (rows == 4)
     policy = Auto(profile(by_rows={1: costs(more=0.5)}), 1.0)
     for prompt, new in ((100, 1), (1, 100)):
-        policy.plan_run(1, prompt, new)
+        policy.expect(1, prompt, new)
         assert policy.skips_draft_model == (prompt > new)
 
 
@@ -247,7 +247,7 @@ def test_what_is_expected_is_what_comes() -> None:
     """
     half = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     found = list(records(auto(profile(found=rates(0.5, second=0.0))), always(lambda _: half), RIGHT, 250))
-    expected = sum(record.expected.tokens for record in found if record.expected)
+    expected = sum(record.forecast.tokens for record in found if record.forecast)
     came = sum(len(emitted.tokens) for record in found for emitted in record.emitted)
     assert came == pytest.approx(expected, rel=0.1)
 

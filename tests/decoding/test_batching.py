@@ -233,7 +233,7 @@ class Server:
 
     def __init__(self, config: DecodeConfig):
         self.config = config
-        longest = -2 * config.policy.most_nodes  # so little room that the caches grow
+        longest = -2 * config.policy.max_nodes  # so little room that the caches grow
         random = [generator(row) for row in range(3)]
         self.state = start(PROMPTS[:3], *tiny(), config, [Sampling(0)] * 3, longest, random)
         self.rows, self.done = [0, 1, 2], {row: list[int]() for row in range(3)}

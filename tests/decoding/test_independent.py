@@ -310,7 +310,7 @@ POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(
 
 def waking() -> Waking:
     policy = Waking(POOR, 1.0, Limits(4, 2))
-    policy.plan_run(EACH * len(PROMPTS), 1, 1)
+    policy.expect(EACH * len(PROMPTS), 1, 1)
     assert policy.skips_draft_model
     return policy
 

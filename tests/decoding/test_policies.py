@@ -8,7 +8,7 @@ from decoded import start
 from steps import law_error
 
 import multidraft as md
-from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.policy import Plan, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
@@ -25,16 +25,16 @@ SCHEMES = ["iid:lorenz", "anchored:lorenz", "without_replacement:recursive_rejec
 class Growing(TreePolicy):
     """A tree that grows with what is drawn, as `decide` says."""
 
-    def __init__(self, most_drafts: int, most_nodes: int):
-        self.most_drafts, self.most_nodes = most_drafts, most_nodes
-        self.counts_drawn = range(1, most_drafts + 1)
+    def __init__(self, max_drafts: int, max_nodes: int):
+        self.max_drafts, self.max_nodes = max_drafts, max_nodes
+        self.draft_counts = range(1, max_drafts + 1)
 
     def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> Sequence[int]:
         """How many drafts each of a row's nodes of a level gets; it may look at all but the tokens drawn there."""
         raise NotImplementedError
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        return [tree.level(depth) if len(tree) < self.most_nodes else [] for tree in trees]
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        return Plan([tree.level(depth) if len(tree) < self.max_nodes else [] for tree in trees])
 
     def counts(self, trees: list[TokenTree], depth: int) -> list[dict[int, int]]:
         read = [[node for node in tree.level(depth) if node in tree.laws] for tree in trees]
@@ -72,15 +72,15 @@ class DeepBeforeShallow(Growing):
 class Nothing(Growing):
     """No draft at all: every step is plain decoding, and what the draft model has not read grows."""
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        return [[] for _ in trees]
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        return Plan([[] for _ in trees])
 
 
 class Sometimes(Growing):
     """Drafts a chain of two where the last known token is 1; elsewhere the draft model reads nothing."""
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
-        return [tree.level(depth) if tree.tokens[0] == 1 and depth < 2 else [] for tree in trees]
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
+        return Plan([tree.level(depth) if tree.tokens[0] == 1 and depth < 2 else [] for tree in trees])
 
     def decide(self, row: int, tree: TokenTree, nodes: Sequence[int]) -> list[int]:
         return [1] * len(nodes)

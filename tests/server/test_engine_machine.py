@@ -19,7 +19,7 @@ import multidraft as md
 from multidraft.autotune.controller import Auto
 from multidraft.autotune.plans import Profile
 from multidraft.decoding import batch as batches
-from multidraft.decoding.policy import StaticTree, TreePolicy
+from multidraft.decoding.policy import Plan, StaticTree, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.sampling.settings import Sampling
@@ -37,9 +37,9 @@ class Moody(StaticTree):
 
     skips_draft_model = False
 
-    def reads(self, trees: list[TokenTree], depth: int) -> list[list[int]]:
+    def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         """Nothing while it rests."""
-        return [[] for _ in trees] if self.skips_draft_model else super().reads(trees, depth)
+        return Plan([[] for _ in trees]) if self.skips_draft_model else super().plan(trees, depth)
 
 
 def auto(known: Profile, budget: float = 0.0) -> Auto:

@@ -30,37 +30,37 @@ def uniform_optimum(ratio: float, drafts: int) -> float:
     return 1 - (1 - 1 / ratio) ** drafts
 
 
-def figure_4(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.25, 0.75, 1.0), most_drafts: int = 10) -> Curves:
+def figure_4(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.25, 0.75, 1.0), max_drafts: int = 10) -> Curves:
     """Acceptance of the optimal rule and of K-SEQ by number of drafts, for pairs of coins (SpecTr, Figure 4)."""
     rules = {"optimal": _optimal, "k_sequential": rate_of_k_sequential}
-    return _curves(rules, draft, targets, most_drafts)
+    return _curves(rules, draft, targets, max_drafts)
 
 
-def figure_5(size: int = 120, ratios: tuple[int, ...] = (1, 2, 4, 8), most_drafts: int = 10) -> Curves:
+def figure_5(size: int = 120, ratios: tuple[int, ...] = (1, 2, 4, 8), max_drafts: int = 10) -> Curves:
     """Optimal acceptance by number of drafts: draft uniform over `size` tokens, target over a part (Figure 5)."""
     draft = torch.full((size,), 1 / size, dtype=torch.float64)
     curves = {}
     for ratio in ratios:
         target = torch.where(torch.arange(size) < size // ratio, ratio / size, 0.0).double()
-        curves[f"U({size // ratio})"] = [float(optimal_iid(target, draft, n)) for n in range(1, most_drafts + 1)]
+        curves[f"U({size // ratio})"] = [float(optimal_iid(target, draft, n)) for n in range(1, max_drafts + 1)]
     return curves
 
 
-def figure_6(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.75, 1.0), most_drafts: int = 10) -> Curves:
+def figure_6(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.75, 1.0), max_drafts: int = 10) -> Curves:
     """Acceptance of three rules, one of them recursive rejection (SpecTr's MULTI-ROUND; SpecTr, Figure 6)."""
     rules = {
         "optimal": _optimal,
         "k_sequential": rate_of_k_sequential,
         "recursive_rejection": rate_of_rejection,
     }
-    return _curves(rules, draft, targets, most_drafts)
+    return _curves(rules, draft, targets, max_drafts)
 
 
-def _curves(rules: dict, draft: float, targets: tuple[float, ...], most_drafts: int) -> Curves:
+def _curves(rules: dict, draft: float, targets: tuple[float, ...], max_drafts: int) -> Curves:
     """One curve for every rule and target."""
     return {
         f"{name}, Ber({target:g})": [
-            float(rule(_coin(target), _coin(draft), Iid(n))) for n in range(1, most_drafts + 1)
+            float(rule(_coin(target), _coin(draft), Iid(n))) for n in range(1, max_drafts + 1)
         ]
         for name, rule in rules.items()
         for target in targets

@@ -95,7 +95,7 @@ def learnt(subject: MeasuredPair, temperature: float) -> Rates:
     for turn in range(-(-len(subject.prompts) // LEARNT_ROWS)):
         prompts = texts(subject, LEARNT_ROWS, turn)
         config = DecodeConfig(subject.scheme, policy, measure=0)
-        requests = requests_for(prompts, Sampling(temperature), STEPS * policy.most_nodes, turn)
+        requests = requests_for(prompts, Sampling(temperature), STEPS * policy.max_nodes, turn)
         state = read_whole(requests, subject.target, subject.draft, config)
         for _ in range(STEPS):
             state, record = step(state, config)
@@ -113,7 +113,7 @@ def compared(
     asked: Decoding, subject: MeasuredPair, policies: dict[str, TreePolicy], temperature: float
 ) -> Iterator[dict[str, Trial]]:
     """Every policy after each of some texts, which begin with the prompt and end where the target has come to."""
-    largest = max(policies, key=lambda name: policies[name].most_nodes)
+    largest = max(policies, key=lambda name: policies[name].max_nodes)
     room = asked.new_tokens + APART * len(Tree.parse(BETWEEN))
     configs = {name: DecodeConfig(subject.scheme, policy, measure=0) for name, policy in policies.items()}
     requests = requests_for([asked.passage.tokens], Sampling(temperature), room, asked.seed)
