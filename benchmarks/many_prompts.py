@@ -1,0 +1,90 @@
+"""Many prompts in one call: continuous batching beside calls of as many prompts as decode at a time.
+
+    OMP_NUM_THREADS=1 python benchmarks/many_prompts.py                # 64 prompts, 16 at a time
+    python benchmarks/many_prompts.py --rows 4 --prompts 32 --rounds 3
+
+Prompts and answers have lengths of all kinds. One call with `max_num_seqs` takes in the next prompt when a row ends;
+calls of so many prompts each end with their longest row. The two take turns in every round.
+"""
+
+import argparse
+import random
+import statistics
+import time
+
+import torch
+
+import multidraft as md
+from multidraft.machine import commit, hardware
+from multidraft.zoo import load_pair
+
+SHORTEST, LONGEST = 8, 96  # new tokens of a row
+WORDS = "the old house stood at the end of a road and nobody had lived there for a long time when one day".split()
+
+
+def prompts_of(tokenizer, count: int) -> list[list[int]]:
+    """Texts of 2 to 60 words."""
+    chance = random.Random(0)
+    texts = [" ".join(chance.choices(WORDS, k=chance.choice([2, 5, 10, 30, 60]))) for _ in range(count)]
+    return tokenizer(texts).input_ids
+
+
+class EndsAt:
+    """A stopping criterion by which each prompt's row has a number of new tokens of its own."""
+
+    def __init__(self, prompts: list[list[int]]):
+        chance = random.Random(1)
+        self.ends = [(prompt, len(prompt) + chance.randint(SHORTEST, LONGEST)) for prompt in prompts]
+
+    def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
+        tokens = input_ids[0].tolist()
+        return any(len(tokens) >= end and tokens[: len(prompt)] == prompt for prompt, end in self.ends)
+
+
+def seconds(pair, prompts: list[list[int]], rows: int, continuous: bool, temperature: float) -> tuple[float, int]:
+    """Seconds and new tokens of all prompts."""
+    calls = [prompts] if continuous else [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+    settings = dict(temperature=temperature, max_new_tokens=LONGEST, eos_token_id=[], tune_budget=0.0)
+    began, tokens = time.perf_counter(), 0
+    for number, call in enumerate(calls):
+        new, _ = md.generate(
+            pair.target,
+            pair.draft,
+            call,
+            generator=torch.Generator().manual_seed(number),
+            max_num_seqs=rows,
+            stopping_criteria=[EndsAt(prompts)],
+            measure=False,
+            **settings,
+        )
+        tokens += sum(map(len, new))
+    return time.perf_counter() - began, tokens
+
+
+def main() -> None:
+    """Take turns, and print the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    pair = load_pair()
+    prompts = prompts_of(pair.tokenizer, options.prompts)
+    print(f"{hardware()}; commit {commit()}")
+    for temperature in (0.0, 1.0):
+        seconds(pair, prompts[: options.rows], options.rows, True, temperature)  # warms up
+        ratios, rates = [], []
+        for turn in range(options.rounds):
+            ways = (True, False) if turn % 2 else (False, True)
+            timed = {way: seconds(pair, prompts, options.rows, way, temperature) for way in ways}
+            one, many = timed[True], timed[False]
+            ratios.append(one[0] / one[1] / (many[0] / many[1]))
+            rates.append(one[1] / one[0])
+        print(
+            f"T = {temperature:g}: one call takes {statistics.median(ratios):.2f} of the time a token "
+            f"({min(ratios):.2f} to {max(ratios):.2f}), {statistics.median(rates):.0f} tokens a second"
+        )
+
+
+if __name__ == "__main__":
+    main()
