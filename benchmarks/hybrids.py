@@ -39,7 +39,7 @@ def seconds(model: LanguageModel, parents: list[int]) -> float:
     before = time.process_time()
     model.forward([[7 + node for node in range(len(parents))]], [parents])
     after = time.process_time()
-    model.keep([[]])
+    model.commit([[]])
     return after - before
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     readers = {"one pass": CausalLM(model, options.context + 64), "paths": Paths(model)}
     for reader in readers.values():
         reader.forward([list(range(options.context))], [list(range(-1, options.context - 1))], "none")
-        reader.keep([list(range(options.context))])
+        reader.commit([list(range(options.context))])
         seconds(reader, [-1])
     found = {}
     for kind, above in KINDS.items():

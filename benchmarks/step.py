@@ -58,17 +58,17 @@ class Given:
         self.seconds += time.process_time() - start
         return logits
 
-    def fresh(self, capacity: int) -> "Given":
+    def new(self, capacity: int) -> "Given":
         """Itself: nothing is kept."""
         return self
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def commit(self, chosen: list[list[int]]) -> None:
         """Nothing."""
 
-    def select(self, rows: list[int]) -> None:
+    def gather(self, rows: list[int]) -> None:
         """Rows never leave."""
 
-    def join(self, other: "Given") -> None:
+    def extend(self, other: "Given") -> None:
         """Rows never come."""
 
 

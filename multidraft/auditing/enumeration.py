@@ -14,7 +14,7 @@ from torch import Tensor
 
 from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.prefill import start
-from multidraft.decoding.state import DecodeConfig, Scored, State, select
+from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import node_outcomes
@@ -137,7 +137,7 @@ def all_trees(state: State, config: DecodeConfig) -> Forest:
         rows = [row for row, own in enumerate(ways) for _ in own]
         trees = [tree for own in ways for tree, _ in own]
         probability = [probability[row] * chance for row, own in enumerate(ways) for _, chance in own]
-        origin, state, depth = [origin[row] for row in rows], select(state, rows), depth + 1
+        origin, state, depth = [origin[row] for row in rows], gather(state, rows), depth + 1
     return Forest(state, score(state, Drafted(trees, depth, {})), origin, probability)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.ensemble import Copying
+from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import Reader
 
@@ -24,7 +24,7 @@ Kind = Literal["model", "copying", "lookup"]  # which answers need a pass of a m
 
 def kind_of(draft: Model) -> Kind:
     """Which of a drafter's answers need a pass of a model."""
-    return "copying" if isinstance(draft, Copying) else "lookup" if isinstance(draft, Reader) else "model"
+    return "copying" if isinstance(draft, LookupThenModel) else "lookup" if isinstance(draft, Reader) else "model"
 
 
 class Growing(TreePolicy):

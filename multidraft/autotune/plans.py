@@ -207,7 +207,8 @@ def model_identity(model: Any) -> dict[str, Any]:
         members = [model_identity(member) for member in getattr(model, "drafters", ())]
         identity = getattr(model, "identity", None)
         identity = identity or {"digest": digest(str([model.vocabulary, getattr(model, "longest", None)]))}
-        identity = {"kind": type(model).__name__, "device": str(model.device)} | identity
+        kind = getattr(model, "kind_in_plans", type(model).__name__)
+        identity = {"kind": kind, "device": str(model.device)} | identity
         return identity | {"drafters": members} if members else identity
     fields = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE_FIELDS}
     parameters = list(model.parameters())

@@ -13,7 +13,7 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTime
 
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Emitted, StepRecord
-from multidraft.decoding.state import DecodeConfig, State, select
+from multidraft.decoding.state import DecodeConfig, State, gather
 from multidraft.decoding.step import step
 from multidraft.errors import AdviceError
 from multidraft.models.base import closed_up
@@ -116,7 +116,7 @@ def loop(
     while going:
         if len(going) < len(running):
             order = closed_up(going)
-            running, state = [running[index] for index in order], select(state, order)
+            running, state = [running[index] for index in order], gather(state, order)
         state, record = step(state, config)
         info.add(record)
         if told is not None:

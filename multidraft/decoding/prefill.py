@@ -19,7 +19,7 @@ from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Clock
 from multidraft.decoding.state import DecodeConfig, Row, State, for_rows
 from multidraft.errors import AdviceError
-from multidraft.models.base import CHUNK, LanguageModel, check_logits, heard_by
+from multidraft.models.base import MAX_CHUNK_TOKENS, LanguageModel, check_logits, hidden_layers_of
 from multidraft.models.huggingface import Model, prepare, reader
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
@@ -57,8 +57,8 @@ def start(
     capacity, roots = longest + 2 * config.policy.most_nodes + 2, [prompt[:-1] for prompt in prompts]
     clock = clock or Clock(False)
     with clock.part("target"):
-        texts, tells = prompts if whole else roots, heard_by(draft_model)
-        target, said, states = read_all(target_model, texts, capacity, config.compile, whole, tells)
+        texts, hidden_layers = prompts if whole else roots, hidden_layers_of(draft_model)
+        target, said, states = read_all(target_model, texts, capacity, config.compile, whole, hidden_layers)
     draft, skips_draft_model = None, getattr(config.policy, "skips_draft_model", False)
     if draft_model is not None:
         with clock.part("draft"):
@@ -73,40 +73,43 @@ def read_all(
     capacity: int,
     compiled: bool = False,
     score: bool = False,
-    tells: Sequence[int] = (),
+    hidden_layers: Sequence[int] = (),
     states: Sequence[Float[Tensor, "_ layers width"]] = (),
 ) -> tuple[LanguageModel, Said, States]:
     """A reader that has kept these texts, one a row; those of similar lengths are read side by side.
 
-    A target `tells` hidden states of theirs, a draft model hears the target's `states` first.
+    A target returns the hidden states of `hidden_layers`, a draft model observes the target's `states` first.
     """
     readers, said, told = list[LanguageModel](), dict[int, Tensor](), dict[int, Tensor]()
     for rows in (groups := similar([len(text) for text in texts])):
-        readers.append(own := reader(model, capacity, compiled, tells))
-        if states and heard_by(own):
-            cast(Any, own).hear([states[row] for row in rows])
+        readers.append(own := reader(model, capacity, compiled, hidden_layers))
+        if states and hidden_layers_of(own):
+            cast(Any, own).observe([states[row] for row in rows])
         logits, noted = read(own, [texts[row] for row in rows], score)
         said |= zip(rows, logits, strict=False)
         told |= zip(rows, noted, strict=False)
     for other in readers[1:]:
-        readers[0].join(other)
+        readers[0].extend(other)
     order = [row for rows in groups for row in rows]
     if order != sorted(order):
-        readers[0].select([order.index(row) for row in range(len(order))])
+        readers[0].gather([order.index(row) for row in range(len(order))])
     return readers[0], [said[row] for row in sorted(said)], [told[row] for row in sorted(told)]
 
 
 def read(model: LanguageModel, texts: list[list[int]], score: bool) -> tuple[Said, States]:
-    """Keep these texts piece by piece, which end together; the logits after each, and hidden states if it tells any."""
+    """Commit texts piece by piece, all of which end together; the logits after each, and hidden states if any."""
     longest, told = max(map(len, texts)), []
-    for ahead in reversed(range(0, max(longest, 1), CHUNK)):  # once at least, which settles the number of rows
+    for ahead in reversed(
+        range(0, max(longest, 1), MAX_CHUNK_TOKENS)
+    ):  # once at least, which settles the number of rows
         pieces = [
-            text[max(len(text) - ahead - CHUNK, 0) : len(text) - ahead] if len(text) > ahead else [] for text in texts
+            text[max(len(text) - ahead - MAX_CHUNK_TOKENS, 0) : len(text) - ahead] if len(text) > ahead else []
+            for text in texts
         ]
         parents = [list(range(-1, len(piece) - 1)) for piece in pieces]
         logits = model.forward(pieces, parents, "last" if score and not ahead else "none")
-        model.keep([list(range(len(piece))) for piece in pieces])
-        told.append(getattr(model, "told", []))
+        model.commit([list(range(len(piece))) for piece in pieces])
+        told.append(getattr(model, "hidden_states", []))
     if score:
         check_logits(model, logits, (len(texts), 1), model.vocabulary)
     return list(logits[:, -1]) if score else [], [torch.cat(pieces) for pieces in zip(*told, strict=True)]

@@ -32,7 +32,7 @@ from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
 from multidraft.generation import inputs as given
 from multidraft.generation.inputs import Options, Prompts, as_lists, vocabulary_of
 from multidraft.models import compat
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.generation_config import samplings_from
@@ -123,7 +123,7 @@ def generate(
     given.check_pieces(target_model, draft)
     alternatives = given.counted(logprobs, 0, None, "logprobs", "True, or the number of alternatives")
     more: dict[str, Any] = dict(logprobs=alternatives, compile=compile, synchronise=synchronise)
-    drafters = 0 if draft is None else 1 + isinstance(draft, Several)
+    drafters = 0 if draft is None else 1 + isinstance(draft, SideBySide)
     chosen = given.configured(scheme, tree, walk, plan, drafters, measure, **more)
     if compile:
         given.check_compiles(target_model, draft)

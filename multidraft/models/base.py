@@ -1,7 +1,7 @@
 """What a model offers to the decoding loop, be it a target or a draft.
 
 For each row of a batch a model holds *kept* tokens (the sequence so far; rows may differ in length) and *pending* ones:
-those passed to `forward` since the last `keep`, which form a tree below the kept ones.
+those passed to `forward` since the last `commit`, which form a tree below the kept ones.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ from torch import Tensor
 from multidraft.errors import AdviceError, is_integer
 from multidraft.verification.distributions import described, has_values
 
-MOST, SHARE = 1024, 0.02  # families pad to multiples of 64 to 512; one tokenizer beside another differs by far more
-CHUNK = 512  # tokens of a text that a forward pass reads at most: bounds the memory of the attention mask
+# Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
+# 512, and the vocabularies of two tokenizers differ by far more.
+MAX_PADDING, MAX_PADDING_SHARE = 1024, 0.02
+MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
 Lists = list[list[int]]  # tokens, or places of tokens, row by row
 Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 
@@ -50,7 +52,7 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """Where logits are returned."""
 
-    def fresh(self, capacity: int) -> "LanguageModel":
+    def new(self, capacity: int) -> "LanguageModel":
         """Another reader of this model with nothing read, for sequences of up to `capacity` tokens with their trees."""
 
     def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
@@ -63,34 +65,51 @@ class LanguageModel(Protocol):
         first call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
         """
 
-    def keep(self, chosen: Lists) -> None:
+    def commit(self, chosen: Lists) -> None:
         """Append each row's pending tokens `chosen[row]`, a path from its kept tokens on, and drop all others."""
 
-    def select(self, rows: list[int]) -> None:
-        """Go on with these rows of the batch only, in this order; what moves in memory are rows whose index changes."""
+    def gather(self, rows: list[int]) -> None:
+        """Keep these rows of the batch only, in this order; only rows whose index changes move in memory."""
 
-    def join(self, other: Any) -> None:
+    def extend(self, other: Any) -> None:
         """Put the rows of `other`, a reader of the same model, below this one's; nothing is pending in either."""
 
-    def part(self, row: int, length: int, capacity: int) -> "LanguageModel":
+    def fork(self, row: int, length: int, capacity: int) -> "LanguageModel":
         """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
 
 
-def heard_by(draft: object) -> tuple[int, ...]:
-    """The hidden states of the target that a draft model `hears`: k is what layer k + 1 takes in; most hear none.
+RENAMED_METHODS = {  # names of version 0.2 that a model of a user's may still have
+    "fresh": "new",
+    "part": "fork",
+    "keep": "commit",
+    "select": "gather",
+    "join": "extend",
+    "hear": "observe",
+    "hears": "hidden_layers",
+}
 
-    State 0 is the token's embedding, and the last one comes after the last norm, as in Hugging Face's `hidden_states`.
-    Such a drafter has a method `hear(states)` for the states (new, layers, width) of each row's next kept tokens, each
-    once and in their order; it may read a token when it has heard all before it. A part of a row goes on to hear from
-    its last token's on.
+
+def check_method_names(model: Any, name: str) -> None:
+    """Raise where a model has methods by the names of version 0.2."""
+    if renamed := [f"{old} to {new}" for old, new in RENAMED_METHODS.items() if hasattr(model, old)]:
+        raise AdviceError(f"the {name} model has methods by their names of 0.2; rename {', '.join(renamed)}")
+
+
+def hidden_layers_of(draft: object) -> tuple[int, ...]:
+    """Indices into the target's `hidden_states` (0 = embeddings) that the drafter needs; usually empty.
+
+    The last state comes after the last norm, as in Hugging Face's `hidden_states`. A drafter that needs some has a
+    method `observe(states)`. It is called with the states (new, layers, width) of each row's next kept tokens, each
+    once and in their order. The drafter may read a token after it has observed the states of all tokens before. The
+    fork of a row observes from its last token on.
     """
-    return getattr(draft, "hears", ())
+    return getattr(draft, "hidden_layers", ())
 
 
-def tell(target: Any, draft: Any) -> None:
-    """Hand the states of what the target has just kept to the draft model, if it reads any."""
-    if heard_by(draft):
-        draft.hear(target.told)
+def pass_hidden_states(target: Any, draft: Any) -> None:
+    """Hand the hidden states of the tokens that the target has just committed to the draft model, if it needs any."""
+    if hidden_layers_of(draft):
+        draft.observe(target.hidden_states)
 
 
 def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> list[tuple[Tensor, Tensor | None]]:
@@ -102,7 +121,7 @@ def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> li
         drafters = getattr(model, "drafters", ())
         if len(answer) != len(drafters):
             raise AdviceError(f"{described_model(model)} returns {len(answer)} answers of {len(drafters)} drafters")
-        return [each for pair in zip(drafters, answer, strict=True) for each in answers(*pair, shape)]
+        return [part for pair in zip(drafters, answer, strict=True) for part in answers(*pair, shape)]
     logits, ids = answer if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))
     check_logits(model, logits, shape or (None, None))
     if ids is not None and not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
@@ -163,8 +182,8 @@ class Vocabulary:
     """How a model's own tokens, of which there are `size`, stand for the target's.
 
     Without `target_ids` they are the same; a token that the model does not have (padding of a larger vocabulary: next
-    to never) is read as token 0. With them, own token i is the target's `target_ids[i]`, and the one after them stands
-    for all others where it reads, and is never drafted. Raises AdviceError where the ids are no such list.
+    to never) is read as token 0. With them, the model's token i is the target's `target_ids[i]`; one more input token
+    stands for every other target token, and is never drafted. Raises AdviceError where the ids are no such list.
     """
 
     def __init__(self, size: int, target_ids: Any = None):
@@ -175,7 +194,7 @@ class Vocabulary:
         self.target_ids = copy(target_ids)
         if target_ids is None:
             return
-        is_list = isinstance(target_ids, list | tuple) and all(is_integer(each) and each >= 0 for each in target_ids)
+        is_list = isinstance(target_ids, list | tuple) and all(is_integer(token) and token >= 0 for token in target_ids)
         if not is_list or not len(target_ids) == len(set(target_ids)) == size - 1 > 0:
             raise AdviceError(
                 f"target_ids of a draft model with {size} tokens must be {size - 1} distinct tokens of the target; "
@@ -188,7 +207,7 @@ class Vocabulary:
         """Whether it is that of a model with so many tokens of its own, and these of the target's."""
         return self.token_count == token_count and self.target_ids == target_ids
 
-    def own(self, tokens: list[int]) -> list[int]:
+    def encode(self, tokens: list[int]) -> list[int]:
         """The target's tokens as the model reads them."""
         if self.places is not None:
             return [self.places.get(token, self.columns) for token in tokens]
@@ -197,7 +216,7 @@ class Vocabulary:
 
 def are_close(size: int, other: int) -> bool:
     """Whether two vocabularies differ at most as paddings do."""
-    return abs(size - other) <= min(MOST, SHARE * max(size, other))
+    return abs(size - other) <= min(MAX_PADDING, MAX_PADDING_SHARE * max(size, other))
 
 
 def check_sizes(target: int, draft: int, is_reduced: bool = False) -> None:
@@ -231,7 +250,9 @@ def count_scored(scored: Scored, new: int) -> int:
 def check_rows(brought: int, held: int) -> None:
     """Raise unless there are tokens, or choices, for each row that a reader holds."""
     if brought != held:
-        raise AdviceError(f"{brought} rows for a reader of {held}; rows leave by select(rows) and come by join(other)")
+        raise AdviceError(
+            f"{brought} rows for a reader of {held}; rows leave by gather(rows) and come by extend(other)"
+        )
 
 
 def check_parents(parents: Sequence[int], pending: int) -> None:
@@ -249,18 +270,18 @@ def check_paths(chosen: Sequence[Sequence[int]], parents: Sequence[Sequence[int]
             if not 0 <= index < len(above) or above[index] != before:
                 raise AdviceError(
                     f"the pending tokens {list(path)} are no path of the tree with parents {list(above)}; "
-                    "keep tokens of which each follows the one before it"
+                    "commit tokens of which each follows the one before it"
                 )
 
 
 def check_nothing_pending(*pending: int) -> None:
-    """Raise where rows are about to join in the middle of a step."""
+    """Raise where rows would be added in the middle of a step."""
     if any(pending):
-        raise AdviceError("tokens are pending; keep some, or none, before rows join")
+        raise AdviceError("tokens are pending; commit some, or none, before rows are added")
 
 
 def check_same(model: object, other: object) -> None:
-    """Raise unless the rows of two readers may join."""
+    """Raise unless the rows of two readers may share a batch."""
     if model is not other:
         raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
 

@@ -17,9 +17,9 @@ from multidraft.models.base import Lists, Scores
 from multidraft.models.table import Prefix, PrefixModel
 from multidraft.verification.distributions import described
 
-MOST = 64  # tokens that a run brings into a law, the most frequent ones
-LEAST = 0.01  # what a guess without any match is worth
-Law = dict[int, float]  # probabilities by token; what is missing to one is not known
+MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
+GUESS_WEIGHT = 0.01  # of a guess without any match
+Law = dict[int, float]  # probabilities by token; the rest of the probability is not known
 
 
 class History:
@@ -47,7 +47,7 @@ class History:
         """How often anything followed a run, how many different tokens did, and how often the most frequent ones."""
         if run not in self.counted:
             followers = self.followers[run]
-            frequent = nlargest(MOST, followers.items(), key=lambda pair: (pair[1], -pair[0]))
+            frequent = nlargest(MAX_FOLLOWERS, followers.items(), key=lambda pair: (pair[1], -pair[0]))
             self.counted[run] = sum(followers.values()), len(followers), dict(frequent)
         return self.counted[run]
 
@@ -81,7 +81,7 @@ class Matches(History):
         """
         right = len(prefix) > 1 and self.latest(prefix[-self.longest - 1 : -1])[0] == prefix[-1]
         hits, trials = self.tallies.get((length, right), (0, 0))
-        return (hits + 2 * max(length * length, LEAST) / (length * length + 4)) / (trials + 2)
+        return (hits + 2 * max(length * length, GUESS_WEIGHT) / (length * length + 4)) / (trials + 2)
 
 
 def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
@@ -101,31 +101,33 @@ class Reader(PrefixModel):
 
     def read(self, row: int) -> Any:
         """The history of a row's kept tokens."""
-        own = self.rows[row]
-        if own.memory is None:
-            own.memory = self.history(self.longest)
-        if own.memory.length < len(own.kept):
-            own.memory.read(own.kept)
-        return own.memory
+        state = self.rows[row]
+        if state.memory is None:
+            state.memory = self.history(self.longest)
+        if state.memory.length < len(state.kept):
+            state.memory.read(state.kept)
+        return state.memory
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]  # `scores` makes logits of it
         """What is known of the token after a prefix."""
 
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
-        laws = [[self.next_token(row, prefix) for prefix in own] for row, own in enumerate(prefixes)]
-        columns = max((len(law) for own in laws for law in own), default=1)
+        laws = [[self.next_token(row, prefix) for prefix in row_prefixes] for row, row_prefixes in enumerate(prefixes)]
+        columns = max((len(law) for row_laws in laws for law in row_laws), default=1)
         ids = torch.zeros(len(laws), width, columns, dtype=torch.int64)
         logits = torch.full(ids.shape, -torch.inf, dtype=self.dtype)
         logits[..., 0] = 0  # where a row has fewer nodes than others
-        for row, own in enumerate(laws):
-            for node, law in enumerate(own):
+        for row, row_laws in enumerate(laws):
+            for node, law in enumerate(row_laws):
                 ids[row, node, : len(law)] = torch.tensor(list(law))
-                logits[row, node, : len(law)] = torch.tensor([log(each) for each in law.values()], dtype=self.dtype)
+                logits[row, node, : len(law)] = torch.tensor(
+                    [log(probability) for probability in law.values()], dtype=self.dtype
+                )
         return Scores(logits, ids)
 
-    def keep(self, chosen: Lists) -> None:
-        super().keep(chosen)
+    def commit(self, chosen: Lists) -> None:
+        super().commit(chosen)
         for row in range(len(self.rows)):  # now, and not at once where a long text has been kept piece by piece
             self.read(row)
 
@@ -144,7 +146,7 @@ class NGram(Reader):
 
     >>> model = NGram(vocabulary=4, order=2)
     >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")
-    >>> model.keep([[0, 1, 2, 3]])
+    >>> model.commit([[0, 1, 2, 3]])
     >>> scores = model.forward([[3]], [[-1]])
     >>> scores.ids, scores.logits.softmax(-1)
     (tensor([[[1, 3]]]), tensor([[[0.8750, 0.1250]]]))
@@ -158,22 +160,22 @@ class NGram(Reader):
         self.corpus = History(self.longest)
         self.corpus.read(tuple(corpus))
 
-    def fresh(self, capacity: int) -> "NGram":
+    def new(self, capacity: int) -> "NGram":
         model = NGram(self.vocabulary, self.longest + 1)
         model.corpus = self.corpus
         return model
 
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
-        law, left, histories = Law(), 1.0, (self.read(row), self.corpus)
+        law, remaining, histories = Law(), 1.0, (self.read(row), self.corpus)
         for run in runs(prefix, self.longest):
             for history in histories:
                 if run in history.followers:
                     total, kinds, frequent = history.counts(run)
-                    share = left / (total + kinds)
+                    share = remaining / (total + kinds)
                     for token, count in frequent.items():
                         law[token] = law.get(token, 0) + share * count
-                    left *= kinds / (total + kinds)
-        return law or {prefix[-1]: LEAST}
+                    remaining *= kinds / (total + kinds)
+        return law or {prefix[-1]: GUESS_WEIGHT}
 
 
 def check_corpus(corpus: Any, vocabulary: int) -> None:
@@ -192,9 +194,9 @@ class Lookup(Reader):
     """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
     Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from
-    how often such matches were right in the text so far; `Copying` mixes by it. Runs have at most `longest` tokens;
-    where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises AdviceError
-    for `longest` below 1.
+    how often such matches were right in the text so far; `LookupThenModel` mixes by it. Runs have at most `longest`
+    tokens; where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises
+    AdviceError for `longest` below 1.
     """
 
     history = Matches
@@ -204,7 +206,7 @@ class Lookup(Reader):
             raise AdviceError(f"look-up of runs of {shown(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
-    def fresh(self, capacity: int) -> "Lookup":
+    def new(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]

@@ -47,7 +47,7 @@ class PrefixModel(ABC):
         """Probabilities of the token that follows `prefix`."""
 
     @abstractmethod
-    def fresh(self, capacity: int) -> "PrefixModel":
+    def new(self, capacity: int) -> "PrefixModel":
         """Another reader of this model with nothing read."""
 
     def forward(
@@ -60,8 +60,8 @@ class PrefixModel(ABC):
             base.check_parents(above, len(row.parents))
             row.parents += above
             for token, parent in zip(new, above, strict=True):
-                known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
-                row.paths.append((*(row.paths[parent] if parent >= 0 else ()), known))
+                known_token = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
+                row.paths.append((*(row.paths[parent] if parent >= 0 else ()), known_token))
             first = len(row.paths) - base.count_scored(scored, len(new))
             prefixes.append([row.kept + path for path in row.paths[first:]])
         return self.scores(prefixes, max(map(len, prefixes), default=0))
@@ -69,29 +69,29 @@ class PrefixModel(ABC):
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
         """The logits after each row's prefixes, of which no row has more than `width`."""
         logits = torch.zeros(len(prefixes), width, self.vocabulary, dtype=self.dtype)
-        for row, own in enumerate(prefixes):
-            for place, prefix in enumerate(own):
+        for row, row_prefixes in enumerate(prefixes):
+            for place, prefix in enumerate(row_prefixes):
                 logits[row, place] = self.next_token(row, prefix).log()
         return logits
 
-    def keep(self, chosen: Lists) -> None:
+    def commit(self, chosen: Lists) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         rows = zip(self.rows, chosen, strict=True)
         self.rows = [Row(row.kept + (row.paths[path[-1]] if path else ()), row.memory) for row, path in rows]
 
-    def select(self, rows: list[int]) -> None:
+    def gather(self, rows: list[int]) -> None:
         if self.rows:  # a row that is asked for twice goes on as two
-            own = self.rows
-            self.rows = [copy.deepcopy(own[row]) if row in rows[:i] else own[row] for i, row in enumerate(rows)]
+            old = self.rows
+            self.rows = [copy.deepcopy(old[row]) if row in rows[:i] else old[row] for i, row in enumerate(rows)]
 
-    def join(self, other: Any) -> None:
+    def extend(self, other: Any) -> None:
         base.check_nothing_pending(*(len(row.parents) for row in (*self.rows, *other.rows)))
         self.rows = self.rows + other.rows
 
-    def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
-        part = self.fresh(capacity)
-        part.rows = [Row(self.rows[row].kept[:length])]
-        return part
+    def fork(self, row: int, length: int, capacity: int) -> "PrefixModel":
+        fork = self.new(capacity)
+        fork.rows = [Row(self.rows[row].kept[:length])]
+        return fork
 
 
 class TableModel(PrefixModel):
@@ -109,7 +109,7 @@ class TableModel(PrefixModel):
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
         return self.conditional(prefix)
 
-    def fresh(self, capacity: int) -> "TableModel":
+    def new(self, capacity: int) -> "TableModel":
         return TableModel(self.conditional, self.vocabulary)
 
 

@@ -17,7 +17,7 @@ from multidraft.autotune.controller import Auto
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.prefill import warm_up
 from multidraft.decoding.record import StepRecord
-from multidraft.decoding.state import DecodeConfig, State, join, select
+from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.models.base import closed_up
 from multidraft.models.compat import home
@@ -187,7 +187,7 @@ class Engine:
         if job.has_ended:
             self.reading = None
         elif reading.is_over and reading.state is not None:
-            state = reading.state if self.state is None else join(self.state, reading.state)
+            state = reading.state if self.state is None else extend(self.state, reading.state)
             self.state, self.running, self.reading = state, [*self.running, job], None
         return count
 
@@ -258,7 +258,7 @@ class Engine:
             self.put_aside(self.state, row, self.slots(others))
         order = closed_up(going)  # which moves the fewest
         self.running = [self.running[row] for row in order]
-        self.state = select(self.state, order) if order else None
+        self.state = gather(self.state, order) if order else None
 
     def put_aside(self, state: State, index: int, taken: int) -> None:
         """Keep the cache of a row that leaves, if it fits beside the `taken` slots of the others."""
@@ -269,8 +269,8 @@ class Engine:
             return
         self.prefixes.shrink(room - len(tokens))
         try:
-            target = state.target.part(index, len(tokens), len(tokens))
-            draft = state.draft.part(index, drafted, drafted) if state.draft is not None and drafted else None
+            target = state.target.fork(index, len(tokens), len(tokens))
+            draft = state.draft.fork(index, drafted, drafted) if state.draft is not None and drafted else None
             self.prefixes.put(Kept(tokens, target, draft, drafted))
         except Exception as error:  # where memory ends, say: it is read again, then
             LOG.warning("a conversation has not been kept", exc_info=error)

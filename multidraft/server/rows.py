@@ -16,7 +16,7 @@ from multidraft.decoding.loop import Stopping
 from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, Randomness, State
-from multidraft.models.base import LanguageModel, Scored, heard_by, tell
+from multidraft.models.base import LanguageModel, Scored, hidden_layers_of, pass_hidden_states
 from multidraft.models.huggingface import Model, answers_prompts, reader
 from multidraft.sampling.gate import RowFault, distribution_error, softmax
 from multidraft.sampling.settings import Sampling
@@ -164,11 +164,15 @@ class Reading:
         self.logprobs: list[Logprob] = []
         self.scored = None if again else job.prompt_logprobs
         self.kept, self.reused = cache.find(self.text[:-1] if self.scored is None else [])
-        self.tells = heard_by(draft)
-        if self.tells and self.kept is not None:  # a draft head hears on from its last token, which is read again
+        self.hidden_layers = hidden_layers_of(draft)
+        if (
+            self.hidden_layers and self.kept is not None
+        ):  # a draft head hears on from its last token, which is read again
             self.reused = max(min(self.reused, self.kept.drafted) - 1, 0)
             self.kept = self.kept if self.reused else None
-        self.drafted = min(self.reused + bool(self.tells), self.kept.drafted) if self.kept else 0  # for the draft model
+        self.drafted = (
+            min(self.reused + bool(self.hidden_layers), self.kept.drafted) if self.kept else 0
+        )  # for the draft model
         whole = answers_prompts(target) and not again
         self.done, self.last = self.reused, len(self.text) - (not whole)  # of the target's tokens
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
@@ -178,11 +182,11 @@ class Reading:
         """Target and draft; made when they are first used, where a failure is this row's own."""
         capacity, kept = self.job.longest + 2 * self.config.policy.most_nodes + 2, self.kept
         if kept is None:
-            target = reader(self.models[0], capacity, False, self.tells)
+            target = reader(self.models[0], capacity, False, self.hidden_layers)
         else:
-            target = kept.target.part(0, self.reused, capacity)
+            target = kept.target.fork(0, self.reused, capacity)
         if kept and kept.draft is not None and self.drafted:
-            return target, kept.draft.part(0, self.drafted, capacity)
+            return target, kept.draft.fork(0, self.drafted, capacity)
         draft = None if self.models[1] is None else reader(self.models[1], capacity)
         if draft is not None:
             draft.forward([[]], [[]], "none")  # which makes it a reader of one row
@@ -213,7 +217,7 @@ class Reading:
         self.done += len(piece)
         is_whole = self.done == len(text)
         scores = read(self.readers[0], piece, "all" if wanted is not None else "last" if is_whole else "none")
-        tell(*self.readers)
+        pass_hidden_states(*self.readers)
         if wanted is not None and piece:
             self.note(scores[0], text[self.done - len(piece) + 1 :][: len(piece)], wanted)
         if self.done == self.last:
@@ -233,5 +237,5 @@ class Reading:
 def read(model: LanguageModel, piece: list[int], scored: Scored = "none") -> Any:
     """Append a piece of one row's text to a model's cache, and return the requested logits."""
     scores = model.forward([piece], [list(range(-1, len(piece) - 1))], scored if piece else "none")
-    model.keep([list(range(len(piece)))])
+    model.commit([list(range(len(piece)))])
     return scores

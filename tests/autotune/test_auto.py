@@ -26,7 +26,7 @@ from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel
-from multidraft.models.ensemble import Copying
+from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel, random_table
 
@@ -134,7 +134,7 @@ def test_of_a_chain_a_node_is_drafted_as_long_as_it_pays(price: Costs, nodes: in
 
 
 LOOKUP = Lookup(10)
-COPYING = Copying([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
+COPYING = LookupThenModel([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Ticking(TableModel):
         self.clock.now += self.pass_seconds + TOKEN * sum(map(len, tokens))
         return super().forward(tokens, parents, scored)
 
-    def fresh(self, capacity: int) -> "Ticking":
+    def new(self, capacity: int) -> "Ticking":
         return Ticking(self.clock, self.pass_seconds)
 
 

@@ -23,7 +23,7 @@ import multidraft as md
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.prefill import start
 from multidraft.decoding.record import Emitted
-from multidraft.decoding.state import DecodeConfig, State, join, select
+from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS
@@ -82,14 +82,14 @@ def serve(models: Models, config: DecodeConfig, settings: list[Sampling] | None 
         if come := [row for row, at in enumerate(COMES) if at == tick]:
             own = settings and [settings[row] for row in come]
             new = begin(models, [PROMPTS[row] for row in come], config, come, own)
-            state, running = (join(state, new) if running else new), running + come
+            state, running = (extend(state, new) if running else new), running + come
         state, record = step(state, config)
         for row, new in zip(running, record.emitted, strict=True):
             done[row] += new.tokens
         going = [i for i, row in enumerate(running) if len(done[row]) < LEAVES[row]]
         if len(going) < len(running):
             order = closed_up(going)
-            state, running = select(state, order), [running[i] for i in order]
+            state, running = gather(state, order), [running[i] for i in order]
         if not running and tick >= max(COMES):
             break
     return [tokens[:count] for tokens, count in zip(done, LEAVES, strict=True)]
@@ -126,13 +126,13 @@ def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme
 
 
 def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
-    joined = CausalLM.join
+    joined = CausalLM.extend
 
     def swapped(self: CausalLM, other: CausalLM) -> None:
         joined(self, other)
-        self.select(list(reversed(range(len(self.cache.lengths)))))
+        self.gather(list(reversed(range(len(self.cache.lengths)))))
 
-    monkeypatch.setattr(CausalLM, "join", swapped)
+    monkeypatch.setattr(CausalLM, "extend", swapped)
     config = config_of(tiny, "anchored:lorenz", "deferred")
     assert serve(tiny, config) != [alone(tiny, config, row) for row in range(len(PROMPTS))]
 
@@ -141,14 +141,14 @@ def test_misuse_gets_advice():
     config = config_of(tiny, "iid:lorenz", "deferred")
     state = begin(tiny, PROMPTS[:2], config, [0, 1])
     newer, _ = step(state, config)
-    for use in (lambda: step(state, config), lambda: select(state, [0]), lambda: join(state, newer)):
+    for use in (lambda: step(state, config), lambda: gather(state, [0]), lambda: extend(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
     newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, PADDED))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
-        join(newer, other)
+        extend(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        join(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
+        extend(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
     with pytest.raises(md.AdviceError, match="there are 2 prompts and 1 settings; give one for each prompt"):
         begin(tiny, PROMPTS[:2], config, [0, 1], [Sampling()])
 
@@ -194,7 +194,7 @@ def test_the_comparison_catches_rows_that_swap_settings(models, settings):
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
     config = config_of(tables, "iid:lorenz", "deferred", logprobs=1)
-    state = join(
+    state = extend(
         begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
     )
     _, record = step(state, config)
@@ -228,9 +228,9 @@ def set_alarm(patch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> 
 PLACES = {
     BufferLayer: ["update"],
     Block: ["move", "move_rows", "_hold", "resize"],
-    Storage: ["reserve", "select"],
-    CausalLM: ["forward", "keep", "select"],
-    TreeCache: ["append", "masks", "_settle", "_move"],
+    Storage: ["reserve", "gather"],
+    CausalLM: ["forward", "commit", "gather"],
+    TreeCache: ["append", "masks", "_drop_pending", "_move"],
 }
 
 
@@ -253,7 +253,7 @@ class Server:
                 self.done[row] += each.tokens
             going = [i for i, row in enumerate(self.rows) if len(self.done[row]) < count]
             if len(going) < len(self.rows):
-                self.state, self.rows = select(self.state, going), [self.rows[i] for i in going]
+                self.state, self.rows = gather(self.state, going), [self.rows[i] for i in going]
         return {row: tokens[:count] for row, tokens in self.done.items()}
 
 

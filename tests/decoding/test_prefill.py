@@ -10,7 +10,7 @@ from multidraft.decoding.prefill import start, use_once, warm_up
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
@@ -37,7 +37,7 @@ def test_rows_stay_in_the_order_of_their_prompts(lengths: tuple[int, ...]) -> No
 
 
 def test_rows_in_the_order_in_which_they_were_read_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "select", lambda self, rows: None)
+    monkeypatch.setattr(CausalLM, "gather", lambda self, rows: None)
     assert not alike((10, 20))
 
 
@@ -54,7 +54,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
     asked.clear()
     models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
-    draft = Several(models[1:]) if scheme.law.several else models[1]
+    draft = SideBySide(models[1:]) if scheme.law.several else models[1]
     config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
     state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):

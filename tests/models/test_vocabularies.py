@@ -15,7 +15,7 @@ import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
 from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
-from multidraft.models.ensemble import Copying, Several, spread
+from multidraft.models.ensemble import LookupThenModel, SideBySide, spread
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
 from multidraft.models.ngram import Lookup
@@ -44,7 +44,7 @@ class Reduced(TableModel):
 
     ids = torch.tensor([2, 0])
 
-    def fresh(self, capacity: int) -> "Reduced":
+    def new(self, capacity: int) -> "Reduced":
         return Reduced(self.conditional, self.vocabulary)
 
 
@@ -54,7 +54,7 @@ class Cut(TableModel):
     def next_token(self, row: int, prefix: tuple[int, ...]) -> Tensor:
         return super().next_token(row, prefix)[:2]
 
-    def fresh(self, capacity: int) -> "Cut":
+    def new(self, capacity: int) -> "Cut":
         return Cut(self.conditional, 2)
 
 
@@ -103,7 +103,7 @@ def reader(request, tmp_path: Path) -> LanguageModel:
     from multidraft.models.gguf.model import GGUF
 
     to_gguf.write(load_model(str(tmp_path)), tmp_path / "draft.gguf")
-    return GGUF(tmp_path / "draft.gguf", cache_type="f32").fresh(20)
+    return GGUF(tmp_path / "draft.gguf", cache_type="f32").new(20)
 
 
 def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: LanguageModel):
@@ -111,7 +111,7 @@ def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reade
     plain = tiny_model("llama", vocab_size=len(IDS) + 1)
     expected = plain(torch.tensor([[OWN.get(token, len(IDS)) for token in text]])).logits[..., : len(IDS)]
     for scored, first in (("all", 0), ("last", len(text) - 1), ("none", len(text))):
-        got = reader.fresh(20).forward([text], [chain(len(text))], scored)
+        got = reader.new(20).forward([text], [chain(len(text))], scored)
         assert got.shape == (1, len(text) - first, len(IDS))
         assert scored == "none" or error(got, expected[:, first:]) < 1e-4
     assert reader.ids.tolist() == IDS
@@ -129,7 +129,7 @@ def test_captures_have_its_numbers_in_the_columns_of_the_target():
 
 
 def test_it_goes_along_with_others(reader: LanguageModel):
-    mixed, several = Copying([Lookup(61), reader]), Several([reader.fresh(9), Lookup(61)])
+    mixed, several = LookupThenModel([Lookup(61), reader]), SideBySide([reader.new(9), Lookup(61)])
     law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
@@ -146,7 +146,7 @@ def test_lists_that_do_not_fit_are_refused(ids: object):
 def test_paddings_and_any_part_of_the_target_s_tokens_are_let_through():
     for sizes in ((152064, 151936), (151936, 152064), (50304, 50688), (100, 100), (49152, 30000, True)):
         check_sizes(*sizes)
-    assert Vocabulary(4).own([3, 4, 9]) == [3, 0, 0]  # padding is read as the first token
+    assert Vocabulary(4).encode([3, 4, 9]) == [3, 0, 0]  # padding is read as the first token
 
 
 @pytest.mark.parametrize("sizes", [(32000, 32800), (262144, 256000), (128256, 151936), (5, 6), (100, 101, True)])

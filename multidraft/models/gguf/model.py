@@ -32,9 +32,9 @@ from multidraft.models.base import Scored
 from multidraft.models.gguf.file import Weights, last_error
 
 BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
-PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
-ROOM = 4  # a memory that is too small grows by a fourth at least
-FEW = 16  # sequences to begin with
+MAX_PASS_TOKENS = 512  # that llama.cpp computes together; a longer batch is several passes
+GROWTH = 4  # a memory that is too small grows by a fourth at least
+MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
 ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
 ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
 FULL = 1  # what llama_decode says where it finds no cells
@@ -67,10 +67,10 @@ class Memory:
         """Make room for so many cells and sequences in all, with all that has been held."""
         if self.context and cells <= self.cells and sequences <= self.sequences:
             return
-        cells, sequences = max(cells, self.cells), max(sequences, self.sequences, FEW)
-        most = self.library.llama_max_parallel_sequences()
-        if sequences > most:
-            raise AdviceError(f"llama.cpp tells {most} paths of all rows apart; use fewer rows, or smaller trees")
+        cells, sequences = max(cells, self.cells), max(sequences, self.sequences, MIN_SIZE)
+        largest = self.library.llama_max_parallel_sequences()
+        if sequences > largest:
+            raise AdviceError(f"llama.cpp tells {largest} paths of all rows apart; use fewer rows, or smaller trees")
         cells = -(-cells // ALIGNED) * ALIGNED
         needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
         if free is not None and needed > free:
@@ -104,7 +104,7 @@ class Memory:
         """Those of a context whose sequences share all cells, and can be cut anywhere."""
         settings = self.library.llama_context_default_params()
         settings.n_ctx = settings.n_batch = cells
-        settings.n_ubatch, settings.n_seq_max = PASS, sequences
+        settings.n_ubatch, settings.n_seq_max = MAX_PASS_TOKENS, sequences
         settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
         settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
         settings.kv_unified = settings.swa_full = settings.no_perf = True
@@ -116,8 +116,10 @@ class Memory:
         """The number of a sequence that holds nothing."""
         self.tidy()
         if not self.free:
-            most = self.library.llama_max_parallel_sequences()
-            self.reserve(sequences=max(min(2 * self.sequences, most), self.sequences + 1))  # which refuses one too many
+            largest = self.library.llama_max_parallel_sequences()
+            self.reserve(
+                sequences=max(min(2 * self.sequences, largest), self.sequences + 1)
+            )  # which refuses one too many
         return self.free.pop()
 
     def tidy(self) -> None:
@@ -139,18 +141,18 @@ class Memory:
         """Let a sequence hold what another one does, before a position."""
         self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
 
-    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
+    def read(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
         """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
         self.reserve(len(tokens))
         self.tidy()
         if self.threads != (threads := torch.get_num_threads()):  # which plans choose
             self.library.llama_set_n_threads(self.context, threads, threads)
             self.threads = threads
-        while result := self.library.llama_decode(self.context, self.batch.fill(tokens, wanted)):
+        while result := self.library.llama_decode(self.context, self.batch.fill(tokens, is_scored)):
             if result != FULL:
                 raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-            self.reserve(self.cells + max(self.cells // ROOM, len(tokens)))
-        scores = np.empty((sum(wanted), self.weights.vocabulary), np.float32)
+            self.reserve(self.cells + max(self.cells // GROWTH, len(tokens)))
+        scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
         if len(scores):
             ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
         return scores
@@ -161,27 +163,27 @@ class Batch:
 
     def __init__(self, library: Any, sequences: int):
         self.library, self.sequences = library, sequences
-        self.make(FEW)
+        self.make(MIN_SIZE)
 
     def make(self, size: int) -> None:
         """Room for so many tokens."""
-        self.size, self.whole = size, self.library.llama_batch_init(size, 0, self.sequences)
-        self.free = finalize(self, self.library.llama_batch_free, self.whole)
+        self.size, self.batch = size, self.library.llama_batch_init(size, 0, self.sequences)
+        self.free = finalize(self, self.library.llama_batch_free, self.batch)
 
-    def fill(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
+    def fill(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Any:
         """These tokens, and which of them are scored."""
         if self.size < len(tokens):
             self.free()
             self.make(2 * len(tokens))
-        whole = self.whole
-        ids, positions, counts, scored = whole.token, whole.pos, whole.n_seq_id, whole.logits
-        for index, ((token, position, sequences), is_wanted) in enumerate(zip(tokens, wanted, strict=True)):
-            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), is_wanted
-            places = whole.seq_id[index]
+        batch = self.batch
+        ids, positions, counts, scored = batch.token, batch.pos, batch.n_seq_id, batch.logits
+        for index, ((token, position, sequences), score) in enumerate(zip(tokens, is_scored, strict=True)):
+            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), score
+            places = batch.seq_id[index]
             for place, sequence in enumerate(sequences):
                 places[place] = sequence
-        whole.n_tokens = len(tokens)
-        return whole
+        batch.n_tokens = len(tokens)
+        return batch
 
 
 class Row:
@@ -192,20 +194,20 @@ class Row:
         self.sequences: list[int] = []
         finalize(self, memory.returned.append, self.sequences)
         self.sequences.append(memory.borrow())
-        self.settle()
+        self.drop_pending()
 
-    def settle(self) -> None:
+    def drop_pending(self) -> None:
         """Nothing is pending."""
         self.ends = {KEPT: self.sequences[0]}  # by slot the sequence that ends there, if any does
         self.through: list[int] = []  # by slot any sequence that holds it
         self.depths: list[int] = []  # by slot how many pending tokens lead to it, its own included
         self.parents: list[int] = []  # by slot the one before it
 
-    def part(self, length: int) -> "Row":
+    def fork(self, length: int) -> "Row":
         """Another row, which shares the first kept tokens of this one."""
-        part = Row(self.memory, length)
-        self.memory.copy(self.sequences[0], part.sequences[0], length)
-        return part
+        fork = Row(self.memory, length)
+        self.memory.copy(self.sequences[0], fork.sequences[0], length)
+        return fork
 
     def grow(self, tokens: list[int], parents: list[int], context: int) -> list[Token | None]:
         """What is to be read of new tokens that follow these slots; what lies beyond the context is not."""
@@ -242,7 +244,7 @@ class Row:
         self.memory.copy(source, self.sequences[-1], self.length + depth)
         return self.sequences[-1]
 
-    def keep(self, path: list[int]) -> None:
+    def commit(self, path: list[int]) -> None:
         """Append these slots, which lead from the kept tokens to one of the tree, and forget the others."""
         held = [slot for slot in path if self.through[slot] != NONE]
         stays = self.through[held[-1]] if held else self.sequences[0]
@@ -253,13 +255,13 @@ class Row:
             if sequence != stays:
                 self.memory.drop(sequence)
         self.sequences[:] = [stays]
-        self.settle()
+        self.drop_pending()
 
 
 class GGUF:
     """A model of a GGUF file. A tree is one pass, in which a node carries the sequences of all ends below it.
 
-    All readers that `fresh` makes share the weights and one memory, so that rows move between them without a copy. Keys
+    All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
     llama.cpp was built for one (all, unless you say so). It computes with as many threads as torch may use.
 
@@ -291,7 +293,7 @@ class GGUF:
         package = "llama_cpp_python"
         return {"digest": self.weights.digest, "dtype": self.memory.kind, package: version(package)}
 
-    def fresh(self, capacity: int) -> "GGUF":
+    def new(self, capacity: int) -> "GGUF":
         reader = copy.copy(self)
         reader.rows, reader.capacity = [], capacity
         return reader
@@ -307,13 +309,13 @@ class GGUF:
             base.check_rows(len(tokens), len(self.rows))
             for row, new in zip(self.rows, parents, strict=True):
                 base.check_parents(new, len(row.parents))
-            own, end = self.weights.tokens, self.weights.context
-            each = zip(self.rows, tokens, parents, strict=True)
-            said = self.scores([row.grow(own.own(new), above, end) for row, new, above in each], scored)
-            return torch.from_numpy(said)[..., : own.columns]
+            vocabulary, end = self.weights.tokens, self.weights.context
+            rows = zip(self.rows, tokens, parents, strict=True)
+            scores = self.scores([row.grow(vocabulary.encode(new), above, end) for row, new, above in rows], scored)
+            return torch.from_numpy(scores)[..., : vocabulary.columns]
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
-        """What llama.cpp says, and zero where nothing is read."""
+        """The logits of llama.cpp, and zero where nothing is read."""
         counts = [base.count_scored(scored, len(row)) for row in rows]
         slots = [
             (index, slot - len(row) + counts[index], token)
@@ -324,36 +326,36 @@ class GGUF:
         shape = (len(rows), max(counts, default=0), self.weights.vocabulary)
         if not slots:
             return np.zeros(shape, np.float32)
-        wanted = [place >= 0 for _, place, _ in slots]
-        read = self.memory.read([token for *_, token in slots], wanted)
-        if len(read) == shape[0] * shape[1]:
-            return read.reshape(shape)
+        is_scored = [place >= 0 for _, place, _ in slots]
+        logits = self.memory.read([token for *_, token in slots], is_scored)
+        if len(logits) == shape[0] * shape[1]:
+            return logits.reshape(shape)
         scores, places = np.zeros(shape, np.float32), [(index, place) for index, place, _ in slots if place >= 0]
-        scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = read
+        scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = logits
         return scores
 
-    def keep(self, chosen: list[list[int]]) -> None:
+    def commit(self, chosen: list[list[int]]) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         with self.memory.lock:
             for row, path in zip(self.rows, chosen, strict=True):
-                row.keep(path)
+                row.commit(path)
 
-    def select(self, rows: list[int]) -> None:
+    def gather(self, rows: list[int]) -> None:
         if len(set(rows)) < len(rows) and any(row.parents for row in self.rows):
-            raise AdviceError("a row goes on as two while tokens are pending; keep some, or none, before")
+            raise AdviceError("a row is copied while tokens are pending; commit some, or none, before")
         with self.memory.lock:
             old, again = self.rows, [row in rows[:index] for index, row in enumerate(rows)]
             pairs = zip(rows, again, strict=True)
-            self.rows = [old[row].part(old[row].length) if twice else old[row] for row, twice in pairs]
+            self.rows = [old[row].fork(old[row].length) if twice else old[row] for row, twice in pairs]
 
-    def join(self, other: "GGUF") -> None:
+    def extend(self, other: "GGUF") -> None:
         base.check_same(self.memory, other.memory)
         base.check_nothing_pending(*(len(row.parents) for row in self.rows + other.rows))
         self.rows, other.rows = self.rows + other.rows, []
 
-    def part(self, row: int, length: int, capacity: int) -> "GGUF":
+    def fork(self, row: int, length: int, capacity: int) -> "GGUF":
         base.check_part(row, length, self.rows[row].length)
-        part = self.fresh(capacity)
+        fork = self.new(capacity)
         with self.memory.lock:
-            part.rows = [self.rows[row].part(length)]
-        return part
+            fork.rows = [self.rows[row].fork(length)]
+        return fork

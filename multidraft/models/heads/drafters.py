@@ -1,4 +1,4 @@
-"""Heads as drafters: what of the target's states has been heard and not used yet, and what a step leaves of a tree."""
+"""Heads as drafters: which of the target's states are not used yet, and what a step leaves of a tree."""
 
 import re
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from multidraft.models.base import Scored
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
-from multidraft.models.huggingface import NOT_TOLD, CausalLM
+from multidraft.models.huggingface import NO_HIDDEN_STATES, CausalLM
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
 from multidraft.models.passes import packed
@@ -37,8 +37,8 @@ SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 class Row:
     """One row of a head: what it has kept and heard, and what is pending."""
 
-    states: Float[Tensor, "_ width"]  # the last ones that were heard, and are not used up
-    heard: int = 1  # tokens that may be read, because the state before them has been heard; nothing is before the first
+    states: Float[Tensor, "_ width"]  # the last ones that were observed, and are not used up
+    observed: int = 1  # tokens that may be read: the state before them was observed; nothing is before the first
     settled: int = 0  # kept tokens that are done with
     waiting: list[int] = field(default_factory=list)  # kept tokens behind these
     tokens: list[int] = field(default_factory=list)  # pending
@@ -49,7 +49,7 @@ class Row:
     @property
     def used(self) -> int:
         """Tokens before which the state is used up."""
-        return self.heard - len(self.states)
+        return self.observed - len(self.states)
 
     @property
     def begins(self) -> bool:
@@ -66,14 +66,14 @@ class Row:
         return len(self.waiting) + sum(token < self.first for token in path) if path else 0
 
     def note(self, tokens: list[int], parents: list[int]) -> bool:
-        """Note new pending tokens; whether they are the first ones, of which some have been heard."""
+        """Note new pending tokens; whether they are the first ones, for some of which states were observed."""
         is_first = bool(tokens) and not self.tokens
         if is_first:
-            self.first = min(self.heard - self.settled - len(self.waiting), len(tokens))
+            self.first = min(self.observed - self.settled - len(self.waiting), len(tokens))
             if self.first < 1:
-                raise AdviceError(f"a head needs the target's state before token {self.heard}; let it hear that first")
+                raise AdviceError(f"a head needs the target's state before token {self.observed}; call observe first")
             if parents[: self.first] != list(range(-1, self.first - 1)):
-                raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
+                raise AdviceError("a head reads a chain as far as it has observed states, down to a tree's one root")
         base.check_parents(parents, len(self.tokens))
         if -1 in parents[is_first:]:
             raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
@@ -82,7 +82,7 @@ class Row:
             self.depths.append(0 if place < self.first else self.depths[parent] + 1)
         return is_first
 
-    def keep(self, path: list[int]) -> None:
+    def commit(self, path: list[int]) -> None:
         """Go on from the end of a path, of which those that were read beside the target's states are done with."""
         if path:
             self.settled += self.done(path)
@@ -93,15 +93,15 @@ class Row:
 class Head(ABC):
     """A head's module as a drafter of one target.
 
-    The first tokens read after `keep` are a chain down to the root, as far as has been heard; others stand below it.
+    The first tokens read after `commit` are a chain down to the root, as far as states were observed; others follow it.
     """
 
     context: int | None = None
-    noted: Tensor | None = None  # what the module has said of the tree, (rows, places, width)
+    outputs: Tensor | None = None  # of the module for the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
         self.module, self.capacity, settings = module, capacity, module.settings
-        self.hears: tuple[int, ...] = settings.layers
+        self.hidden_layers: tuple[int, ...] = settings.layers
         self.vocabulary: int = settings.layer.vocab_size
         self.ids: Int[Tensor, " columns"] | None = module.ids
         self.windows = windows(settings.layer)
@@ -110,15 +110,15 @@ class Head(ABC):
         self.cache = TreeCache(settings.layer.num_hidden_layers, capacity)
         self.rows: list[Row] = []
 
-    def fresh(self, capacity: int) -> "Head":
+    def new(self, capacity: int) -> "Head":
         return type(self)(self.module, capacity)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What tells it from other heads: a digest of its settings and of a few numbers of its weights."""
-        some = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
+        sample = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
         layer = {k: v for k, v in self.module.settings.layer.to_dict().items() if k != "transformers_version"}
-        text = f"{vars(self.module.settings) | {'layer': layer}} {some}"
+        text = f"{vars(self.module.settings) | {'layer': layer}} {sample}"
         return {"digest": sha256(text.encode()).hexdigest()[:16], "dtype": str(self.dtype)}
 
     def begin(self, rows: int) -> None:
@@ -130,14 +130,14 @@ class Head(ABC):
         self.cache.begin(rows)
 
     @torch.inference_mode()
-    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
+    def observe(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
         self.begin(len(states))
-        counts = [len(own) for own in states]
+        counts = [len(row_states) for row_states in states]
         if any(counts):
             with packed(self.module):
                 new = self.module.fuse(torch.cat(states).to(self.device, self.dtype).flatten(1)[None])[0]
-            for row, own in zip(self.rows, new.split(counts), strict=True):
-                row.states, row.heard = torch.cat([row.states, own]), row.heard + len(own)
+            for row, fused in zip(self.rows, new.split(counts), strict=True):
+                row.states, row.observed = torch.cat([row.states, fused]), row.observed + len(fused)
 
     @torch.inference_mode()
     def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Logits:
@@ -151,10 +151,10 @@ class Head(ABC):
                 return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
             ends = [len(row.tokens) for row in self.rows]
             asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-            each = [[self.place(index, token) for token in own] for index, own in enumerate(asked)]
-            places = pad_sequence([torch.tensor(own, dtype=torch.int64) for own in each], batch_first=True)
-            assert self.noted is not None
-            return self.logits(self.noted[torch.arange(len(places))[:, None], places])
+            rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
+            places = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+            assert self.outputs is not None
+            return self.logits(self.outputs[torch.arange(len(places))[:, None], places])
 
     @abstractmethod
     def read(self, are_first: list[bool], scores: bool) -> None:
@@ -162,45 +162,45 @@ class Head(ABC):
 
     @abstractmethod
     def place(self, index: int, token: int) -> int:
-        """Where in `noted` is what was said of a row's pending token."""
+        """The place in `outputs` of a row's pending token."""
 
-    def logits(self, noted: Tensor) -> Logits:
-        """The logits of what was noted, which is themselves unless a head works on states."""
-        return noted
+    def logits(self, outputs: Tensor) -> Logits:
+        """The logits of outputs, which are logits already unless a head works on states."""
+        return outputs
 
     @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
+    def commit(self, chosen: list[list[int]]) -> None:
         base.check_paths(chosen, [row.parents for row in self.rows])
         self.forget(chosen)
-        self.noted = None
+        self.outputs = None
         for row, path in zip(self.rows, chosen, strict=True):
-            row.keep(path)
+            row.commit(path)
 
     @abstractmethod
     def forget(self, chosen: list[list[int]]) -> None:
         """Let go of what was read of the tree, but for what the module remembers of these paths."""
 
     @torch.inference_mode()
-    def select(self, rows: list[int]) -> None:
-        self.cache.select(rows)
-        self.noted = None if self.noted is None else self.noted[rows]
+    def gather(self, rows: list[int]) -> None:
+        self.cache.gather(rows)
+        self.outputs = None if self.outputs is None else self.outputs[rows]
         self.rows = [copy(self.rows[row]) for row in rows]
 
     @torch.inference_mode()
-    def join(self, other: Any) -> None:
+    def extend(self, other: Any) -> None:
         base.check_same(self.module, other.module)
         base.check_nothing_pending(*(len(row.tokens) for row in (*self.rows, *other.rows)))
-        self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
+        self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
         self.rows = self.rows + other.rows
 
     @torch.inference_mode()
-    def part(self, row: int, length: int, capacity: int) -> "Head":
-        own, part = self.rows[row], self.fresh(capacity)
-        base.check_part(row, length, own.settled + len(own.waiting))
-        part.cache.add(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
-        settled, states = min(length, own.settled), own.states[: max(length - own.used, 0)]
-        part.rows = [Row(states, length, settled, own.waiting[: length - settled])]
-        return part
+    def fork(self, row: int, length: int, capacity: int) -> "Head":
+        old, fork = self.rows[row], self.new(capacity)
+        base.check_part(row, length, old.settled + len(old.waiting))
+        fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
+        settled, states = min(length, old.settled), old.states[: max(length - old.used, 0)]
+        fork.rows = [Row(states, length, settled, old.waiting[: length - settled])]
+        return fork
 
 
 class EagleDrafter(Head):
@@ -212,20 +212,20 @@ class EagleDrafter(Head):
 
     def read(self, are_first: list[bool], scores: bool) -> None:
         while any(row.tokens and len(self.slots(i)) < len(row.tokens) + row.shift for i, row in enumerate(self.rows)):
-            own = [self.readable(index) for index in range(len(self.rows))]
-            positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
-            tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
-            states = pad_sequence([beside for _, _, beside in own], batch_first=True)
+            new = [self.readable(index) for index in range(len(self.rows))]
+            positions = self.cache.append([above for _, above, _ in new], False).to(self.device)
+            tokens = pad_sequence([tokens for tokens, _, _ in new], batch_first=True).to(self.device)
+            states = pad_sequence([beside for _, _, beside in new], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            noted = self.module(tokens, states, positions, masks, self.cache.cache)
-            self.noted = noted if self.noted is None else torch.cat([self.noted, noted], 1)
+            outputs = self.module(tokens, states, positions, masks, self.cache.cache)
+            self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 
     def slots(self, index: int) -> list[int]:
         """The slots of what was read of a row's tree."""
         return self.cache.pending[index].slots
 
     def readable(self, index: int) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
-        """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
+        """What a row can read next, an observed chain or a level of the tree: tokens, parents in the cache, states."""
         row, slots = self.rows[index], self.slots(index)
         if row.first and not slots:
             skipped = len(row.waiting) - row.shift
@@ -234,18 +234,18 @@ class EagleDrafter(Head):
         start = len(slots) - row.shift if row.tokens else 0
         end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
         above = [parent + row.shift for parent in row.parents[start:end]]
-        beside = row.states[:0] if self.noted is None else self.noted[index, [slots[place] for place in above]]
+        beside = row.states[:0] if self.outputs is None else self.outputs[index, [slots[place] for place in above]]
         return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
 
     def place(self, index: int, token: int) -> int:
         return self.slots(index)[max(token + self.rows[index].shift, 0)]
 
-    def logits(self, noted: Tensor) -> Logits:
-        return self.module.logits(noted)
+    def logits(self, outputs: Tensor) -> Logits:
+        return self.module.logits(outputs)
 
     def forget(self, chosen: list[list[int]]) -> None:
         rows = list(zip(self.rows, chosen, strict=True))
-        self.cache.keep([list(range(row.done(path) - row.begins)) for row, path in rows])
+        self.cache.commit([list(range(row.done(path) - row.begins)) for row, path in rows])
         for row, path in rows:
             row.states = row.states[row.done(path) :]
 
@@ -265,11 +265,11 @@ class Marginal(Head):
             pairs = zip(self.rows, are_first, strict=True)
             laws = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
             news = torch.tensor(are_first, device=self.device)[:, None, None]
-            self.noted = laws if self.noted is None else torch.where(news, laws, self.noted)
+            self.outputs = laws if self.outputs is None else torch.where(news, laws, self.outputs)
 
     def place(self, index: int, token: int) -> int:
-        assert self.noted is not None
-        return min(self.rows[index].depths[token], self.noted.shape[1] - 1)
+        assert self.outputs is not None
+        return min(self.rows[index].depths[token], self.outputs.shape[1] - 1)
 
     def forget(self, chosen: list[list[int]]) -> None:
         for row in self.rows:
@@ -286,17 +286,17 @@ class BlockDrafter(Marginal):
         block = self.module.block(torch.tensor([root or 0 for root in roots], device=self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         masks = {kind: self.around(mask, self.windows[kind]) for kind, mask in masks.items()}
-        said = self.module.logits(self.module(block, positions, masks, self.cache.cache))
-        self.cache.keep([[] for _ in roots])
-        return said if self.module.settings.from_anchor else said[:, 1:]
+        logits = self.module.logits(self.module(block, positions, masks, self.cache.cache))
+        self.cache.commit([[] for _ in roots])
+        return logits if self.module.settings.from_anchor else logits[:, 1:]
 
     def remember(self) -> None:
-        """Take in what has been heard since the last time; what stands before a text's first token is nothing."""
+        """Take in the states observed since the last time; what stands before a text's first token is nothing."""
         states = [row.states[row.used == 0 :] for row in self.rows]
         if any(map(len, states)):
-            positions = self.cache.append([list(range(-1, len(own) - 1)) for own in states], False).to(self.device)
+            positions = self.cache.append([list(range(-1, len(new) - 1)) for new in states], False).to(self.device)
             self.module.remember(pad_sequence(states, batch_first=True), positions, self.cache.cache)
-            self.cache.keep([list(range(len(own))) for own in states])
+            self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:
             row.states = row.states[len(row.states) :]
 
@@ -307,8 +307,8 @@ class BlockDrafter(Marginal):
             return mask
         places = torch.arange(size, device=mask.device)
         far = (places[:, None] - places).abs() >= (window or size)
-        own = mask.new_zeros(size, size).masked_fill(far, torch.finfo(mask.dtype).min)
-        return torch.cat([mask[..., :-size], own.expand(len(mask), 1, size, size)], -1)
+        block_mask = mask.new_zeros(size, size).masked_fill(far, torch.finfo(mask.dtype).min)
+        return torch.cat([mask[..., :-size], block_mask.expand(len(mask), 1, size, size)], -1)
 
 
 class MedusaDrafter(Marginal):
@@ -330,9 +330,9 @@ def drafter(module: Any) -> Head:
 
 def check_runs(reader: Head, target: PreTrainedModel, name: str) -> None:
     """Raise unless a head reads two tokens beside a state of ones to logits that are numbers."""
-    states = torch.ones(1, len(reader.hears), target.config.get_text_config(decoder=True).hidden_size)
+    states = torch.ones(1, len(reader.hidden_layers), target.config.get_text_config(decoder=True).hidden_size)
     try:
-        reader.hear([states])
+        reader.observe([states])
         logits = reader.forward([[0, 0]], [[-1, 0]])
     except Exception as error:  # whatever a configuration that makes no sense may lead to
         raise AdviceError(f"the head {name!r} cannot read a token: {reason(error)}; get its files again") from None
@@ -352,7 +352,7 @@ def head(name: str, target: Any) -> Head:
         raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
-        raise AdviceError(NOT_TOLD.format(f"of {type(target).__name__}"))
+        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(target).__name__}"))
     folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
     if not folder.is_dir():
         raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")
@@ -360,5 +360,5 @@ def head(name: str, target: Any) -> Head:
     kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")
-    check_runs(drafter(module).fresh(8), target, match[2])
+    check_runs(drafter(module).new(8), target, match[2])
     return drafter(module)

@@ -126,7 +126,7 @@ def test_a_head_is_named_in_python():
         ("eagle3:{}/eagle3", lambda: target(size=40), "of 32 tokens and this one has 40"),
         ("eagle3:{}/nowhere", target, "there is no folder"),
         ("eagle3:{}", target, "no config.json"),
-        ("eagle3:{}/eagle3", lambda: NGram(32), "does not tell"),
+        ("eagle3:{}/eagle3", lambda: NGram(32), "does not give"),
         ("eagle:{}/eagle3", target, "names no draft head; write eagle3:FOLDER"),
     ],
 )
