@@ -30,6 +30,7 @@ from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 
@@ -38,17 +39,14 @@ WEIGHTS = 1 << 24  # bytes that a pass reads
 PARTS = ("draft", "target", "rule", "measure", "cache", "rest", "info", "ours")
 
 
-class Given:
+class Given(Reader):
     """A model whose logits lie ready, whatever it reads."""
-
-    context = None
-    device = torch.device("cpu")
 
     def __init__(self, logits: torch.Tensor):
         self.logits, self.vocabulary, self.passes = logits, logits.shape[-1], 0  # (passes, rows, nodes, vocabulary)
         self.weights, self.seconds = torch.zeros(WEIGHTS // 4), 0.0
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: str = "all") -> torch.Tensor:
+    def _read(self, tokens: list[list[int]], parents: list[list[int]], scored: str) -> torch.Tensor:
         """The next ones."""
         start = time.process_time()
         self.passes += 1
@@ -61,15 +59,6 @@ class Given:
     def new(self, capacity: int) -> "Given":
         """Itself: nothing is kept."""
         return self
-
-    def commit(self, chosen: list[list[int]]) -> None:
-        """Nothing."""
-
-    def gather(self, rows: list[int]) -> None:
-        """Rows never leave."""
-
-    def extend(self, other: "Given") -> None:
-        """Rows never come."""
 
 
 def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> State:

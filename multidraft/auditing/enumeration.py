@@ -19,7 +19,7 @@ from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import node_outcomes
 from multidraft.decoding.walks import Asked, Verdict, Walker, WalkResult, drive, walker
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
 
@@ -59,7 +59,7 @@ class Branch:
 
 
 def step_law(
-    target: LanguageModel, draft: LanguageModel, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
+    target: Reader, draft: Reader, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
 ) -> StepLaw:
     """The exact law of one step after a prompt, for models that have not read anything yet."""
     _, branches = all_branches(first_state(target, draft, prompt, config, sampling), config)
@@ -70,8 +70,8 @@ def step_law(
 
 
 def first_state(
-    target: LanguageModel,
-    draft: LanguageModel,
+    target: Reader,
+    draft: Reader,
     prompt: list[int],
     config: DecodeConfig,
     sampling: Sampling = PLAIN,

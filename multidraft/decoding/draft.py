@@ -80,8 +80,7 @@ def read_level(
         reading(row, tree, nodes.get(number, []), depth)
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
-    if hasattr(state.draft, "lookup_only"):
-        state.draft.lookup_only = getattr(config.policy, "lookup_only", False)
+    state.draft.lookup_only = getattr(config.policy, "lookup_only", False)
     tokens, parents = map(list, zip(*new, strict=True))
     answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
     if not places:  # all of them are still catching up

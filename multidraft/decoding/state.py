@@ -13,7 +13,7 @@ from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
@@ -85,8 +85,8 @@ class Row:
 class State:
     """Both models with their caches, and the rows in them."""
 
-    target: LanguageModel
-    draft: LanguageModel | None
+    target: Reader
+    draft: Reader | None
     rows: list[Row]
     steps: int = 0  # that have been taken
     used: bool = False  # the models have moved on from it
@@ -115,7 +115,7 @@ class State:
         self.used = True
 
     @property
-    def models(self) -> list[LanguageModel]:
+    def models(self) -> list[Reader]:
         """The target, and the draft model if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 

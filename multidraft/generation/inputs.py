@@ -22,11 +22,12 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, check_ids, check_method_names, check_sizes, hidden_layers_of
+from multidraft.models.base import check_ids, check_method_names, check_sizes, hidden_layers_of
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model
+from multidraft.models.reader import Reader
 from multidraft.sampling.generation_config import check_stop
 from multidraft.sampling.processors import CountPenalty, LogitBias
 from multidraft.sampling.settings import Sampling, check_all, check_biases
@@ -144,10 +145,10 @@ def check_model(model: Any, name: str) -> None:
         raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
     if not isinstance(model, PreTrainedModel | type):
         check_method_names(model, name)
-    if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
+    if isinstance(model, type) or not isinstance(model, PreTrainedModel | Reader):
         raise AdviceError(
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
-            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
+            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it, or a Reader of your own"
         )
     if isinstance(model, PreTrainedModel) and model.training:
         raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")

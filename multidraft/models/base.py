@@ -1,26 +1,21 @@
-"""What a model offers to the decoding loop, be it a target or a draft.
-
-For each row of a batch a model holds *kept* tokens (the sequence so far; rows may differ in length) and *pending* ones:
-those passed to `forward` since the last `commit`, which form a tree below the kept ones.
-"""
+"""Answers of models and their checks, and how the tokens of a draft model stand for the target's."""
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer
+from multidraft.models.reader import Reader
 from multidraft.verification.distributions import described, has_values
 
 # Two vocabularies of one tokenizer may differ by so many tokens, or by this share: families pad to multiples of 64 to
 # 512, and the vocabularies of two tokenizers differ by far more.
 MAX_PADDING, MAX_PADDING_SHARE = 1024, 0.02
 MAX_CHUNK_TOKENS = 512  # of a text in one forward pass: bounds the memory of the attention mask
-Lists = list[list[int]]  # tokens, or places of tokens, row by row
-Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
 
 
 class Scores(NamedTuple):
@@ -37,47 +32,7 @@ class Scores(NamedTuple):
 Answer = Tensor | Scores | tuple[Tensor | Scores, ...]
 
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """A language model that reads a tree of tokens at once, and then keeps one path of it.
-
-    Column c of its logits is token c of the target, or token `ids[c]` where a draft model has an attribute `ids`: other
-    tokens have probability 0. The tokens that it reads are always the target's.
-    """
-
-    vocabulary: int  # the number of tokens that ids go up to, the target's where it drafts for one
-    context: int | None  # the largest number of tokens in a sequence; None means no limit
-
-    @property
-    def device(self) -> torch.device:
-        """Where logits are returned."""
-
-    def new(self, capacity: int) -> "LanguageModel":
-        """Another reader of this model with nothing read, for sequences of up to `capacity` tokens with their trees."""
-
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
-        """Append new tokens to each row's pending ones, and return their next-token logits.
-
-        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
-        right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
-        logits are (rows, most new tokens, columns), and those beyond a row's own tokens mean nothing. With "last" they
-        are (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The
-        first call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
-        """
-
-    def commit(self, chosen: Lists) -> None:
-        """Append each row's pending tokens `chosen[row]`, a path from its kept tokens on, and drop all others."""
-
-    def gather(self, rows: list[int]) -> None:
-        """Keep these rows of the batch only, in this order; only rows whose index changes move in memory."""
-
-    def extend(self, other: Any) -> None:
-        """Put the rows of `other`, a reader of the same model, below this one's; nothing is pending in either."""
-
-    def fork(self, row: int, length: int, capacity: int) -> "LanguageModel":
-        """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
-
-
+LanguageModel = Reader  # its name in version 0.2
 RENAMED_METHODS = {  # names of version 0.2 that a model of a user's may still have
     "fresh": "new",
     "part": "fork",
@@ -96,20 +51,17 @@ def check_method_names(model: Any, name: str) -> None:
 
 
 def hidden_layers_of(draft: object) -> tuple[int, ...]:
-    """Indices into the target's `hidden_states` (0 = embeddings) that the drafter needs; usually empty.
+    """Indices into the target's `hidden_states` (0 = embeddings) that a drafter needs; usually empty.
 
-    The last state comes after the last norm, as in Hugging Face's `hidden_states`. A drafter that needs some has a
-    method `observe(states)`. It is called with the states (new, layers, width) of each row's next kept tokens, each
-    once and in their order. The drafter may read a token after it has observed the states of all tokens before. The
-    fork of a row observes from its last token on.
+    The last state comes after the last norm, as in Hugging Face's `hidden_states`.
     """
-    return getattr(draft, "hidden_layers", ())
+    return draft.hidden_layers if isinstance(draft, Reader) else ()
 
 
-def pass_hidden_states(target: Any, draft: Any) -> None:
+def pass_hidden_states(target: Reader, draft: Reader | None) -> None:
     """Hand the hidden states of the tokens that the target has just committed to the draft model, if it needs any."""
-    if hidden_layers_of(draft):
-        draft.observe(target.hidden_states)
+    if draft is not None and draft.hidden_layers:
+        draft.observe([*target.hidden_states])
 
 
 def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> list[tuple[Tensor, Tensor | None]]:
@@ -118,11 +70,11 @@ def answers(model: Any, answer: Any, shape: tuple[int, int] | None = None) -> li
     Raises AdviceError on what is no answer, or none for a `shape` of so many rows and new tokens.
     """
     if isinstance(answer, tuple) and not isinstance(answer, Scores):
-        drafters = getattr(model, "drafters", ())
+        drafters = model.drafters
         if len(answer) != len(drafters):
             raise AdviceError(f"{described_model(model)} returns {len(answer)} answers of {len(drafters)} drafters")
         return [part for pair in zip(drafters, answer, strict=True) for part in answers(*pair, shape)]
-    logits, ids = answer if isinstance(answer, Scores) else (answer, getattr(model, "ids", None))
+    logits, ids = answer if isinstance(answer, Scores) else (answer, model.ids)
     check_logits(model, logits, shape or (None, None))
     if ids is not None and not (isinstance(ids, Tensor) and has_values(ids) and ids.dtype == torch.int64):
         raise AdviceError(f"{described_model(model)} has ids that are {described(ids)}; make them an int64 tensor")
@@ -155,10 +107,11 @@ def described_model(model: Any) -> str:
 
 def check_ids(model: Any, vocabulary: int) -> None:
     """Raise unless the columns of a draft model, and of its drafters, are distinct tokens of the target's."""
-    for drafter in getattr(model, "drafters", ()):
+    if not isinstance(model, Reader):
+        return
+    for drafter in model.drafters:
         check_ids(drafter, vocabulary)
-    ids = getattr(model, "ids", None)
-    if ids is not None and not are_tokens(ids, vocabulary):
+    if (ids := model.ids) is not None and not are_tokens(ids, vocabulary):
         use = f"an int64 tensor of distinct tokens, each from 0 to {vocabulary - 1}"
         raise AdviceError(f"the ids of {described_model(model)} are {described(ids)}; give {use}")
 
@@ -240,53 +193,3 @@ def closed_up(staying: Sequence[int]) -> list[int]:
     count, stays = len(staying), set(staying)
     last = sorted((row for row in staying if row >= count), reverse=True)
     return [row if row in stays else last.pop(0) for row in range(count)]
-
-
-def count_scored(scored: Scored, new: int) -> int:
-    """How many of a row's new tokens are scored, the last ones."""
-    return {"all": new, "last": min(new, 1), "none": 0}[scored]
-
-
-def check_rows(brought: int, held: int) -> None:
-    """Raise unless there are tokens, or choices, for each row that a reader holds."""
-    if brought != held:
-        raise AdviceError(
-            f"{brought} rows for a reader of {held}; rows leave by gather(rows) and come by extend(other)"
-        )
-
-
-def check_parents(parents: Sequence[int], pending: int) -> None:
-    """Raise unless each new token follows the kept ones, or a token that was read before it."""
-    for index, parent in enumerate(parents, pending):
-        if not -1 <= parent < index:
-            raise AdviceError(f"pending token {index} has parent {parent}; use -1, or a token that is read before it")
-
-
-def check_paths(chosen: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
-    """Raise unless each row's choice is a path that follows its kept tokens, among pending ones with these parents."""
-    check_rows(len(chosen), len(parents))
-    for path, above in zip(chosen, parents, strict=True):
-        for before, index in zip((-1, *path), path, strict=False):
-            if not 0 <= index < len(above) or above[index] != before:
-                raise AdviceError(
-                    f"the pending tokens {list(path)} are no path of the tree with parents {list(above)}; "
-                    "commit tokens of which each follows the one before it"
-                )
-
-
-def check_nothing_pending(*pending: int) -> None:
-    """Raise where rows would be added in the middle of a step."""
-    if any(pending):
-        raise AdviceError("tokens are pending; commit some, or none, before rows are added")
-
-
-def check_same(model: object, other: object) -> None:
-    """Raise unless the rows of two readers may share a batch."""
-    if model is not other:
-        raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
-
-
-def check_part(row: int, length: int, held: int) -> None:
-    """Raise unless a row has kept so many tokens."""
-    if not 0 < length <= held:
-        raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")

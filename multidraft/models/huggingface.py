@@ -11,15 +11,15 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, Lists, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.passes import grouped, packed
+from multidraft.models.reader import Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
-Model = PreTrainedModel | LanguageModel
+Model = PreTrainedModel | Reader
 NO_HIDDEN_STATES = (
     "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
     "gated delta nets, for a GGUF file with --engine transformers"
@@ -29,7 +29,7 @@ MAX_SCORED_TOKENS = 4
 MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
 
 
-def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: Sequence[int] = ()) -> LanguageModel:
+def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: Sequence[int] = ()) -> Reader:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
 
     A target also returns the hidden states of `hidden_layers`; raises AdviceError where it cannot.
@@ -50,7 +50,7 @@ def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: S
     return Paths(model)
 
 
-class CausalLM:
+class CausalLM(Reader):
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
@@ -64,7 +64,7 @@ class CausalLM:
     ):
         compat.check_supported(model)
         config = compat.text_config(model)
-        self.model = model
+        self.model = self.source = model
         self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
         self.tokens = compat.vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
@@ -72,10 +72,8 @@ class CausalLM:
         self.windows = compat.windows(config)
         self.output_layers, self.width = tuple(hidden_layers), config.hidden_size
         self.pending_states: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
-        self.hidden_states: list[Float[Tensor, "_ layers width"]] = []
         nets = nets_of(model)
         self.reading = with_tree_nets(model) if nets else model
-        self.texts: list[list[int]] = []  # what rows have kept, then what is pending: a state cannot be taken back
         self.capacity, self.steps = capacity, steps_of(model) if compiled and not hidden_layers else None
         self.cache = TreeCache(
             config.num_hidden_layers, min(capacity, MAX_PROMPT_SLOTS) if self.steps else capacity, nets
@@ -85,18 +83,21 @@ class CausalLM:
     def new(self, capacity: int) -> "CausalLM":
         return CausalLM(self.model, capacity, self.steps is not None, self.output_layers)
 
+    def encode(self, tokens: list[int]) -> list[int]:
+        return self.tokens.encode(tokens)
+
+    def _begin(self, rows: int) -> Sequence[Any]:
+        self.cache.begin(rows)
+        return super()._begin(rows)
+
     @torch.inference_mode()
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Float[Tensor, "rows new columns"]:
-        self.cache.begin(len(tokens))
-        self.texts = self.texts or [[] for _ in tokens]
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Float[Tensor, "rows new columns"]:
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
             self.use_fixed_buffers()
         positions = self.cache.append(parents, scored == "last")
-        for text, new in zip(self.texts, tokens, strict=True):
-            text += new
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
@@ -107,10 +108,9 @@ class CausalLM:
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
     def filled_up(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
-        """The tokens as the model reads them, in rows of this width."""
-        encoded = [self.tokens.encode(row) for row in tokens]
+        """The tokens in rows of this width."""
         fills = [[0] * (width - len(row)) for row in tokens]
-        pairs = zip(fills, encoded, strict=True) if at_end else zip(encoded, fills, strict=True)
+        pairs = zip(fills, tokens, strict=True) if at_end else zip(tokens, fills, strict=True)
         return torch.tensor([first + second for first, second in pairs])
 
     def read(
@@ -149,43 +149,32 @@ class CausalLM:
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def commit(self, chosen: Lists) -> None:
-        pending, lengths = self.cache.pending, self.cache.lengths
-        self.cache.commit(chosen)
+    def _commit(self, paths: Lists) -> None:
+        pending = self.cache.pending
+        self.cache.commit(paths)
         if self.output_layers:
-            shape = len(chosen), 0, len(self.output_layers), self.width
+            shape = len(paths), 0, len(self.output_layers), self.width
             empty = torch.empty(shape, dtype=self.dtype, device=self.device)
             states = torch.cat(self.pending_states, 1) if self.pending_states else empty
-            rows = zip(states, pending, chosen, strict=True)
-            self.hidden_states = [row_states[[row.slots[token] for token in path]] for row_states, row, path in rows]
+            rows = zip(states, pending, paths, strict=True)
+            self.hidden_states = [row_states[[row.slots[node] for node in path]] for row_states, row, path in rows]
             self.pending_states = []
-        for text, length, path in zip(self.texts, lengths, chosen, strict=True):
-            text[length:] = [text[length + node] for node in path]
 
     @torch.inference_mode()
-    def gather(self, rows: list[int]) -> None:
+    def _gather(self, rows: list[int]) -> None:
         self.cache.gather(rows)
         self.pending_states = [states[rows] for states in self.pending_states]
-        self.texts = [[*self.texts[row]] for row in rows]
 
     @torch.inference_mode()
-    def extend(self, other: Any) -> None:
-        check_same(self.model, other.model)
-        check_nothing_pending(other.cache.width)
+    def _extend(self, other: "CausalLM") -> None:
         self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
-        self.texts = self.texts + [[*text] for text in other.texts]
 
     @torch.inference_mode()
-    def fork(self, row: int, length: int, capacity: int) -> "CausalLM":
-        check_part(row, length, self.cache.lengths[row])
-        fork = self.new(capacity)
-        if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone, so it is read again
-            fork.forward([self.texts[row][:length]], [list(range(-1, length - 1))], "none")
-            fork.commit([list(range(length))])
+    def _fork(self, fork: "CausalLM", row: int, length: int) -> None:
+        if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone
+            fork.read_again()
         else:
             fork.cache.extend(self.cache, [row], [length])
-            fork.texts = [self.texts[row][:length]]
-        return fork
 
 
 @torch.inference_mode()

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from multidraft.models.base import Lists, check_nothing_pending, check_parents, check_paths, check_rows
 from multidraft.models.gated_delta import Nets
+from multidraft.models.reader import Lists
 
 MAX_BLOCK_LAYERS = 8  # more would gain little, and leave more unused where layers differ in shape
 
@@ -173,9 +173,8 @@ class BufferLayer(DynamicLayer):
 
 @dataclass
 class Pending:
-    """One row's pending tokens, in the order in which they were read."""
+    """Where one row's pending tokens are, in the order in which they were read, and what they see."""
 
-    parents: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)  # behind the base
     seen: list[int] = field(default_factory=list)  # the slots on the path to each, its own included, as bits
 
@@ -184,7 +183,6 @@ class Pending:
         for slot, parent in enumerate(parents, first):
             self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
             self.slots.append(slot)
-        self.parents += parents
 
     def last(self, new: int, width: int) -> list[int]:
         """What the last slots of this width see; slots that no token is in see themselves."""
@@ -196,6 +194,8 @@ class Pending:
 
 class TreeCache:
     """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
+
+    Its reader checks what it is given.
 
     `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give
     the right `capacity` (the longest sequence plus one tree) to avoid growing, which copies.
@@ -236,11 +236,10 @@ class TreeCache:
             net.drop_pending()
 
     def begin(self, rows: int) -> None:
-        """Settle the number of rows, if there are none."""
+        """Start with so many empty rows, if there are none."""
         if not self.lengths:
             self.lengths = [0] * rows
             self._drop_pending()
-        check_rows(rows, len(self.lengths))
 
     def append(self, parents: Lists, at_end: bool) -> Int[Tensor, "rows new"]:
         """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
@@ -250,7 +249,6 @@ class TreeCache:
         width = max(map(len, parents))
         positions = np.zeros((len(parents), width), np.int64)
         for row, (length, pending, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
-            check_parents(new, len(pending.parents))
             first = width - len(new) if at_end else 0
             pending.append(new, self.width + first)
             paths = pending.seen[len(pending.seen) - len(new) :]
@@ -294,10 +292,8 @@ class TreeCache:
 
     def commit(self, chosen: Lists) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
-        check_rows(len(chosen), len(self.lengths))
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
             return self._drop_pending()
-        check_paths(chosen, [row.parents for row in self.pending])
         paths = [[row.slots[token] for token in path] for path, row in zip(chosen, self.pending, strict=True)]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
@@ -335,7 +331,6 @@ class TreeCache:
 
     def extend(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
         """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
-        check_nothing_pending(self.width)
         self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and rows:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from multidraft.errors import AdviceError, shown
 from multidraft.io.files import content
-from multidraft.models.base import LanguageModel
 from multidraft.models.compat import body, check_supported, home, text_config
+from multidraft.models.reader import Reader
 
 MAX_SIZES = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
 MAX_SETTINGS_BYTES = 2**26  # of a file
@@ -133,7 +133,7 @@ def check_sizes(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name
         )
 
 
-def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrainedModel:
+def first_layers(model: PreTrainedModel | Reader, count: int) -> PreTrainedModel:
     """A model of the first `count` layers, between the same embedding and the same norm and head, as a drafter.
 
     Every weight is shared with `model`, which stays as it was. Raises AdviceError for a family whose decoder does not

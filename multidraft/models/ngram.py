@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, shown
-from multidraft.models.base import Lists, Scores
+from multidraft.models.base import Scores
+from multidraft.models.reader import Lists, digest
 from multidraft.models.table import Prefix, PrefixModel
 from multidraft.verification.distributions import described
 
@@ -30,10 +31,10 @@ class History:
         self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
 
-    def read(self, text: Prefix) -> None:
+    def read(self, text: Sequence[int]) -> None:
         """Go on to the end of a text of which the beginning has been read."""
         for place in range(self.length, len(text)):
-            self.note(text[max(place - self.longest, 0) : place], text[place])
+            self.note(tuple(text[max(place - self.longest, 0) : place]), text[place])
             self.length = place + 1
 
     def note(self, before: Prefix, token: int) -> None:
@@ -90,14 +91,19 @@ def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
         yield prefix[start:]
 
 
-class Reader(PrefixModel):
+class CountingReader(PrefixModel):
     """A drafter that looks at what followed every run of up to `longest` tokens in each row's kept tokens."""
 
+    cost = "lookup"
     history: ClassVar[type[History]] = History
 
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
-        self.longest = longest
+        self.longest, self.looks_back = longest, longest + 2
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"digest": digest(str([self.vocabulary, self.longest]))}
 
     def read(self, row: int) -> Any:
         """The history of a row's kept tokens."""
@@ -107,6 +113,10 @@ class Reader(PrefixModel):
         if state.memory.length < len(state.kept):
             state.memory.read(state.kept)
         return state.memory
+
+    def _commit(self, paths: Lists) -> None:
+        for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
+            self.read(row)  # up to these paths, which come next time
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]  # `scores` makes logits of it
@@ -126,13 +136,8 @@ class Reader(PrefixModel):
                 )
         return Scores(logits, ids)
 
-    def commit(self, chosen: Lists) -> None:
-        super().commit(chosen)
-        for row in range(len(self.rows)):  # now, and not at once where a long text has been kept piece by piece
-            self.read(row)
 
-
-class NGram(Reader):
+class NGram(CountingReader):
     """An n-gram model of each row's own text so far, and of a corpus of tokens if there is one.
 
     With c(s) the number of times that the run s was followed by anything, c(s, x) by x, and d(s) by how many different
@@ -158,7 +163,7 @@ class NGram(Reader):
         check_corpus(corpus, vocabulary)
         super().__init__(vocabulary, order - 1)
         self.corpus = History(self.longest)
-        self.corpus.read(tuple(corpus))
+        self.corpus.read(corpus)
 
     def new(self, capacity: int) -> "NGram":
         model = NGram(self.vocabulary, self.longest + 1)
@@ -190,7 +195,7 @@ def check_corpus(corpus: Any, vocabulary: int) -> None:
             )
 
 
-class Lookup(Reader):
+class Lookup(CountingReader):
     """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
     Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from

@@ -16,8 +16,9 @@ from multidraft.decoding.loop import Stopping
 from multidraft.decoding.prefill import at_roots
 from multidraft.decoding.record import Emitted, Logprob, listed
 from multidraft.decoding.state import DecodeConfig, Randomness, State
-from multidraft.models.base import LanguageModel, Scored, hidden_layers_of, pass_hidden_states
+from multidraft.models.base import LanguageModel, hidden_layers_of, pass_hidden_states
 from multidraft.models.huggingface import Model, answers_prompts, reader
+from multidraft.models.reader import Scored
 from multidraft.sampling.gate import RowFault, distribution_error, softmax
 from multidraft.sampling.settings import Sampling
 

@@ -17,7 +17,7 @@ import multidraft as md
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.errors import AdviceError
 from multidraft.models.ensemble import Mixture
-from multidraft.models.gguf import file, model
+from multidraft.models.gguf import file, memory
 from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.models.ngram import NGram
 from multidraft.zoo import load_pair
@@ -182,7 +182,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
     monkeypatch.undo()
     loaded = md.GGUF(tiny_file("llama"))
-    monkeypatch.setattr(model, "available", lambda device: 1000)
+    monkeypatch.setattr(memory, "available", lambda device: 1000)
     with pytest.raises(AdviceError, match="the keys and values of 256 tokens of llama take"):
         md.generate(loaded, None, [[1, 2]])
 

@@ -33,8 +33,8 @@ class Spoilt(TableModel):
     def new(self, capacity: int) -> "Spoilt":
         return Spoilt(self.change)
 
-    def forward(self, tokens, parents, scored="all"):
-        answer = super().forward(tokens, parents, scored)
+    def _read(self, tokens, parents, scored):
+        answer = super()._read(tokens, parents, scored)
         self.passes += scored != "none"
         return self.change(answer) if self.passes > 1 else answer
 

@@ -10,7 +10,7 @@ from multidraft.decoding.prefill import start
 from multidraft.decoding.record import StepRecord
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
@@ -26,7 +26,7 @@ def always(wanted: Callable[[int], torch.Tensor]) -> TableModel:
 def records(
     policy: TreePolicy,
     target: TableModel,
-    draft: LanguageModel,
+    draft: Reader,
     steps: int,
     rows: int = 1,
     temperature: float = 1.0,

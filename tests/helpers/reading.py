@@ -8,7 +8,7 @@ from tiny import VOCABULARY
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 
 TOLERANCE = 1e-4  # of the largest logit; float32 gives less than 1e-5, the wrong twins 0.01 and more
 PROMPTS = (9, 4, 7)
@@ -49,7 +49,7 @@ def chain(count: int) -> list[int]:
     return list(range(-1, count - 1))
 
 
-def read_text(model: LanguageModel, texts: list[list[int]], scored="none") -> Tensor:
+def read_text(model: Reader, texts: list[list[int]], scored="none") -> Tensor:
     """Read texts and keep them."""
     said = model.forward(texts, [chain(len(text)) for text in texts], scored)
     model.commit([list(range(len(text))) for text in texts])
@@ -61,7 +61,7 @@ class Session:
     """A reader beside the sequences that it should hold."""
 
     plain: PreTrainedModel
-    model: LanguageModel
+    model: Reader
     sequences: list[list[int]]
     generator: torch.Generator
 
@@ -125,7 +125,7 @@ class Session:
 
 
 def begun(
-    plain: PreTrainedModel, model: LanguageModel, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
+    plain: PreTrainedModel, model: Reader, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
 ) -> Session:
     """A reader that has read random texts of these lengths."""
     generator = torch.Generator().manual_seed(sum(prompts))

@@ -22,7 +22,7 @@ from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import commit
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.verify import Decision
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
@@ -33,8 +33,8 @@ def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> Decode
 
 
 def law_error(
-    target: LanguageModel,
-    draft: LanguageModel,
+    target: Reader,
+    draft: Reader,
     prompt: list[int],
     config: DecodeConfig,
     conditional: Callable[[tuple[int, ...]], Tensor],

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import check_paths
 from multidraft.models.compat import check_supported, context
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block, TreeCache
+from multidraft.models.reader import check_paths
 
 ALIKE = ["llama3 rope", "yarn rope", "gemma", "olmo", "granite", "falcon many heads", "mixtral", "mistral"]
 QUICK = {(name, "eager" if name in EAGER_ONLY else "sdpa") for name, _ in CASES if name not in ALIKE}

@@ -12,10 +12,11 @@ from tiny import tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Scores, by_drafter
+from multidraft.models.base import Scores, by_drafter
 from multidraft.models.ensemble import SURE, Backlog, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.huggingface import reader
-from multidraft.models.ngram import MAX_FOLLOWERS, Lookup, NGram, Reader
+from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
+from multidraft.models.reader import Reader, Row
 from multidraft.models.table import TableModel, random_table
 
 EXACT = 1e-12
@@ -25,14 +26,14 @@ TEXT = [0, 1, 0, 0, 1, 1, 0]
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch):
     """Drafters that count give float64, so that sums are exact."""
-    monkeypatch.setattr(Reader, "dtype", torch.float64)
+    monkeypatch.setattr(CountingReader, "dtype", torch.float64)
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(random_table(vocabulary, 3, seed), vocabulary)
 
 
-def said(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
+def said(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
     """What is said after a text of which all but the last token are kept, and after a path of pending tokens."""
     model = model.new(len(text))
     read_text(model, [text[:-1]])
@@ -40,7 +41,7 @@ def said(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> l
     return by_drafter(model, answer)
 
 
-def law(model: LanguageModel, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
+def law(model: Reader, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
     """The distribution over all tokens."""
     [scores] = said(model, text, path)
     return spread(scores, vocabulary or model.vocabulary)[0, -1].exp()
@@ -64,7 +65,7 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
     assert torch.equal(logits, torch.stack([torch.stack([spelled(each).log() for each in own]) for own in prefixes]))
     model.commit([[1, 2], [0]])
     model.gather([1, 0])
-    assert [row.kept for row in model.rows] == [(4, 2), (3, 1, 2, 2, 3)]
+    assert [row.kept for row in model.rows] == [[4, 2], [3, 1, 2, 2, 3]]
 
 
 def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens():
@@ -229,9 +230,9 @@ def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
-    behind = Backlog([4, 5, 6, 7], [-1, 0, 1, 2], kept=2)
-    assert behind.take(0) == ([], [])
-    assert behind.take(4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    behind, row = Backlog(unread=2), Row(kept=[9, 4, 5], tokens=[6, 7], parents=[-1, 0])
+    assert behind.take(row, 0) == ([], [])
+    assert behind.take(row, 4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
@@ -278,7 +279,7 @@ def test_advice(make, advice):
 # Rows that come, leave and are copied
 
 
-def gguf(_: int) -> LanguageModel:
+def gguf(_: int) -> Reader:
     from ggufs import tiny_file  # skips where there is no llama.cpp
 
     from multidraft.models.gguf.model import GGUF
@@ -298,7 +299,7 @@ READERS = {
 }
 
 
-def made(kind: str, which: int = 0) -> LanguageModel:
+def made(kind: str, which: int = 0) -> Reader:
     """A reader of some kind, and another one."""
     if kind not in HUGGING_FACE:
         return READERS[kind](which)
@@ -308,7 +309,7 @@ def made(kind: str, which: int = 0) -> LanguageModel:
 TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
 
 
-def heard(model: LanguageModel, tokens: list[list[int]], row: int) -> Tensor:
+def heard(model: Reader, tokens: list[list[int]], row: int) -> Tensor:
     """What is said of one row behind chains of tokens, which are forgotten."""
     answers = by_drafter(model, model.forward(tokens, [chain(len(own)) for own in tokens]))
     model.commit([[]] * len(tokens))

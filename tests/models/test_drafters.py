@@ -15,10 +15,10 @@ import multidraft as md
 from multidraft.decoding import verify
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
-from multidraft.models.base import LanguageModel
 from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.loading import first_layers
-from multidraft.models.ngram import Lookup, NGram, Reader
+from multidraft.models.ngram import CountingReader, Lookup, NGram
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
@@ -33,7 +33,7 @@ UNEVEN = "[[0],[1],[0,0],[1,0],[1,1]]"  # equal tokens at the root give one node
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch):
     """Drafters that count give float64, so that sums are exact."""
-    monkeypatch.setattr(Reader, "dtype", torch.float64)
+    monkeypatch.setattr(CountingReader, "dtype", torch.float64)
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
@@ -45,7 +45,7 @@ def confident(laws: Tensor) -> Tensor:
     return laws.amax(-1).exp() / laws.amax(-1).exp().sum(-1, keepdim=True)
 
 
-ONE: dict[str, Callable[[int], LanguageModel]] = {
+ONE: dict[str, Callable[[int], Reader]] = {
     "n-gram": lambda v: NGram(v),
     "n-gram with a corpus": lambda v: NGram(v, 2, corpus=[1, 1, 0, 1]),
     "look-up": lambda v: Lookup(v),
@@ -54,7 +54,7 @@ ONE: dict[str, Callable[[int], LanguageModel]] = {
     "copying": lambda v: LookupThenModel([Lookup(v), table(v, 2)]),
     "confident mixture": lambda v: Mixture([table(v, 2), NGram(v)], confident),
 }
-MANY: dict[str, Callable[[int], LanguageModel]] = {
+MANY: dict[str, Callable[[int], Reader]] = {
     "two tables": lambda v: SideBySide([table(v, 6), table(v, 7)]),
     "table and n-gram": lambda v: SideBySide([table(v, 2), NGram(v)]),
     "three": lambda v: SideBySide([table(v, 2), Lookup(v), table(v, 3)]),

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.gguf.file import library
-from multidraft.models.gguf.model import GGUF, Row
+from multidraft.models.gguf.memory import Sequences
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.reader import Row
 
 TABLE = 10 * TOLERANCE  # llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise
 READ: dict[Path, GGUF] = {}
@@ -126,7 +128,7 @@ def test_nodes_beyond_the_context_do_no_harm():
     assert got.isfinite().all()
     assert error(got[:2], run.expected(Forest([tree.tokens[0][:2]], [chain(2)]))) < TOLERANCE
     run.model.commit([[0, 1, 2, 3, 4]])
-    assert run.model.rows[0].length == CONTEXT
+    assert run.model.rows[0].memory.length == CONTEXT
     assert not run.model.forward([[1]], [[-1]]).any()
 
 
@@ -161,9 +163,13 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
 
 def one_sequence(run: Session, monkeypatch) -> None:
     """Wrong: what all leaves go on from is one sequence, which sees all of them."""
-    monkeypatch.setattr(Row, "sequence_after", lambda row, place: row.sequences[0])
-    right = Row.grow
-    monkeypatch.setattr(Row, "grow", lambda row, new, above, end: right(row, new, list(range(-1, len(new) - 1)), end))
+    monkeypatch.setattr(Sequences, "sequence_after", lambda self, row, place: self.numbers[0])
+    right = Sequences.grow
+
+    def as_chains(self: Sequences, row: Row, new: list[int], end: int) -> list:
+        return right(self, replace(row, parents=list(range(-1, len(row.tokens) - 1))), new, end)
+
+    monkeypatch.setattr(Sequences, "grow", as_chains)
 
 
 def kept_elsewhere(run: Session, monkeypatch) -> None:
@@ -171,7 +177,7 @@ def kept_elsewhere(run: Session, monkeypatch) -> None:
     trees = Forest([drawn(7, run.generator) for _ in PROMPTS], SEVEN)
     run.read(trees)
     for row in run.model.rows:
-        row.through = [row.sequences[-1]] * len(row.through)
+        row.memory.through = [row.memory.numbers[-1]] * len(row.memory.through)
     run.commit(trees, [trees.path(row, 2) for row in range(3)])
 
 

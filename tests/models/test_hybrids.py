@@ -126,8 +126,8 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
 
     def other(self: Paths, row: int, nodes: list[int]) -> Reading:
         made, own = reading(self, row, nodes), self.rows[row]
-        elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.states]
-        return made._replace(memory=own.states[elder[-1]][0], place=own.states[elder[-1]][1]) if elder else made
+        elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.memory]
+        return made._replace(memory=own.memory[elder[-1]][0], place=own.memory[elder[-1]][1]) if elder else made
 
     monkeypatch.setattr(TreeCache, "masks", masks)
 
@@ -144,15 +144,15 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
 def the_root_stays(monkeypatch) -> None:
     """Wrong: what is kept does not change the state."""
     monkeypatch.setattr(Nets, "commit", lambda *_: None)
-    commit = Paths.commit
+    commit = Paths._commit
 
     def wrong(self: Paths, chosen: list[list[int]]) -> None:
-        before = [row.states[-1] for row in self.rows]
+        before = [row.memory[-1] for row in self.rows]
         commit(self, chosen)
         for row, state in zip(self.rows, before, strict=True):
-            row.states[-1] = state
+            row.memory[-1] = state
 
-    monkeypatch.setattr(Paths, "commit", wrong)
+    monkeypatch.setattr(Paths, "_commit", wrong)
 
 
 def the_convolution_sees_slots(monkeypatch) -> None:

@@ -129,7 +129,7 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("shapes", KINDS)
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape]):
     fake = written(shapes)
-    pending = kv_cache.Pending(chain(2), [2, 3], [4, 12])  # as if the last two tokens were the tree
+    pending = kv_cache.Pending([2, 3], [4, 12])  # as if the last two tokens were the tree
     fake.cache.pending, fake.pending = [pending] * 3, [own[2:] for own in fake.pending]
     with Operations() as operations:
         fake.commit([2] * 3)

@@ -14,11 +14,12 @@ from torch import Tensor
 import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
+from multidraft.models.base import Vocabulary, check_sizes
 from multidraft.models.ensemble import LookupThenModel, SideBySide, spread
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
 from multidraft.models.ngram import Lookup
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
@@ -91,7 +92,7 @@ def test_models_of_two_sizes_decode_greedily(padding):
 
 
 @pytest.fixture(params=["Hugging Face", "GGUF"])
-def reader(request, tmp_path: Path) -> LanguageModel:
+def reader(request, tmp_path: Path) -> Reader:
     """A tiny Llama of seven tokens, six of them the target's."""
     model = deepcopy(tiny_model("llama", vocab_size=len(IDS) + 1))
     model.config.target_ids = IDS
@@ -106,7 +107,7 @@ def reader(request, tmp_path: Path) -> LanguageModel:
     return GGUF(tmp_path / "draft.gguf", cache_type="f32").new(20)
 
 
-def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: LanguageModel):
+def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: Reader):
     text = [*drawn(6, torch.Generator().manual_seed(1), end=61), *IDS[:2], 4]
     plain = tiny_model("llama", vocab_size=len(IDS) + 1)
     expected = plain(torch.tensor([[OWN.get(token, len(IDS)) for token in text]])).logits[..., : len(IDS)]
@@ -128,7 +129,7 @@ def test_captures_have_its_numbers_in_the_columns_of_the_target():
     assert shard.recording.draft.isfinite().sum() == expected.numel()
 
 
-def test_it_goes_along_with_others(reader: LanguageModel):
+def test_it_goes_along_with_others(reader: Reader):
     mixed, several = LookupThenModel([Lookup(61), reader]), SideBySide([reader.new(9), Lookup(61)])
     law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)

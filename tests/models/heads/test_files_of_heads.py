@@ -143,5 +143,5 @@ def test_steps_that_tell_states_are_not_compiled():
 
 def test_profiles_tell_heads_apart():
     model = target()
-    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).identity) for kind in ("eagle3", "dflash")}
+    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).fingerprint) for kind in ("eagle3", "dflash")}
     assert len(found) == 2

@@ -32,12 +32,12 @@ class Ear(NGram):
     def observe(self, states: list[Tensor]) -> None:
         self.heard = [torch.cat(pair) for pair in zip(self.heard, states, strict=True)] if self.heard else states
 
-    def gather(self, rows: list[int]) -> None:
-        super().gather(rows)
+    def _gather(self, rows: list[int]) -> None:
+        super()._gather(rows)
         self.heard = [self.heard[row] for row in rows]
 
-    def extend(self, other: "Ear") -> None:
-        super().extend(other)
+    def _extend(self, other: "Ear") -> None:
+        super()._extend(other)
         self.heard += other.heard
 
 

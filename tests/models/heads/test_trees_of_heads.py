@@ -151,7 +151,7 @@ def test_reading_out_of_order_is_refused():
         head.forward([[1, 2]], [[-1, 0]])
     for chain in ([-1, -1], [0, 0]):
         head = prompted("eagle3", TEXTS[:1])
-        with pytest.raises(md.AdviceError, match=r"tree|as far as"):
+        with pytest.raises(md.AdviceError, match=r"tree|as far as|has parent 0"):
             head.forward([[1, 2]], [chain])
     head = prompted("eagle3", TEXTS[:1])
     head.forward([[9]], [[-1]])
