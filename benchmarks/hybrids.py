@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
 from multidraft.machine import commit, hardware
-from multidraft.models.base import LanguageModel
 from multidraft.models.huggingface import CausalLM
+from multidraft.models.reader import Reader
 from multidraft.models.recurrent import Paths
 
 SHAPE = dict(vocab_size=32_000, hidden_size=640, intermediate_size=1920, num_hidden_layers=12, head_dim=128)
@@ -34,12 +34,12 @@ def made() -> PreTrainedModel:
     return Qwen3_5ForCausalLM(config).eval()
 
 
-def seconds(model: LanguageModel, parents: list[int]) -> float:
+def seconds(model: Reader, parents: list[int]) -> float:
     """Of a pass over such a tree, which is then dropped."""
     before = time.process_time()
     model.forward([[7 + node for node in range(len(parents))]], [parents])
     after = time.process_time()
-    model.keep([[]])
+    model.commit([[]])
     return after - before
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     readers = {"one pass": CausalLM(model, options.context + 64), "paths": Paths(model)}
     for reader in readers.values():
         reader.forward([list(range(options.context))], [list(range(-1, options.context - 1))], "none")
-        reader.keep([list(range(options.context))])
+        reader.commit([list(range(options.context))])
         seconds(reader, [-1])
     found = {}
     for kind, above in KINDS.items():

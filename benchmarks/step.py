@@ -32,6 +32,7 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import warm_up
 from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
 
@@ -40,17 +41,14 @@ WEIGHTS = 1 << 24  # bytes that a pass reads
 PARTS = ("draft", "target", "rule", "measure", "cache", "rest", "info", "ours")
 
 
-class Given:
+class Given(Reader):
     """A model whose logits lie ready, whatever it reads."""
-
-    context = None
-    device = torch.device("cpu")
 
     def __init__(self, logits: torch.Tensor):
         self.logits, self.vocabulary, self.passes = logits, logits.shape[-1], 0  # (passes, rows, nodes, vocabulary)
         self.weights, self.seconds = torch.zeros(WEIGHTS // 4), 0.0
 
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: str = "all") -> torch.Tensor:
+    def _read(self, tokens: list[list[int]], parents: list[list[int]], scored: str) -> torch.Tensor:
         """The next ones."""
         start = time.process_time()
         self.passes += 1
@@ -60,18 +58,9 @@ class Given:
         self.seconds += time.process_time() - start
         return logits
 
-    def fresh(self, capacity: int) -> "Given":
+    def new(self, capacity: int) -> "Given":
         """Itself: nothing is kept."""
         return self
-
-    def keep(self, chosen: list[list[int]]) -> None:
-        """Nothing."""
-
-    def select(self, rows: list[int]) -> None:
-        """Rows never leave."""
-
-    def join(self, other: "Given") -> None:
-        """Rows never come."""
 
 
 def beginning(vocabulary: int, rows: int, tree: Tree, sampling: Sampling) -> State:

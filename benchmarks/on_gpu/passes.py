@@ -25,7 +25,7 @@ def measure(asked: Asked, name: str) -> list[Line]:
 def beginning(reader: CausalLM, context: int) -> CausalLM:
     """The reader with so many tokens kept."""
     read(reader, context)
-    reader.keep([list(range(context))])
+    reader.commit([list(range(context))])
     return reader
 
 
@@ -34,7 +34,7 @@ def a_pass(reader: CausalLM, new: int) -> Callable[[], None]:
 
     def run() -> None:
         read(reader, new)
-        reader.keep([[]])
+        reader.commit([[]])
 
     return run
 

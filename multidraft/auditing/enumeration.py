@@ -14,12 +14,12 @@ from torch import Tensor
 from multidraft.decoding.draft import Drafted, read_level, stacked
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig, Scored, State, select
+from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import node_outcomes
 from multidraft.decoding.walks import Asked, Verdict, Walker, WalkResult, drive, walker
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
 
@@ -59,7 +59,7 @@ class Branch:
 
 
 def step_law(
-    target: LanguageModel, draft: LanguageModel, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
+    target: Reader, draft: Reader, prompt: list[int], config: DecodeConfig, sampling: Sampling = PLAIN
 ) -> StepLaw:
     """The exact law of one step after a prompt, for models that have not read anything yet."""
     _, branches = all_branches(first_state(target, draft, prompt, config, sampling), config)
@@ -70,8 +70,8 @@ def step_law(
 
 
 def first_state(
-    target: LanguageModel,
-    draft: LanguageModel,
+    target: Reader,
+    draft: Reader,
     prompt: list[int],
     config: DecodeConfig,
     sampling: Sampling = PLAIN,
@@ -137,7 +137,7 @@ def all_trees(state: State, config: DecodeConfig) -> Forest:
         rows = [row for row, own in enumerate(ways) for _ in own]
         trees = [tree for own in ways for tree, _ in own]
         probability = [probability[row] * chance for row, own in enumerate(ways) for _, chance in own]
-        origin, state, depth = [origin[row] for row in rows], select(state, rows), depth + 1
+        origin, state, depth = [origin[row] for row in rows], gather(state, rows), depth + 1
     return Forest(state, score(state, Drafted(trees, depth, {})), origin, probability)
 
 

@@ -13,8 +13,8 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
 from multidraft.verification.law import Law
 from multidraft.verification.laws import optimum as optimal
@@ -144,7 +144,7 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
     vocabulary = 3 if 3 ** sum(shape.drafts) <= MOST_TREES else 2
     tables = [random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3)]
     target, *drafters = (TableModel(table, vocabulary) for table in tables)
-    draft: LanguageModel = Several(drafters) if scheme.law.several else drafters[0]
+    draft: Reader = SideBySide(drafters) if scheme.law.several else drafters[0]
     step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multidraft.autotune.estimates import DEFAULT, MAX_DRAFTS, AcceptanceTracker, Costs, Timed, Work
-from multidraft.autotune.growing import Growing, Kind, kind_of
+from multidraft.autotune.growing import Growing, kind_of
 from multidraft.autotune.plans import (
     MAX_SAMPLES,
     MIN_STEPS,
@@ -23,6 +23,7 @@ from multidraft.autotune.plans import (
 from multidraft.decoding.policy import Plan, StaticTree, StepForecast
 from multidraft.decoding.tree import NO_DRAFTS, TokenTree, Tree
 from multidraft.errors import AdviceError
+from multidraft.models.reader import Cost
 from multidraft.verification.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Auto(Growing):
         temperature: float | int,
         limits: Limits | None = None,
         budget: float | int = 0.0,
-        kind: Kind = "model",
+        kind: Cost = "pass",
     ):
         limits = limits or Limits()
         super().__init__(limits.nodes, limits.depth, kind)
@@ -102,7 +103,7 @@ class Auto(Growing):
     @property
     def skips_draft_model(self) -> bool:
         """Whether the draft model is not asked at present, so that it need not catch up."""
-        return self.kind == "model" and bool(self.rows) and not (self.model_pays or self.is_probing)
+        return self.kind == "pass" and bool(self.rows) and not (self.model_pays or self.is_probing)
 
     def forecast(self) -> StepForecast | None:
         """The tokens and seconds to be expected of the trees that were drawn."""
@@ -143,7 +144,7 @@ class Auto(Growing):
         rates = self.recent.rates(self.prior, DEFAULT_WEIGHT if self.prior is DEFAULT else PROFILE_WEIGHT)
         self.costs = costs = self.profile.costs(rows)
         if rows != self.rows or not self.seconds:  # at the speed of no drafts the first trees would be too large
-            chains = CHAINS if self.kind == "model" else CHAINS[:1]
+            chains = CHAINS if self.kind == "pass" else CHAINS[:1]
             forecasts = [StepForecast(rates.tokens(tree), costs.seconds(Work.of_tree(tree))) for tree in chains]
             best = max(forecasts, key=lambda forecast: forecast.tokens / forecast.seconds)
             self.tokens, self.seconds = STEPS_PER_PRICING * rows * best.tokens, STEPS_PER_PRICING * best.seconds
@@ -208,7 +209,7 @@ class Auto(Growing):
                 say_once(NO_DRAFTS_ADVICE)
 
 
-def work_of(trees: list[TokenTree], kind: Kind) -> Work:
+def work_of(trees: list[TokenTree], kind: Cost) -> Work:
     """The work of a step for each row: rows are padded to the widest, on every level that a draft model reads."""
     asked = [Counter(tree.depths[node] for node, law in tree.laws.items() if law.known is None) for tree in trees]
     levels = {depth for depths in asked for depth in depths} if kind != "lookup" else set()
@@ -216,7 +217,7 @@ def work_of(trees: list[TokenTree], kind: Kind) -> Work:
     return Work(len(levels), reads, max(map(len, trees)) - 1)
 
 
-def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Kind, budget: float | int) -> float:
+def note(profile: Profile, temperature: float | int, record: "StepRecord", kind: Cost, budget: float | int) -> float:
     """Add a step to a profile while it needs more; returns the seconds that were added."""
     rows, tracker = len(record.trees), profile.at(temperature)
     if tracker.nodes < MAX_LEARNT_NODES:

@@ -7,30 +7,27 @@ drawn at that node, so the output is exact (docs/theory.md).
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from multidraft.autotune.estimates import DEFAULT, Costs, Rates
 from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.tree import TokenTree
-from multidraft.models.ensemble import Copying
 from multidraft.models.huggingface import Model
-from multidraft.models.ngram import Reader
+from multidraft.models.reader import Cost, Reader
 
 MAX_NODE_DRAFTS = 4  # drafts at a node of a growing tree
 MIN_NODE_SHARE = 0.01  # a node costs at least this share of a plain step, even if noise hides it
 COPY_CONTINUES = 0.75  # probability that the next looked-up token is right if this one was
-Kind = Literal["model", "copying", "lookup"]  # which answers need a pass of a model: all, some, none
 
 
-def kind_of(draft: Model) -> Kind:
+def kind_of(draft: Model) -> Cost:
     """Which of a drafter's answers need a pass of a model."""
-    return "copying" if isinstance(draft, Copying) else "lookup" if isinstance(draft, Reader) else "model"
+    return draft.cost if isinstance(draft, Reader) else "pass"
 
 
 class Growing(TreePolicy):
     """Adds drafts while their expected gain exceeds their price, both in tokens; `price` has to be called first."""
 
-    def __init__(self, nodes: int, depth: int, kind: Kind = "model"):
+    def __init__(self, nodes: int, depth: int, kind: Cost = "pass"):
         self.max_drafts, self.max_nodes, self.draft_counts = MAX_NODE_DRAFTS, nodes + 1, range(1, MAX_NODE_DRAFTS + 1)
         self.depth, self.kind, self.rates = depth, kind, DEFAULT
         self.node_price = self.first_price = 0.0  # of a drafted node; of the first one, in addition
@@ -65,11 +62,11 @@ class Growing(TreePolicy):
         """The nodes of a level whose drafts should gain; the draft model is asked if they also pay for its pass."""
         asks_model = self.model_pays or self.is_probing
         if depth == 0:
-            nodes = [[0] if asks_model or self.kind != "model" else [] for _ in trees]
-            return Plan(nodes, lookup_only=self.kind == "copying" and not asks_model)
+            nodes = [[0] if asks_model or self.kind != "pass" else [] for _ in trees]
+            return Plan(nodes, lookup_only=self.kind == "mixed" and not asks_model)
         model_nodes, lookup_nodes = zip(*(self.gains(tree, depth) for tree in trees), strict=True)
         asks_model = sum(sum(gains.values()) for gains in model_nodes) > self.level_price * len(trees)
-        asked_nodes = model_nodes if asks_model or self.kind == "copying" else [()] * len(trees)
+        asked_nodes = model_nodes if asks_model or self.kind == "mixed" else [()] * len(trees)
         pairs = zip(asked_nodes, lookup_nodes, strict=True)
         return Plan([[*by_model, *by_lookup] for by_model, by_lookup in pairs], lookup_only=not asks_model)
 

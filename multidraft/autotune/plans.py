@@ -8,7 +8,6 @@ import logging
 import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from hashlib import sha256
 from importlib.resources import files as package_files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -27,6 +26,7 @@ from multidraft.io.journal import parse
 from multidraft.machine import cpu, versions
 from multidraft.models.compat import home
 from multidraft.models.huggingface import Model
+from multidraft.models.reader import digest
 from multidraft.verification.scheme import Scheme
 
 NOTES = logging.getLogger("multidraft")
@@ -171,11 +171,6 @@ def read_step(run: list[float], name: str) -> Timed:
     return step._replace(rest=max(step.rest, 0.0))  # rounding may have made it negative
 
 
-def digest(text: str) -> str:
-    """The first 16 characters of a text's SHA-256."""
-    return sha256(text.encode()).hexdigest()[:16]
-
-
 def checksum(content: dict[str, Any]) -> str:
     """A digest of a profile's or an identity's content."""
     return digest(json.dumps(content, sort_keys=True))
@@ -204,10 +199,8 @@ def model_identity(model: Any) -> dict[str, Any]:
     """The identity of a model: kind, digest of its configuration and of some weights, dtype and device."""
     model = getattr(model, "model", model)  # the model inside a reader
     if not isinstance(model, PreTrainedModel):
-        members = [model_identity(member) for member in getattr(model, "drafters", ())]
-        identity = getattr(model, "identity", None)
-        identity = identity or {"digest": digest(str([model.vocabulary, getattr(model, "longest", None)]))}
-        identity = {"kind": type(model).__name__, "device": str(model.device)} | identity
+        members = [model_identity(member) for member in model.drafters]
+        identity = {"kind": type(model).__name__, "device": str(model.device)} | model.fingerprint
         return identity | {"drafters": members} if members else identity
     fields = {name: value for name, value in model.config.to_dict().items() if name not in VOLATILE_FIELDS}
     parameters = list(model.parameters())

@@ -157,7 +157,7 @@ def check_weights(mixture: list[Member]) -> list[Member]:
 
 def load(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER) -> Models:
     """Load the named target and drafters; several drafters run side by side."""
-    from multidraft.models.ensemble import Several
+    from multidraft.models.ensemble import SideBySide
 
     target, draft = default_pair(target, draft, loader.gives_hidden_states)
     mixtures = parse(draft)
@@ -166,7 +166,7 @@ def load(target: str | None, draft: str | None, loader: Loader = DEFAULT_LOADER)
     models = dict(zip(names, loaded, strict=True))
     members = [[models.get(name) or built_in_drafter(name, model) for name, _ in mixture] for mixture in mixtures]
     drafters = list(map(mixture_of, members, mixtures))
-    return Models(model, Several(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
+    return Models(model, SideBySide(drafters) if len(drafters) > 1 else next(iter(drafters), None), tokenizer)
 
 
 def load_models(
@@ -282,12 +282,12 @@ def built_in_drafter(name: str, target: "Model") -> "Model":
 
 def mixture_of(members: "list[Model]", mixture: list[Member]) -> "Model":
     """Mix drafters into one: `copy` first if it is named, else by weight, in equal parts by default."""
-    from multidraft.models.ensemble import Copying, Mixture
+    from multidraft.models.ensemble import LookupThenModel, Mixture
 
     if len(members) == 1:
         return members[0]
     if mixture[0][0] == COPY:
-        return Copying(members)
+        return LookupThenModel(members)
     return Mixture(members, [weight for _, weight in mixture if weight is not None] or None)
 
 

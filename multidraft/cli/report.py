@@ -193,7 +193,7 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
     """
     from transformers import PreTrainedModel
 
-    from multidraft.models.base import heard_by
+    from multidraft.models.base import hidden_layers_of
 
     lacking = [name for name in PROCESSED if SETTINGS[name].transformers is None]
     if settings["stop"] or any(SETTINGS[name].has_processor(settings.get(name), False) for name in lacking):
@@ -203,7 +203,7 @@ def baselines(pair: "Models", settings: dict[str, Any], target: str) -> dict[str
     keywords: dict[str, dict[str, Any]] = {LOOKUP: {"prompt_lookup_num_tokens": MAX_LOOKUP_TOKENS}}
     readers = [getattr(reader, "model", None) for reader in getattr(pair.draft, "drafters", ())]
     drafts = [draft for draft in (pair.draft, *readers) if isinstance(draft, PreTrainedModel)]
-    if target == SMOLLM2 and heard_by(pair.draft):
+    if target == SMOLLM2 and hidden_layers_of(pair.draft):
         drafts = drafts or [small_draft()]
     if len(drafts) == 1:
         keywords[ASSISTED] = {"assistant_model": widened(drafts[0], pair.target.config.get_text_config().vocab_size)}

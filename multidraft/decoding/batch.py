@@ -17,9 +17,9 @@ from multidraft.decoding.prefix_cache import KeptRow, PrefixCache
 from multidraft.decoding.prompts import Reading, similar
 from multidraft.decoding.record import Clock, StepRecord
 from multidraft.decoding.request import Request, Step, Update
-from multidraft.decoding.state import DecodeConfig, State, join, select
+from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
-from multidraft.models.base import closed_up, heard_by
+from multidraft.models.base import closed_up, hidden_layers_of
 from multidraft.models.huggingface import Model, answers_prompts
 from multidraft.sampling.gate import RowFault
 
@@ -140,7 +140,7 @@ class Batch:
         """The kept row that a prompt goes on from, and how many of its tokens are not read again."""
         is_scored = request.num_prompt_logprobs is not None and not request.was_answered
         kept, reused = self.prefixes.find([] if is_scored else request.text[:-1])
-        if kept is not None and heard_by(self.draft):  # a head needs the hidden states from its last token on
+        if kept is not None and hidden_layers_of(self.draft):  # a head needs the hidden states from its last token on
             reused = max(min(reused, kept.drafted) - 1, 0)
         return (kept, reused) if reused else (None, 0)
 
@@ -186,7 +186,7 @@ class Batch:
         assert reading.state is not None
         for request in reading.requests:
             request.is_suspect = False
-        state = reading.state if self.state is None else join(self.state, reading.state)
+        state = reading.state if self.state is None else extend(self.state, reading.state)
         self.state, self.running, self.reading = state, [*self.running, *reading.requests], None
 
     # Rows decode
@@ -251,7 +251,7 @@ class Batch:
             self.keep_prefix(self.state, row, self.slots(staying))
         order = closed_up(going)  # which moves the fewest
         self.running = [self.running[row] for row in order]
-        self.state = select(self.state, order) if order else None
+        self.state = gather(self.state, order) if order else None
 
     def keep_prefix(self, state: State, index: int, taken: int) -> None:
         """Keep the caches of a row that leaves, if they fit beside the slots that are taken."""
@@ -262,8 +262,8 @@ class Batch:
         drafted = min(row.position - len(row.unread), len(tokens)) if state.draft is not None else 0
         self.prefixes.shrink(room - len(tokens))
         try:
-            target = state.target.part(index, len(tokens), len(tokens))
-            draft = state.draft.part(index, drafted, drafted) if state.draft is not None and drafted else None
+            target = state.target.fork(index, len(tokens), len(tokens))
+            draft = state.draft.fork(index, drafted, drafted) if state.draft is not None and drafted else None
             self.prefixes.put(KeptRow(tokens, target, draft, drafted))
         except Exception as error:  # where memory ends, say: the prompt is read again, then
             LOG.warning("the cache of a row that has ended has not been kept", exc_info=error)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from multidraft.decoding.state import DecodeConfig, Row, State, prefixes_of
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.models.base import CHUNK, Scores, answers
+from multidraft.models.base import MAX_CHUNK_TOKENS, Scores, answers
 from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
@@ -56,7 +56,7 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
 
 def catching_up(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:
     """The roots to draft at; rows that lag far behind read on instead, a chunk at most of all together."""
-    drafting, room = Places(), CHUNK
+    drafting, room = Places(), MAX_CHUNK_TOKENS
     for row, root in places:
         lag = len(rows[row].unread)
         if lag > MAX_LAG:
@@ -80,8 +80,7 @@ def read_level(
         reading(row, tree, nodes.get(number, []), depth)
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
-    if hasattr(state.draft, "lookup_only"):
-        state.draft.lookup_only = lookup_only
+    state.draft.lookup_only = lookup_only
     tokens, parents = map(list, zip(*new, strict=True))
     answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
     if not places:  # all of them are still catching up

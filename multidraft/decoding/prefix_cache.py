@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -10,8 +10,8 @@ class KeptRow:
     """The caches of a row that has left: the target has read `tokens`, the draft model the first `drafted` of them."""
 
     tokens: list[int]
-    target: LanguageModel
-    draft: LanguageModel | None
+    target: Reader
+    draft: Reader | None
     drafted: int
 
 

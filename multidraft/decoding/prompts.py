@@ -16,10 +16,11 @@ from torch import Tensor
 from multidraft.decoding.prefix_cache import KeptRow
 from multidraft.decoding.record import Logprob, listed
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig, Row, State, select
+from multidraft.decoding.state import DecodeConfig, Row, State, gather
 from multidraft.errors import AdviceError
-from multidraft.models.base import CHUNK, LanguageModel, Scored, check_logits, heard_by, tell
+from multidraft.models.base import MAX_CHUNK_TOKENS, check_logits, hidden_layers_of, pass_hidden_states
 from multidraft.models.huggingface import Model, reader
+from multidraft.models.reader import Reader, Scored
 from multidraft.sampling.gate import RowFault, distribution_error, softmax
 
 MAX_RATIO = 1.25  # of the longest to the shortest prompt that are read side by side: the rest is padding
@@ -43,7 +44,7 @@ class Reading:
         scores_last: bool = False,
     ):
         self.requests, self.models, self.config, self.capacity = requests, (target, draft), config, capacity
-        self.kept, self.reused, self.hidden_layers = kept, reused, heard_by(draft)
+        self.kept, self.reused, self.hidden_layers = kept, reused, hidden_layers_of(draft)
         self.is_repeated = requests[0].is_suspect and requests[0].was_answered
         self.scores_last = scores_last and not self.is_repeated
         self.num_prompt_logprobs = None if self.is_repeated else requests[0].num_prompt_logprobs
@@ -55,16 +56,16 @@ class Reading:
         self.state: State | None = None  # where decoding begins, once the target has read what it is to read
 
     @cached_property
-    def readers(self) -> tuple[LanguageModel, LanguageModel | None]:
+    def readers(self) -> tuple[Reader, Reader | None]:
         """Target and draft. They are made when they are first used, where a failure concerns these requests alone."""
         (target_model, draft_model), kept = self.models, self.kept
         if kept is None:
             target = reader(target_model, self.capacity, self.config.compile, self.hidden_layers)
         else:
-            target = kept.target.part(0, self.reused, self.capacity)
+            target = kept.target.fork(0, self.reused, self.capacity)
         check_tokens(self.requests, target.vocabulary)
         if kept and kept.draft is not None and self.drafted:
-            return target, kept.draft.part(0, self.drafted, self.capacity)
+            return target, kept.draft.fork(0, self.drafted, self.capacity)
         draft = None if draft_model is None else reader(draft_model, self.capacity, self.config.compile)
         if draft is not None:  # the first call settles the number of rows
             draft.forward([[] for _ in self.texts], [[] for _ in self.texts], "none")
@@ -95,7 +96,7 @@ class Reading:
         pieces, self.unread = pieces_of(self.unread, budget)
         is_last, top = not any(self.unread), self.num_prompt_logprobs
         logits = read(target, pieces, "all" if top is not None else "last" if is_last and self.scores_last else "none")
-        tell(target, draft)
+        pass_hidden_states(target, draft)
         if top is not None and any(pieces):
             self.note_prompt(logits[0], len(pieces[0]), top)
         if is_last:
@@ -127,7 +128,7 @@ class Reading:
         staying = [index for index, request in enumerate(self.requests) if not request.has_ended]
         if self.state is not None and len(staying) < len(self.requests):
             self.requests = [self.requests[index] for index in staying]
-            self.state = select(self.state, staying)
+            self.state = gather(self.state, staying)
 
 
 def read_whole(
@@ -158,11 +159,11 @@ def row_at_root(request: Request, device: torch.device, root_logits: Tensor | No
     return row
 
 
-def read(model: LanguageModel, pieces: list[list[int]], scored: Scored) -> Any:
+def read(model: Reader, pieces: list[list[int]], scored: Scored) -> Any:
     """Append a piece to each row's kept tokens, and return the logits that are asked for."""
     scored = scored if any(pieces) else "none"
     logits = model.forward(pieces, [list(range(-1, len(piece) - 1)) for piece in pieces], scored)
-    model.keep([list(range(len(piece))) for piece in pieces])
+    model.commit([list(range(len(piece))) for piece in pieces])
     if scored != "none":
         width = 1 if scored == "last" else max(map(len, pieces))
         check_logits(model, logits, (len(pieces), width), model.vocabulary)
@@ -172,13 +173,13 @@ def read(model: LanguageModel, pieces: list[list[int]], scored: Scored) -> Any:
 def pieces_of(texts: list[list[int]], budget: float | int) -> tuple[list[list[int]], list[list[int]]]:
     """The next piece of each text, and what is left of it; texts of different lengths end in the same pass.
 
-    A pass takes `budget` tokens at most, but one a row at least, and no more than CHUNK of any row.
+    A pass takes `budget` tokens at most, but one a row at least, and no more than MAX_CHUNK_TOKENS of any row.
 
     >>> pieces_of([[1, 2, 3], [4]], 4)
     ([[1, 2], []], [[3], [4]])
     """
     longest = max(map(len, texts))
-    length = int(min(CHUNK, max(budget // len(texts), 1)))
+    length = int(min(MAX_CHUNK_TOKENS, max(budget // len(texts), 1)))
     counts = [max(len(text) - max(longest - length, 0), 0) for text in texts]
     pairs = list(zip(texts, counts, strict=True))
     return [text[:count] for text, count in pairs], [text[count:] for text, count in pairs]

@@ -13,7 +13,7 @@ from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
@@ -85,8 +85,8 @@ class Row:
 class State:
     """Both models with their caches, and the rows in them."""
 
-    target: LanguageModel
-    draft: LanguageModel | None
+    target: Reader
+    draft: Reader | None
     rows: list[Row]
     steps: int = 0  # that have been taken
     used: bool = False  # the models have moved on from it
@@ -101,7 +101,7 @@ class State:
             yield
         except BaseException:
             for model in self.models:
-                model.keep([[] for _ in self.rows])
+                model.commit([[] for _ in self.rows])
             for row in self.rows:
                 row.random.give_back()
             self.used = False
@@ -115,12 +115,12 @@ class State:
         self.used = True
 
     @property
-    def models(self) -> list[LanguageModel]:
+    def models(self) -> list[Reader]:
         """The target, and the draft model if there is one."""
         return [self.target] if self.draft is None else [self.target, self.draft]
 
 
-def join(state: State, other: State) -> State:
+def extend(state: State, other: State) -> State:
     """The rows of `state`, then those of `other`; neither can be used any more.
 
     Both must have been started with the same models. A row keeps its settings, and its tokens depend on its own random
@@ -131,15 +131,15 @@ def join(state: State, other: State) -> State:
     state.take_over()
     other.take_over()
     for model, others in zip(state.models, other.models, strict=True):
-        model.join(others)
+        model.extend(others)
     return State(state.target, state.draft, state.rows + other.rows, state.steps)
 
 
-def select(state: State, going: list[int]) -> State:
+def gather(state: State, going: list[int]) -> State:
     """The state of the rows that go on, in this order; the one before cannot be used any more."""
     state.take_over()
     for model in state.models if going else ():
-        model.select(going)
+        model.gather(going)
     return State(state.target, state.draft, [state.rows[row] for row in going], state.steps)
 
 

@@ -7,7 +7,7 @@ from multidraft.decoding.record import Clock, Emitted, StepRecord, look_up, meas
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
-from multidraft.models.base import check_logits, tell
+from multidraft.models.base import check_logits, pass_hidden_states
 
 
 def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
@@ -75,16 +75,16 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     """Both caches keep the root and the accepted path; what was emitted last is the next root."""
     paths = [[0, *walk_result.path] for walk_result in decision.walk_results]
     if scored.logits is not None:
-        state.target.keep(
+        state.target.commit(
             [path if row.root_logits is None else [] for path, row in zip(paths, state.rows, strict=True)]
         )
-        tell(state.target, state.draft)
+        pass_hidden_states(state.target, state.draft)
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)
         kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
-            state.draft.keep(kept)
+            state.draft.commit(kept)
     rows = [moved(*parts) for parts in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
 

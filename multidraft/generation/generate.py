@@ -32,7 +32,7 @@ from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
 from multidraft.generation.streaming import as_stream, streamer_of_transformers
 from multidraft.models import compat
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model
 from multidraft.sampling import generation_config as configs
 from multidraft.sampling.fields import PromptContext
@@ -103,7 +103,7 @@ def generate(
     given.check_model(target_model, "target")
     draft = given.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
     given.check_pieces(target_model, draft)
-    options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, Several))
+    options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, SideBySide))
     if options.compile:
         given.check_compiles(target_model, draft)
     if inputs is None:

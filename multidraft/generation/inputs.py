@@ -19,11 +19,12 @@ from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.generation import FIXED
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, check_ids, check_sizes, heard_by
-from multidraft.models.ensemble import Several
+from multidraft.models.base import check_ids, check_method_names, check_sizes, hidden_layers_of
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.gguf.model import GGUF
 from multidraft.models.heads.drafters import NAMED, head
 from multidraft.models.huggingface import Model
+from multidraft.models.reader import Reader
 from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
@@ -90,10 +91,12 @@ def check_model(model: Any, name: str) -> None:
     """Raise unless it is a model that the loop can read with, on a device that has float64."""
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
         raise AdviceError(f"the {name} model is compiled; pass the model itself, with compile=True")
-    if isinstance(model, type) or not isinstance(model, PreTrainedModel | LanguageModel):
+    if not isinstance(model, PreTrainedModel | type):
+        check_method_names(model, name)
+    if isinstance(model, type) or not isinstance(model, PreTrainedModel | Reader):
         raise AdviceError(
             f"the {name} model is {shown(model) if isinstance(model, str) else type(model).__name__}; pass a loaded "
-            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it"
+            "model, as AutoModelForCausalLM.from_pretrained(...).eval() returns it, or a Reader of your own"
         )
     if isinstance(model, PreTrainedModel) and model.training:
         raise AdviceError(f"the {name} model is in training mode, which may drop values at random; call model.eval()")
@@ -109,7 +112,7 @@ def as_drafter(draft: Any, target: Model) -> Model | None:
     listed = [head(one, target) if isinstance(one, str) and NAMED.fullmatch(one) else one for one in listed]
     for model in listed if draft is not None else ():
         check_model(model, "draft")
-    return Several(listed) if isinstance(draft, list | tuple) else listed[0]
+    return SideBySide(listed) if isinstance(draft, list | tuple) else listed[0]
 
 
 def check_pieces(target: Model, draft: Model | None) -> None:
@@ -128,7 +131,7 @@ def check_pieces(target: Model, draft: Model | None) -> None:
 
 def check_compiles(*models: Model | None) -> None:
     """Raise unless there is something to compile, and no draft head reads hidden states of compiled steps."""
-    if any(map(heard_by, models)):
+    if any(map(hidden_layers_of, models)):
         raise AdviceError("compile=True does not go with a draft head yet, whose target's steps tell hidden states")
     if not any(isinstance(model, PreTrainedModel) for model in models):
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")

@@ -1,7 +1,7 @@
 """Steps that are compiled by `torch.compile`, and on a GPU replayed as CUDA graphs.
 
 A step is padded to buckets of rows, tokens and slots, so that what is compiled or recorded for one serves many. What is
-compiled stays with the model, and so do the rooms: memory at addresses that stay, in which batches take turns.
+compiled stays with the model, and so do the buffer pools: memory at fixed addresses, which batches use in turn.
 """
 
 import inspect
@@ -26,11 +26,11 @@ from multidraft.errors import AdviceError
 from multidraft.machine import available, format_bytes
 from multidraft.models.kv_cache import Storage, TreeCache
 
-WIDEST = 256  # tokens of a step that is compiled; a wider one is bound by arithmetic
-SLOTS = 256  # the smallest number of slots that a step sees
-SPARE = 8  # slots of a room that no step sees
-COPIES = 4  # of the weights at most, on a CPU: for one row and several, for one token and several
-LENDING = RLock()  # a model may be shared by threads
+MAX_STEP_TOKENS = 256  # of a step that is compiled; a wider one is bound by arithmetic
+MIN_SLOTS = 256  # that a step sees
+SPARE_SLOTS = 8  # of a pool, which no step sees
+MAX_COPIES = 4  # of the weights on a CPU: for one row and several, for one token and several
+POOLS_LOCK = RLock()  # a model may be shared by threads
 Size = tuple[int, int, int]  # rows, tokens and slots
 Tokens = Int[Tensor, "rows new"]
 Masks = dict[str, Float[Tensor, "rows 1 new seen"]]  # by type of layer
@@ -39,12 +39,12 @@ Step = Callable[..., Tensor]  # of tokens, positions, masks, slots, and all keys
 
 def captured(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     """A call's replay on a GPU over the same memory, as one launch; it runs twice before, to settle choices."""
-    here, aside, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
+    current, side, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
         for _ in range(2):
             call()
-    here.wait_stream(aside)
+    current.wait_stream(side)
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
         result = call()
 
@@ -55,19 +55,19 @@ def captured(call: Callable[[], Tensor], pool: Any) -> Callable[[], Tensor]:
     return replay
 
 
-def bucket(count: int, least: int = 1) -> int:
+def bucket(count: int, smallest: int = 1) -> int:
     """The power of two that holds so many."""
-    return max(least, 1 << max(count - 1, 0).bit_length())
+    return max(smallest, 1 << max(count - 1, 0).bit_length())
 
 
-def buckets(largest: int, least: int = 1) -> list[int]:
+def buckets(largest: int, smallest: int = 1) -> list[int]:
     """All powers of two up to the one that holds so many, the largest first.
 
     >>> buckets(40, 16), buckets(0)
     ([64, 32, 16], [1])
     """
-    top = bucket(largest, least)
-    return [top >> shift for shift in range(top.bit_length()) if top >> shift >= least]
+    top = bucket(largest, smallest)
+    return [top >> shift for shift in range(top.bit_length()) if top >> shift >= smallest]
 
 
 class FixedLayer(DynamicLayer):
@@ -104,7 +104,7 @@ def step(
     return output.logits
 
 
-class Frame:
+class CapturedStep:
     """A step's inputs in tensors that stay, padded to a size: the step is the same every time.
 
     Its first run, which is there to compile, writes where nobody looks: behind the memory's slots that steps see.
@@ -116,7 +116,7 @@ class Frame:
         self.memory = [buffer[:rows] for buffer in memory]
         self.tokens, self.positions = (torch.zeros(rows, new, dtype=torch.int64, device=device) for _ in range(2))
         self.places = torch.arange(new, device=device)
-        self.slots = memory[0].shape[2] - 1 - self.places % SPARE
+        self.slots = memory[0].shape[2] - 1 - self.places % SPARE_SLOTS
         shape = (rows, 1, new, slots)
         self.masks = {kind: torch.full(shape, self.hidden, dtype=dtype, device=device) for kind in kinds}
         self.replay: Callable[[], Tensor] | None = None
@@ -137,23 +137,23 @@ class Frame:
 
     def run(self, step: Step, pool: Any = None) -> Float[Tensor, "rows tokens vocabulary"]:
         """The logits, of padded rows and tokens too; with a pool, what is launched on a GPU is captured first."""
-        given = self.tokens, self.positions, self.masks, self.slots, *self.memory
+        inputs = self.tokens, self.positions, self.masks, self.slots, *self.memory
         if pool is not None and self.tokens.is_cuda:
-            self.replay = captured(lambda: step(*given), pool)
-        return self.replay() if self.replay else step(*given)
+            self.replay = captured(lambda: step(*inputs), pool)
+        return self.replay() if self.replay else step(*inputs)
 
 
-class Room(Storage):
+class BufferPool(Storage):
     """Memory for one batch at a time, with what was recorded in it; that is forgotten where the memory has to grow."""
 
-    few = inf  # it never becomes smaller
+    shrink_ratio = inf  # it never becomes smaller
 
     def __init__(self, layers: int, rows: int, capacity: int):
-        super().__init__(layers, bucket(rows), bucket(capacity, SLOTS) + SPARE)
-        self.frames: dict[Size, Frame] = {}
+        super().__init__(layers, bucket(rows), bucket(capacity, MIN_SLOTS) + SPARE_SLOTS)
+        self.captured_steps: dict[Size, CapturedStep] = {}
         self.holder: ReferenceType[TreeCache] | None = None
         # Recorded steps share memory, because they run one after another.
-        self.pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
+        self.graph_pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     @property
     def is_free(self) -> bool:
@@ -161,26 +161,28 @@ class Room(Storage):
         return self.holder is None or self.holder() is None
 
     def reserve(self, rows: int, capacity: int) -> None:
-        if rows > self.rows or capacity + SPARE > self.capacity:
-            self.frames.clear()
-            super().reserve(bucket(rows), bucket(capacity, SLOTS) + SPARE)
+        if rows > self.rows or capacity + SPARE_SLOTS > self.capacity:
+            self.captured_steps.clear()
+            super().reserve(bucket(rows), bucket(capacity, MIN_SLOTS) + SPARE_SLOTS)
 
-    def frame(self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: Step) -> Frame:
+    def captured_step(
+        self, size: Size, cache: TreeCache, kinds: Iterable[str], dtype: torch.dtype, step: Step
+    ) -> CapturedStep:
         """The step of such a size, ready to be filled."""
         rows, new, slots = size
         self.reserve(rows, slots)
         # What is compiled first serves all sizes of its kind: a compiler takes sizes that are equal for the same.
-        for each in ((2 if rows > 1 else 1, 4 if new > 1 else 1, SLOTS), size):
-            if each not in self.frames:
+        for recorded in ((2 if rows > 1 else 1, 4 if new > 1 else 1, MIN_SLOTS), size):
+            if recorded not in self.captured_steps:
                 # No two share a storage, so that a compiler need not ask whether they overlap.
                 memory = [from_dlpack(buffer) for layer in cache.layers for buffer in layer.buffers]
-                frame = Frame(each, kinds, dtype, memory)
-                frame.run(step, self.pool)
-                self.frames[each] = frame
-        return self.frames[size]
+                captured_step = CapturedStep(recorded, kinds, dtype, memory)
+                captured_step.run(step, self.graph_pool)
+                self.captured_steps[recorded] = captured_step
+        return self.captured_steps[size]
 
 
-class Steps:
+class CompiledSteps:
     """A model's compiled step, for all sizes: it is compiled at most four times, for one or many rows and tokens.
 
     Where compiling fails, or memory lacks, one warning says so and all goes on without. Logits agree with those of the
@@ -192,7 +194,7 @@ class Steps:
         self.weights = [(ref(weight), version_of(weight)) for weight in weights_of(model)]
         self.compiled = compiled(model)
         self.works = True
-        self.rooms: list[Room] = []
+        self.pools: list[BufferPool] = []
         if len({weight.device for weight in model.parameters()}) > 1 or self.device.type == "meta":
             self.give_up(AdviceError("its weights are not all on one device"))
 
@@ -210,54 +212,54 @@ class Steps:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(f"a model does not compile, so it runs without: {lines[0]}", stacklevel=2)
 
-    def settle(self, cache: TreeCache, capacity: int) -> None:
-        """Move a cache into a room for so many slots, unless it is in one, or some layer has not read.
+    def move_to_pool(self, cache: TreeCache, capacity: int) -> None:
+        """Move a cache into a pool for so many slots, unless it is in one, or some layer has not read.
 
         Raises AdviceError, or torch.OutOfMemoryError, where memory lacks.
         """
-        if not self.works or isinstance(cache.storage, Room) or not all(layer.block for layer in cache.layers):
+        if not self.works or isinstance(cache.storage, BufferPool) or not all(layer.block for layer in cache.layers):
             return
-        with LENDING:
-            room = self.room(cache, max(capacity, cache.base + cache.width))
-            room.holder = ref(cache)
-        cache.move(room)
+        with POOLS_LOCK:
+            pool = self.acquire(cache, max(capacity, cache.base + cache.width))
+            pool.holder = ref(cache)
+        cache.move(pool)
 
-    def room(self, cache: TreeCache, capacity: int) -> Room:
+    def acquire(self, cache: TreeCache, capacity: int) -> BufferPool:
         """One that nobody has, with nothing in it; a new one takes the place of those that are too small."""
-        rows, free = len(cache.lengths), [room for room in self.rooms if room.is_free]
-        if found := [room for room in free if rows <= room.rows and capacity + SPARE <= room.capacity]:
-            room = min(found, key=lambda room: room.rows * room.capacity)
-            for block in room.blocks:
+        rows, free = len(cache.lengths), [pool for pool in self.pools if pool.is_free]
+        if large_enough := [pool for pool in free if rows <= pool.rows and capacity + SPARE_SLOTS <= pool.capacity]:
+            pool = min(large_enough, key=lambda pool: pool.rows * pool.capacity)
+            for block in pool.blocks:
                 block.taken = 0
                 for tensor in block.contents.tensors:
                     tensor.zero_()
-            return room
-        self.rooms = [room for room in self.rooms if not room.is_free]
+            return pool
+        self.pools = [pool for pool in self.pools if not pool.is_free]
         del free
-        room = Room(len(cache.layers), rows, capacity)
+        pool = BufferPool(len(cache.layers), rows, capacity)
         slot = sum(buffer[0, :, 0].nbytes for layer in cache.layers for buffer in layer.buffers)
-        needed, left = room.rows * room.capacity * slot, available(self.device)
-        if left is not None and needed > left:
+        needed, free_bytes = pool.rows * pool.capacity * slot, available(self.device)
+        if free_bytes is not None and needed > free_bytes:
             raise AdviceError(
-                f"keys and values of compiled steps need {format_bytes(needed)}, and {format_bytes(left)} are free; "
-                "decode fewer or shorter rows at once"
+                f"keys and values of compiled steps need {format_bytes(needed)}, and {format_bytes(free_bytes)} "
+                "are free; decode fewer or shorter rows at once"
             )
-        self.rooms.append(room)
-        return room
+        self.pools.append(pool)
+        return pool
 
     def run(
         self, model: PreTrainedModel, cache: TreeCache, tokens: Tokens, positions: Tokens, masks: Masks
     ) -> Float[Tensor, "rows new vocabulary"] | None:
-        """The logits of a step that the cache has made room for; None where it is to be read without."""
-        (rows, new), room = tokens.shape, cache.storage
-        if not (self.works and isinstance(room, Room) and new <= WIDEST):
+        """The logits of a step that the cache has made room for; None where it must be read without compiled steps."""
+        (rows, new), pool = tokens.shape, cache.storage
+        if not (self.works and isinstance(pool, BufferPool) and new <= MAX_STEP_TOKENS):
             return None
         first, compiled = cache.base + cache.width - new, partial(self.compiled, model)
-        size = (bucket(rows), bucket(new), bucket(first + bucket(new), SLOTS))
+        size = (bucket(rows), bucket(new), bucket(first + bucket(new), MIN_SLOTS))
         try:
-            frame = room.frame(size, cache, masks, self.dtype, compiled)
-            frame.fill(tokens, positions, masks, first)
-            logits = frame.run(compiled)
+            captured_step = pool.captured_step(size, cache, masks, self.dtype, compiled)
+            captured_step.fill(tokens, positions, masks, first)
+            logits = captured_step.run(compiled)
         except Exception as error:  # whatever a compiler may raise; what has been written is written again
             self.give_up(error)
             return None
@@ -268,31 +270,31 @@ class Steps:
     def prepare(
         self, model: PreTrainedModel, cache: TreeCache, kinds: Iterable[str], new: tuple[int, int], shortest: int
     ) -> None:
-        """Compile and record the steps that may come up in the room of a cache, between two numbers of tokens.
+        """Compile and record the steps that may come up in the pool of a cache, between two numbers of tokens.
 
         On a CPU, where nothing is recorded, what is compiled for the ends serves between.
         """
-        if not isinstance(room := cache.storage, Room):
+        if not isinstance(pool := cache.storage, BufferPool):
             return
-        slots = [size for size in buckets(room.capacity - SPARE, SLOTS) if size >= shortest]
-        rows, tokens = buckets(len(cache.lengths)), buckets(min(new[1], WIDEST), new[0])
+        slots = [size for size in buckets(pool.capacity - SPARE_SLOTS, MIN_SLOTS) if size >= shortest]
+        rows, tokens = buckets(len(cache.lengths)), buckets(min(new[1], MAX_STEP_TOKENS), new[0])
         if self.device.type == "cpu":
             rows, tokens, slots = [rows[0], rows[-1]], [tokens[0], tokens[-1]], slots[:1]
         sizes = list(dict.fromkeys(product(rows, tokens, slots)))
         for size in tqdm(sizes, desc="compiling", unit="step", leave=False, delay=2):
             try:
-                room.frame(size, cache, kinds, self.dtype, partial(self.compiled, model))
+                pool.captured_step(size, cache, kinds, self.dtype, partial(self.compiled, model))
             except Exception as error:
                 return self.give_up(error)
 
 
-STEPS: WeakKeyDictionary[PreTrainedModel, Steps] = WeakKeyDictionary()
+STEPS: WeakKeyDictionary[PreTrainedModel, CompiledSteps] = WeakKeyDictionary()
 
 
-def steps_of(model: PreTrainedModel) -> Steps:
+def steps_of(model: PreTrainedModel) -> CompiledSteps:
     """What is kept with a model, unless its weights have changed since: they may have been compiled in."""
     if model not in STEPS or not STEPS[model].are_of(model):
-        STEPS[model] = Steps(model)
+        STEPS[model] = CompiledSteps(model)
     return STEPS[model]
 
 
@@ -309,16 +311,16 @@ def version_of(weight: Tensor) -> tuple[int, int]:
 def compiled(model: PreTrainedModel) -> Step:
     """The compiled step; it does not keep the model alive.
 
-    On a CPU the weights are compiled in, laid out as matrix products read them best, if there is room for copies.
+    On a CPU the weights are compiled in, laid out as matrix products read them best, if there is memory for copies.
     """
     if model.device.type != "cpu":
-        return torch.compile(own_copy(step))
+        return torch.compile(copy_of(step))
     torch._inductor.config.compile_threads = 1  # workers that wait would slow down everything after
-    room, size = available(model.device), sum(weight.nbytes for weight in model.parameters())
-    return torch.compile(own_copy(step), options={"freezing": room is None or COPIES * size < room})
+    free, size = available(model.device), sum(weight.nbytes for weight in model.parameters())
+    return torch.compile(copy_of(step), options={"freezing": free is None or MAX_COPIES * size < free})
 
 
-def own_copy(function: Callable) -> Callable:
+def copy_of(function: Callable) -> Callable:
     """A copy for one model: a compiler keeps what it has made with the code, and looks through all of it."""
-    bare = inspect.unwrap(function)  # what checks shapes has no code of the function's own
-    return FunctionType(bare.__code__.replace(), bare.__globals__)
+    unwrapped = inspect.unwrap(function)  # what checks shapes has no code of the function's own
+    return FunctionType(unwrapped.__code__.replace(), unwrapped.__globals__)

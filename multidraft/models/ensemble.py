@@ -1,9 +1,10 @@
 """Several drafters as one: side by side, each with drafts of its own, or mixed into one distribution."""
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,71 +12,92 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError, is_number, shown
-from multidraft.models.base import CHUNK, LanguageModel, Lists, Scored, Scores, are_close, by_drafter, heard_by
+from multidraft.models.base import (
+    MAX_CHUNK_TOKENS,
+    Scores,
+    are_close,
+    by_drafter,
+)
 from multidraft.models.huggingface import reader
 from multidraft.models.ngram import Lookup
+from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored
 from multidraft.verification.distributions import described
 
 Weigh = Callable[[Float[Tensor, "rows new drafters vocabulary"]], Float[Tensor, "rows new drafters"]]
-WIDEST = 256  # tokens that a member brings into a mixture, its most likely ones
-SURE = 0.5  # how certain a match is that needs no second opinion
+MAX_MEMBER_TOKENS = 256  # that a member brings into a mixture, its most likely ones
+RENAMED_CLASSES = {"Copying": "LookupThenModel", "Several": "SideBySide", "Together": "DrafterGroup"}
+SURE = 0.5  # certainty of a match from which on the other drafter is not asked
 
 
-class Together:
+def __getattr__(name: str) -> Any:
+    """The names of version 0.2, which go away after the next one."""
+    if name not in RENAMED_CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is now called {RENAMED_CLASSES[name]}", DeprecationWarning, stacklevel=2)
+    return globals()[RENAMED_CLASSES[name]]
+
+
+class DrafterGroup(Reader):
     """Drafters that read the same tree. Raises AdviceError where there are none, or they differ in vocabulary."""
 
-    def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
-        self.drafters = [reader(one, 256) if isinstance(one, PreTrainedModel) else one for one in drafters]
-        sizes = [drafter.vocabulary for drafter in self.drafters if getattr(drafter, "ids", None) is None]
+    def __init__(self, drafters: Sequence[PreTrainedModel | Reader]):
+        self.drafters = [reader(model, 256) if isinstance(model, PreTrainedModel) else model for model in drafters]
+        sizes = [drafter.vocabulary for drafter in self.drafters if drafter.ids is None]
         if not self.drafters or (sizes and not are_close(min(sizes), max(sizes))):
             raise AdviceError(f"drafters of vocabularies {sizes} do not fit; pass at least one, all of one tokenizer")
-        self.vocabulary, self.device = max(one.vocabulary for one in self.drafters), self.drafters[-1].device
-        self.context: int | None = min((d.context for d in self.drafters if d.context is not None), default=None)
-        self.hears = tuple(sorted({layer for drafter in self.drafters for layer in heard_by(drafter)}))
+        self.vocabulary, self.device = max(drafter.vocabulary for drafter in self.drafters), self.drafters[-1].device
+        self.context = min((d.context for d in self.drafters if d.context is not None), default=None)
+        self.hidden_layers = tuple(sorted({layer for drafter in self.drafters for layer in drafter.hidden_layers}))
 
-    def _of(self, drafters: list[LanguageModel]) -> Any:
+    def _of(self, drafters: list[Reader]) -> "DrafterGroup":
         """These drafters, going on from other readers of theirs."""
         return type(self)(drafters)
 
-    def fresh(self, capacity: int) -> Any:
-        return self._of([drafter.fresh(capacity) for drafter in self.drafters])
+    def new(self, capacity: int) -> "DrafterGroup":
+        return self._of([drafter.new(capacity) for drafter in self.drafters])
 
-    def part(self, row: int, length: int, capacity: int) -> Any:
-        return self._of([drafter.part(row, length, capacity) for drafter in self.drafters])
-
-    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
+    def observe(self, states: HiddenStates) -> None:
         for drafter in self.drafters:
-            if own := heard_by(drafter):
-                cast(Any, drafter).hear([row[:, [self.hears.index(layer) for layer in own]] for row in states])
+            if drafter.hidden_layers:
+                places = [self.hidden_layers.index(layer) for layer in drafter.hidden_layers]
+                drafter.observe([row[:, places] for row in states])
 
-    def keep(self, chosen: Lists) -> None:
+    def _commit(self, paths: Lists) -> None:
         for drafter in self.drafters:
-            drafter.keep(chosen)
+            drafter.commit(paths)
 
-    def select(self, rows: list[int]) -> None:
+    def _gather(self, rows: list[int]) -> None:
         for drafter in self.drafters:
-            drafter.select(rows)
+            drafter.gather(rows)
 
-    def join(self, other: Any) -> None:
-        for drafter, joining in zip(self.drafters, other.drafters, strict=True):
-            drafter.join(joining)
+    def _extend(self, other: "DrafterGroup") -> None:
+        for drafter, other_drafter in zip(self.drafters, other.drafters, strict=True):
+            drafter.extend(other_drafter)
 
-    def said(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
+    def _fork(self, fork: "DrafterGroup", row: int, length: int) -> None:
+        for drafter, new in zip(self.drafters, fork.drafters, strict=True):
+            drafter.copy_to(new, row, length)
+
+    def member_scores(self, tokens: Lists, parents: Lists, scored: Scored) -> list[Scores]:
         """The scores of all, on one device in one type."""
         answers = [drafter.forward(tokens, parents, scored) for drafter in self.drafters]
-        scores = [one for pair in zip(self.drafters, answers, strict=True) for one in by_drafter(*pair)]
+        scores = [member for pair in zip(self.drafters, answers, strict=True) for member in by_drafter(*pair)]
         dtype = reduce(torch.promote_types, [logits.dtype for logits, _ in scores], torch.float32)
         return [Scores(logits.to(self.device, dtype), ids.to(self.device)) for logits, ids in scores]
 
 
-class Several(Together):
+class SideBySide(DrafterGroup):
     """Drafters side by side: an answer of each, and the drafting law `distinct` draws by turns."""
 
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> tuple[Tensor | Scores, ...]:
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return super().fingerprint | {"kind": "Several"}  # its name when the first plans were written
+
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> tuple[Tensor | Scores, ...]:
         return tuple(drafter.forward(tokens, parents, scored) for drafter in self.drafters)
 
 
-class Mixture(Together):
+class Mixture(DrafterGroup):
     """One drafter whose distribution is the weighted sum of its members', for every drafting law but `distinct`.
 
         q = sum_i w_i q_i,   q_i = softmax of member i's logits, cut to its 256 most likely tokens
@@ -87,7 +109,7 @@ class Mixture(Together):
 
     def __init__(
         self,
-        drafters: Sequence[PreTrainedModel | LanguageModel],
+        drafters: Sequence[PreTrainedModel | Reader],
         weights: Sequence[float] | Weigh | None = None,
     ):
         super().__init__(drafters)
@@ -95,11 +117,11 @@ class Mixture(Together):
         if not callable(self.weights):
             check_weights(self.weights, len(self.drafters))
 
-    def _of(self, drafters: list[LanguageModel]) -> "Mixture":
-        return Mixture(drafters, self.weights)
+    def _of(self, drafters: list[Reader]) -> "DrafterGroup":
+        return type(self)(drafters, self.weights)
 
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
-        members = self.said(tokens, parents, scored)
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
+        members = self.member_scores(tokens, parents, scored)
         if callable(self.weights):
             laws = torch.stack([spread(member, self.vocabulary) for member in members], 2)
             weights = checked(self.weights(laws), laws).unbind(-1)
@@ -109,31 +131,31 @@ class Mixture(Together):
 
 
 @dataclass
-class Behind:
-    """What a member of `Copying` lags behind in one row: it reads only when it is asked for what follows."""
+class Backlog:
+    """The tokens of one row that the model of a `LookupThenModel` has not read, because its scores were not needed."""
 
-    tokens: list[int] = field(default_factory=list)  # those kept that it has not read as kept, then the pending ones
-    parents: list[int] = field(default_factory=list)  # among these
-    kept: int = 0  # how many of them are
-    read: int = 0  # how many of them it has read, which are pending there
+    unread: int = 0  # kept tokens, the last ones, that the model has not committed; the pending ones follow them
+    read: int = 0  # of all these, the first ones that the model has read, which are pending there
 
-    def hand_on(self, end: int) -> tuple[list[int], list[int]]:
-        """The tokens up to this one that it has not read, with those that they follow."""
-        new = slice(self.read, end)
-        self.read = max(self.read, end)
-        return self.tokens[new], self.parents[new]
+    def take(self, row: Row, end: int) -> tuple[list[int], list[int]]:
+        """The tokens up to this one that the model has not read, with those that they follow."""
+        new, self.read = slice(self.read, end), max(self.read, end)
+        tokens = [*row.kept[len(row.kept) - self.unread :], *row.tokens]
+        parents = [*range(-1, self.unread - 1), *(self.unread + parent for parent in row.parents)]
+        return tokens[new], parents[new]
 
-    def keep(self, path: list[int]) -> list[int]:
-        """Those of its own that a path of pending ones keeps; what it has not read of the path waits."""
-        whole = [*range(self.kept), *(self.kept + node for node in path)]
-        own = [place for place in whole if place < self.read] if path else []
-        self.tokens = [self.tokens[place] for place in whole[len(own) :]]
-        self.kept, self.read = len(self.tokens), 0
-        self.parents = [*range(-1, self.kept - 1)]
-        return own
+    def commit(self, path: list[int]) -> list[int]:
+        """Go on behind a path of pending tokens; what the model commits of it and of the unread ones before."""
+        if not path:
+            self.read = 0
+            return []
+        behind = [self.unread + node for node in path]
+        committed = [*range(min(self.read, self.unread)), *(place for place in behind if place < self.read)]
+        self.unread, self.read = self.unread + len(path) - len(committed), 0
+        return committed
 
 
-class Copying(Together):
+class LookupThenModel(DrafterGroup):
     """A mixture of look-up and another drafter, weighed by how likely the match is right.
 
         q = w d + (1 - w) q',   w = the certainty of the match, d = all on its token, q' = the other's law, cut as well
@@ -144,86 +166,80 @@ class Copying(Together):
     reads what it has missed when it is asked again.
     """
 
-    def __init__(self, drafters: Sequence[PreTrainedModel | LanguageModel]):
+    cost = "mixed"
+
+    def __init__(self, drafters: Sequence[PreTrainedModel | Reader]):
         super().__init__(drafters)
         if len(self.drafters) != 2 or not isinstance(self.drafters[0], Lookup):
-            raise AdviceError("Copying mixes two drafters; pass [Lookup(vocabulary), draft]")
+            raise AdviceError("LookupThenModel mixes two drafters; pass [Lookup(vocabulary), draft]")
         self.copied: Lookup = self.drafters[0]
         self.other = self.drafters[1]
-        self.rows: list[Behind] = []
-        self.lookup_only = False
 
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Scores:
-        if not self.rows:
-            self.rows = [Behind() for _ in tokens]
-            self.other.forward([[] for _ in tokens], [[] for _ in tokens], "none")
-        copied: Any = self.copied.forward(tokens, parents, scored)
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return super().fingerprint | {"kind": "Copying"}  # its name when the first plans were written
+
+    def _begin(self, rows: int) -> list[Backlog]:
+        self.other.begin(rows)
+        return [Backlog() for _ in range(rows)]
+
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Scores:
+        copied: Scores = self.copied.forward(tokens, parents, scored)
         asked = list[tuple[int, int, int]]()  # scored tokens that are not sure: row, place, and which pending one
-        for row, (behind, new, sure) in enumerate(zip(self.rows, tokens, copied.logits.exp().sum(-1), strict=True)):
-            behind.tokens = behind.tokens + new
-            behind.parents = behind.parents + [behind.kept + parent for parent in parents[row]]
-            pending = len(behind.tokens) - behind.kept
+        certainties = copied.logits.exp().sum(-1)
+        for index, (row, new, sure) in enumerate(zip(self.rows, tokens, certainties, strict=True)):
+            pending = len(row.tokens)
             nodes = range(pending - min(len(new), len(sure)), pending)
-            asked += [(row, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
+            asked += [(index, place, node) for place, node in enumerate(nodes) if sure[place] < SURE]
         return self.mixed(copied, asked) if asked and not self.lookup_only else copied
 
     def mixed(self, copied: Scores, asked: list[tuple[int, int, int]]) -> Scores:
         """The laws at scored tokens, of which some are asked of the other drafter."""
         rows, places, _ = zip(*asked, strict=True)
-        self.catch_up({row: self.rows[row].kept - CHUNK for row in rows})
-        ends = [self.rows[row].kept + node + 1 for row, _, node in asked]
+        self.catch_up({row: self.rows[row].memory.unread - MAX_CHUNK_TOKENS for row in rows})
+        ends = [self.rows[row].memory.unread + node + 1 for row, _, node in asked]
         last = dict(zip(rows, ends, strict=True))
-        read = [own.hand_on(last.get(row, 0)) for row, own in enumerate(self.rows)]
+        new = [row.memory.take(row, last.get(index, 0)) for index, row in enumerate(self.rows)]
         at_end = len(last) == len(asked)
-        answer = self.other.forward([own[0] for own in read], [own[1] for own in read], "last" if at_end else "all")
+        answer = self.other.forward([row[0] for row in new], [row[1] for row in new], "last" if at_end else "all")
         [(logits, ids)] = by_drafter(self.other, answer)
-        lines = [-1 if at_end else len(read[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
+        lines = [-1 if at_end else len(new[row][0]) - 1 - last[row] + end for row, end in zip(rows, ends, strict=True)]
         dtype = torch.promote_types(copied.logits.dtype, logits.dtype)
-        own = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
-        said = scaled(own, 1 - copied.logits[rows, places].exp().sum(-1))
-        shape = (*copied.ids.shape[:2], said.ids.shape[-1])
-        law = Scores(said.logits.new_full(shape, -torch.inf), said.ids.new_zeros(shape))
-        law.logits[rows, places], law.ids[rows, places] = said
+        scores = Scores(logits[rows, lines].to(self.device, dtype), ids[rows, lines].to(self.device))
+        weighted = scaled(scores, 1 - copied.logits[rows, places].exp().sum(-1))
+        shape = (*copied.ids.shape[:2], weighted.ids.shape[-1])
+        law = Scores(weighted.logits.new_full(shape, -torch.inf), weighted.ids.new_zeros(shape))
+        law.logits[rows, places], law.ids[rows, places] = weighted
         return merged([copied, law])
 
     def catch_up(self, missing: dict[int, int]) -> None:
         """Let the other keep so many of the tokens that it has not read, piece by piece, unless some are pending."""
-        while any(count > 0 for count in missing.values()) and not any(row.read for row in self.rows):
-            counts = [max(min(missing.get(row, 0), CHUNK), 0) for row in range(len(self.rows))]
-            read = [row.hand_on(count) for row, count in zip(self.rows, counts, strict=True)]
-            self.other.forward([tokens for tokens, _ in read], [parents for _, parents in read], "none")
-            self.other.keep([[*range(count)] for count in counts])
+        while any(count > 0 for count in missing.values()) and not any(row.memory.read for row in self.rows):
+            counts = [max(min(missing.get(row, 0), MAX_CHUNK_TOKENS), 0) for row in range(len(self.rows))]
+            new = [row.memory.take(row, count) for row, count in zip(self.rows, counts, strict=True)]
+            self.other.forward([tokens for tokens, _ in new], [parents for _, parents in new], "none")
+            self.other.commit([[*range(count)] for count in counts])
             for row, count in zip(self.rows, counts, strict=True):
-                row.tokens, row.kept, row.read = row.tokens[count:], row.kept - count, 0
-                row.parents = [parent - count for parent in row.parents[count:]]
-            missing = {row: count - CHUNK for row, count in missing.items()}
+                row.memory.unread, row.memory.read = row.memory.unread - count, 0
+            missing = {row: count - MAX_CHUNK_TOKENS for row, count in missing.items()}
 
-    def keep(self, chosen: Lists) -> None:
-        self.copied.keep(chosen)
-        was_asked = any(row.read for row in self.rows)
-        own = [row.keep(path) for row, path in zip(self.rows, chosen, strict=True)]
+    def _commit(self, paths: Lists) -> None:
+        self.copied.commit(paths)
+        was_asked = any(row.memory.read for row in self.rows)
+        committed = [row.memory.commit(path) for row, path in zip(self.rows, paths, strict=True)]
         if was_asked:
-            self.other.keep(own)
+            self.other.commit(committed)
 
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
-        self.rows = [replace(self.rows[row]) for row in rows] if self.rows else []
-
-    def join(self, other: Any) -> None:
-        super().join(other)
-        self.rows = self.rows + other.rows
-
-    def part(self, row: int, length: int, capacity: int) -> Any:
-        copied = self.copied.part(row, length, capacity)
-        self.catch_up({row: length - len(self.copied.rows[row].kept) + self.rows[row].kept})
-        part = self._of([copied, self.other.part(row, length, capacity)])
-        part.rows = [Behind()]
-        return part
+    def _fork(self, fork: "DrafterGroup", row: int, length: int) -> None:
+        old = self.rows[row]
+        self.catch_up({row: length - len(old.kept) + old.memory.unread})
+        super()._fork(fork, row, length)
+        fork.rows[0].memory = Backlog()
 
 
 def scaled(scores: Scores, weight: Float[Tensor, "*rows"]) -> Scores:
     """The logarithms of a law times a weight, cut to its most likely tokens."""
-    logits, columns = scores.logits.topk(min(WIDEST, scores.logits.shape[-1]), -1)
+    logits, columns = scores.logits.topk(min(MAX_MEMBER_TOKENS, scores.logits.shape[-1]), -1)
     return Scores(logits.log_softmax(-1) + weight.log()[..., None], scores.ids.gather(-1, columns))
 
 

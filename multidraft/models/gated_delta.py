@@ -90,9 +90,9 @@ class DeltaLayer(LinearAttentionLayer):
         self.inputs = torch.cat([self.inputs, new], 1)
         rows = torch.arange(len(new), device=new.device)[:, None, None]
         seen = self.inputs[rows, last(self.nets.seen, weight.shape[1] - 1, weight.shape[1])].to(weight.dtype)
-        said = torch.einsum("rnwc,cw->rcn", seen, weight)
-        said = said if bias is None else said + bias[:, None]
-        return (said if activation is None else ACT2FN[activation](said)).to(new.dtype)
+        outputs = torch.einsum("rnwc,cw->rcn", seen, weight)
+        outputs = outputs if bias is None else outputs + bias[:, None]
+        return (outputs if activation is None else ACT2FN[activation](outputs)).to(new.dtype)
 
     def rule(
         self,
@@ -105,31 +105,31 @@ class DeltaLayer(LinearAttentionLayer):
         **others: Any,
     ) -> tuple[Float[Tensor, "rows new heads value"], None]:
         """The outputs of all nodes; what later ones need of them is pending."""
-        q, k = (by_head(each, value.shape[2]) for each in (query, key))
+        q, k = (by_head(vectors, value.shape[2]) for vectors in (query, key))
         if use_qk_l2norm_in_kernel:
             q, k = unit(q), unit(k)
         v, b = by_head(value, value.shape[2]), beta.transpose(1, 2).float()[..., None]
         decay = g.transpose(1, 2).double()  # its sums over long prompts are subtracted from each other
         state = k.new_zeros(*k.shape[:2], k.shape[3], v.shape[3]) if self.kept is None else self.kept.state
-        old = self.pending or Pending(*(each[:, :, :0] for each in (k, v, decay, decay)))
+        old = self.pending or Pending(*(tensor[:, :, :0] for tensor in (k, v, decay, decay)))
         seen, before = self.nets.seen[:, None], old.sums.shape[2]
         decays = torch.cat([old.decays, decay], 2)
-        own = (seen.double() @ decays[..., None])[..., 0]
-        sums, keys = torch.cat([old.sums, own], 2), torch.cat([old.keys, k], 2)
-        weights = (own[..., None] - sums[:, :, None]).masked_fill(~seen, -torch.inf).exp().float()
-        whole = own.exp().float()[..., None]
+        new_sums = (seen.double() @ decays[..., None])[..., 0]
+        sums, keys = torch.cat([old.sums, new_sums], 2), torch.cat([old.keys, k], 2)
+        weights = (new_sums[..., None] - sums[:, :, None]).masked_fill(~seen, -torch.inf).exp().float()
+        whole = new_sums.exp().float()[..., None]
         system = b * weights * (k @ keys.mT)
         known = b * (v - whole * (k @ state)) - system[..., :before] @ old.changes
         solved = torch.linalg.solve_triangular(system[..., before:], known, upper=False, unitriangular=True)
         changes = torch.cat([old.changes, solved], 2)
-        said = whole * (q @ state) + (weights * (q @ keys.mT)) @ changes
+        outputs = whole * (q @ state) + (weights * (q @ keys.mT)) @ changes
         self.pending = Pending(keys, changes, decays, sums)
         if self.kept is None:
             assert self.inputs is not None
             self.kept = Kept(self.inputs[:, : -decays.shape[2]], state)
-        return (said * k.shape[3] ** -0.5).transpose(1, 2).to(query.dtype), None
+        return (outputs * k.shape[3] ** -0.5).transpose(1, 2).to(query.dtype), None
 
-    def keep(self, marked: Bool[Tensor, "rows slots"]) -> None:
+    def commit(self, marked: Bool[Tensor, "rows slots"]) -> None:
         """Go on from the end of each row's path, whose slots are marked."""
         if self.pending is None or self.kept is None or self.inputs is None:
             return
@@ -138,27 +138,28 @@ class DeltaLayer(LinearAttentionLayer):
         ends = (decays * marks).sum(-1)
         weights = (ends[..., None] - sums).masked_fill(~marks, -torch.inf).exp().float()
         state = ends.exp().float()[..., None, None] * self.kept.state + (keys * weights[..., None]).mT @ changes
-        few = self.kept.inputs.shape[1]
-        places = last(marks, few, few)[:, 0]
+        count = self.kept.inputs.shape[1]
+        places = last(marks, count, count)[:, 0]
         rows = torch.arange(len(places), device=places.device)[:, None]
         self.kept = Kept(self.inputs[rows, places], state)
 
-    def settle(self) -> None:
+    def drop_pending(self) -> None:
         """Nothing is pending."""
         self.inputs = self.pending = None
 
-    def select(self, rows: list[int]) -> None:
+    def gather(self, rows: list[int]) -> None:
         """Go on with these rows."""
-        self.kept = self.kept and Kept(*(each[rows] for each in self.kept))
-        self.pending = self.pending and Pending(*(each[rows] for each in self.pending))
+        self.kept = self.kept and Kept(*(tensor[rows] for tensor in self.kept))
+        self.pending = self.pending and Pending(*(tensor[rows] for tensor in self.pending))
         self.inputs = None if self.inputs is None else self.inputs[rows]
 
-    def add(self, other: "DeltaLayer", rows: list[int], held: int) -> None:
+    def extend(self, other: "DeltaLayer", rows: list[int], held: int) -> None:
         """Put rows of another cache below the rows held; either may have read nothing."""
         if like := self.kept or other.kept:
-            own = self.kept or [each.new_zeros(held, *each.shape[1:]) for each in like]
-            theirs = other.kept or [each.new_zeros(max(rows, default=-1) + 1, *each.shape[1:]) for each in like]
-            self.kept = Kept(*(torch.cat([mine, each[rows]]) for mine, each in zip(own, theirs, strict=True)))
+            kept = self.kept or [tensor.new_zeros(held, *tensor.shape[1:]) for tensor in like]
+            size = max(rows, default=-1) + 1
+            added = other.kept or [tensor.new_zeros(size, *tensor.shape[1:]) for tensor in like]
+            self.kept = Kept(*(torch.cat([old, new[rows]]) for old, new in zip(kept, added, strict=True)))
 
 
 class Nets:
@@ -170,13 +171,13 @@ class Nets:
     def __init__(self, places: Iterable[int]):
         self.layers = {place: DeltaLayer(self) for place in places}
 
-    def keep(self, paths: list[list[int]], width: int) -> None:
+    def commit(self, paths: list[list[int]], width: int) -> None:
         """Go on from the ends of these paths of slots."""
         marked = torch.zeros(len(paths), width, dtype=torch.bool)
         for row, path in enumerate(paths):
             marked[row, path] = True
         for layer in self.layers.values():
-            layer.keep(marked)
+            layer.commit(marked)
 
 
 def last(seen: Bool[Tensor, "rows new slots"], kept: int, count: int) -> Int[Tensor, "rows new count"]:
@@ -207,9 +208,11 @@ class TreeNet(nn.Module):
         self.net: Any = net
 
     def forward(self, hidden_states: Tensor, cache_params: Any, **others: Any) -> Tensor:
-        layer, own = cache_params.layers[self.net.layer_idx], unwrap(type(self.net).forward)
-        ours = {"causal_conv1d_fn": layer.convolve, "torch_chunk_gated_delta_rule": layer.rule}
-        return FunctionType(own.__code__, own.__globals__ | ours)(self.net, hidden_states, cache_params, None)
+        layer, forward = cache_params.layers[self.net.layer_idx], unwrap(type(self.net).forward)
+        replaced = {"causal_conv1d_fn": layer.convolve, "torch_chunk_gated_delta_rule": layer.rule}
+        return FunctionType(forward.__code__, forward.__globals__ | replaced)(
+            self.net, hidden_states, cache_params, None
+        )
 
 
 def is_net(module: Any) -> bool:
@@ -224,8 +227,8 @@ def nets_of(model: PreTrainedModel) -> list[int]:
         return []
     if any("forward" in vars(module) for module in model.modules()):  # accelerate's, which would bring weights
         return []
-    found = [vars(module)["layer_idx"] for module in model.modules() if is_net(module)]
-    return found if len(found) == list(config.layer_types).count("linear_attention") else []
+    numbers = [vars(module)["layer_idx"] for module in model.modules() if is_net(module)]
+    return numbers if len(numbers) == list(config.layer_types).count("linear_attention") else []
 
 
 def with_tree_nets(module: nn.Module) -> nn.Module:

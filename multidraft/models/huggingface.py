@@ -11,101 +11,106 @@ from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError
 from multidraft.models import compat
-from multidraft.models.base import LanguageModel, Lists, Scored, check_nothing_pending, check_part, check_same
 from multidraft.models.compiled import steps_of
 from multidraft.models.gated_delta import nets_of, with_tree_nets
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.passes import grouped, packed
+from multidraft.models.reader import Lists, Reader, Scored
 from multidraft.models.recurrent import Paths
 from multidraft.models.table import PrefixModel
 
-Model = PreTrainedModel | LanguageModel
-NOT_TOLD = (
-    "a draft head reads hidden states, which a target {} does not tell; use a Hugging Face model with attention or "
+Model = PreTrainedModel | Reader
+NO_HIDDEN_STATES = (
+    "a draft head reads hidden states, which a target {} does not give; use a Hugging Face model with attention or "
     "gated delta nets, for a GGUF file with --engine transformers"
 )
-SHORT = 4  # tokens of which all are scored where only the last one is asked for, as a compiled step does
-BEGIN = 1024  # slots of the buffers that prompts are read into before they move
+# Of a pass whose tokens are all scored, although only the last one is asked for: a compiled step scores all.
+MAX_SCORED_TOKENS = 4
+MAX_PROMPT_SLOTS = 1024  # of the buffers that prompts are read into before they move
 
 
-def reader(model: Model, capacity: int, compiled: bool = False, tells: Sequence[int] = ()) -> LanguageModel:
+def reader(model: Model, capacity: int, compiled: bool = False, hidden_layers: Sequence[int] = ()) -> Reader:
     """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees.
 
-    A target `tells` the hidden states that its drafter reads; raises AdviceError where it cannot.
+    A target also returns the hidden states of `hidden_layers`; raises AdviceError where it cannot.
     """
-    model = model.model if tells and isinstance(model, CausalLM) else model
+    model = model.model if hidden_layers and isinstance(model, CausalLM) else model
     if not isinstance(model, PreTrainedModel):
-        if tells:
-            raise AdviceError(NOT_TOLD.format(f"of {type(model).__name__}"))
-        return model.fresh(capacity)
+        if hidden_layers:
+            raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(model).__name__}"))
+        return model.new(capacity)
     by_masks = not compat.needs_paths(model)
     if compiled and not by_masks:
         name = model.config.model_type
         warnings.warn(f"decoding goes on without compiled steps: {name} is not read by masks alone", stacklevel=2)
     if by_masks or nets_of(model):
-        return CausalLM(model, capacity, compiled and by_masks, tells)
-    if tells:
-        raise AdviceError(NOT_TOLD.format("that is read as paths"))
+        return CausalLM(model, capacity, compiled and by_masks, hidden_layers)
+    if hidden_layers:
+        raise AdviceError(NO_HIDDEN_STATES.format("that is read as paths"))
     return Paths(model)
 
 
-class CausalLM:
+class CausalLM(Reader):
     """A Hugging Face model that reads trees; it keeps a key-value buffer of its own and leaves `model` as it was.
 
     `capacity` is the number of slots to begin with: the longest sequence plus one tree. Steps may be `compiled`:
     prompts are read as ever, and then the batch moves to buffers that stay. Logits come in the model's dtype, as
-    inference tensors: do not change them in place. After `keep` it has `told` the hidden states that it `tells`
-    (`heard_by`) of each row's tokens that were kept; steps are not compiled then.
+    inference tensors: do not change them in place. After `commit`, `hidden_states` holds those of `hidden_layers`
+    for each row's committed tokens; steps are not compiled then.
     """
 
-    def __init__(self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, tells: Sequence[int] = ()):
+    def __init__(
+        self, model: PreTrainedModel, capacity: int = 256, compiled: bool = False, hidden_layers: Sequence[int] = ()
+    ):
         compat.check_supported(model)
         config = compat.text_config(model)
-        self.model = model
+        self.model = self.source = model
         self.device, self.dtype = compat.home(model), model.dtype  # for which a model looks through its weights
         self.tokens = compat.vocabulary_of(model)
         self.vocabulary, self.ids = self.tokens.size, self.tokens.ids
         self.context = compat.context(config)
         self.windows = compat.windows(config)
-        self.tells, self.width = tuple(tells), config.hidden_size
-        self.noted: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
-        self.told: list[Float[Tensor, "_ layers width"]] = []
+        self.output_layers, self.width = tuple(hidden_layers), config.hidden_size
+        self.pending_states: list[Float[Tensor, "rows new layers width"]] = []  # of pending tokens, pass by pass
         nets = nets_of(model)
         self.reading = with_tree_nets(model) if nets else model
-        self.texts: list[list[int]] = []  # what rows have kept, then what is pending: a state cannot be taken back
-        self.capacity, self.steps = capacity, steps_of(model) if compiled and not tells else None
-        self.cache = TreeCache(config.num_hidden_layers, min(capacity, BEGIN) if self.steps else capacity, nets)
+        self.capacity, self.steps = capacity, steps_of(model) if compiled and not hidden_layers else None
+        self.cache = TreeCache(
+            config.num_hidden_layers, min(capacity, MAX_PROMPT_SLOTS) if self.steps else capacity, nets
+        )
         self.last_logits = {"logits_to_keep": 1} if "logits_to_keep" in compat.called(model) else {}
 
-    def fresh(self, capacity: int) -> "CausalLM":
-        return CausalLM(self.model, capacity, self.steps is not None, self.tells)
+    def new(self, capacity: int) -> "CausalLM":
+        return CausalLM(self.model, capacity, self.steps is not None, self.output_layers)
+
+    def encode(self, tokens: list[int]) -> list[int]:
+        return self.tokens.encode(tokens)
+
+    def _begin(self, rows: int) -> Sequence[Any]:
+        self.cache.begin(rows)
+        return super()._begin(rows)
 
     @torch.inference_mode()
-    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Float[Tensor, "rows new columns"]:
-        self.cache.begin(len(tokens))
-        self.texts = self.texts or [[] for _ in tokens]
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Float[Tensor, "rows new columns"]:
         width = max(map(len, tokens), default=0)
         if not width:
             return torch.empty(len(tokens), 0, self.tokens.columns, dtype=self.dtype, device=self.device)
         if scored == "all":
-            self.settle()
+            self.use_fixed_buffers()
         positions = self.cache.append(parents, scored == "last")
-        for text, new in zip(self.texts, tokens, strict=True):
-            text += new
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         inputs = torch.stack([self.filled_up(tokens, width, scored == "last"), positions])
         inputs = inputs.to(self.device, non_blocking=True)
-        scores = self.read(inputs[0], inputs[1], scored == "all" or width <= SHORT)
+        scores = self.read(inputs[0], inputs[1], scored == "all" or width <= MAX_SCORED_TOKENS)
         if self.ids is not None:
             scores = scores[..., : self.tokens.columns]
         return scores if scored == "all" else scores[:, -1:] if scored == "last" else scores[:, :0]
 
     def filled_up(self, tokens: Lists, width: int, at_end: bool) -> Int[Tensor, "rows new"]:
-        """The model's own tokens in rows of this width."""
-        known = [self.tokens.own(row) for row in tokens]
+        """The tokens in rows of this width."""
         fills = [[0] * (width - len(row)) for row in tokens]
-        pairs = zip(fills, known, strict=True) if at_end else zip(known, fills, strict=True)
+        pairs = zip(fills, tokens, strict=True) if at_end else zip(tokens, fills, strict=True)
         return torch.tensor([first + second for first, second in pairs])
 
     def read(
@@ -126,58 +131,50 @@ class CausalLM:
                 past_key_values=self.cache.cache,
                 use_cache=True,
                 **({} if everything else self.last_logits),
-                **({"output_hidden_states": list(self.tells)} if self.tells else {}),  # others: None, or there too
+                # Layers that are not listed are None, or there too.
+                **({"output_hidden_states": list(self.output_layers)} if self.output_layers else {}),
             )
-        if self.tells:
-            self.noted.append(torch.stack([output.hidden_states[layer] for layer in self.tells], 2))
+        if self.output_layers:
+            self.pending_states.append(torch.stack([output.hidden_states[layer] for layer in self.output_layers], 2))
         return output.logits
 
-    def settle(self) -> None:
+    def use_fixed_buffers(self) -> None:
         """Move into buffers that stay, if steps are compiled and there is memory for them."""
         if self.steps is None:
             return
         try:
-            self.steps.settle(self.cache, self.capacity)
+            self.steps.move_to_pool(self.cache, self.capacity)
         except (AdviceError, torch.OutOfMemoryError) as error:
             self.steps = None
             warnings.warn(f"decoding goes on without compiled steps: {str(error).splitlines()[0]}", stacklevel=2)
 
     @torch.inference_mode()
-    def keep(self, chosen: Lists) -> None:
-        pending, lengths = self.cache.pending, self.cache.lengths
-        self.cache.keep(chosen)
-        if self.tells:
-            none = torch.empty(len(chosen), 0, len(self.tells), self.width, dtype=self.dtype, device=self.device)
-            noted = torch.cat(self.noted, 1) if self.noted else none
-            rows = zip(noted, pending, chosen, strict=True)
-            self.noted, self.told = [], [row[[own.slots[token] for token in path]] for row, own, path in rows]
-        for text, length, path in zip(self.texts, lengths, chosen, strict=True):
-            text[length:] = [text[length + node] for node in path]
+    def _commit(self, paths: Lists) -> None:
+        pending = self.cache.pending
+        self.cache.commit(paths)
+        if self.output_layers:
+            shape = len(paths), 0, len(self.output_layers), self.width
+            empty = torch.empty(shape, dtype=self.dtype, device=self.device)
+            states = torch.cat(self.pending_states, 1) if self.pending_states else empty
+            rows = zip(states, pending, paths, strict=True)
+            self.hidden_states = [row_states[[row.slots[node] for node in path]] for row_states, row, path in rows]
+            self.pending_states = []
 
     @torch.inference_mode()
-    def select(self, rows: list[int]) -> None:
-        self.cache.select(rows)
-        self.noted = [each[rows] for each in self.noted]
-        self.texts = [[*self.texts[row]] for row in rows]
+    def _gather(self, rows: list[int]) -> None:
+        self.cache.gather(rows)
+        self.pending_states = [states[rows] for states in self.pending_states]
 
     @torch.inference_mode()
-    def join(self, other: Any) -> None:
-        check_same(self.model, other.model)
-        check_nothing_pending(other.cache.width)
-        self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
-        self.texts = self.texts + [[*text] for text in other.texts]
+    def _extend(self, other: "CausalLM") -> None:
+        self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
 
     @torch.inference_mode()
-    def part(self, row: int, length: int, capacity: int) -> "CausalLM":
-        check_part(row, length, self.cache.lengths[row])
-        part = self.fresh(capacity)
-        if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone, so it is read again
-            part.forward([self.texts[row][:length]], [list(range(-1, length - 1))], "none")
-            part.keep([list(range(length))])
+    def _fork(self, fork: "CausalLM", row: int, length: int) -> None:
+        if self.cache.nets.layers and length < self.cache.lengths[row]:  # the state there is gone
+            fork.read_again()
         else:
-            part.cache.add(self.cache, [row], [length])
-            part.texts = [self.texts[row][:length]]
-        return part
+            fork.cache.extend(self.cache, [row], [length])
 
 
 @torch.inference_mode()
@@ -187,8 +184,8 @@ def prepare(model: PreTrainedModel, rows: int, new: tuple[int, int], lengths: tu
         return
     reader = CausalLM(model, lengths[1], compiled=True)
     reader.forward([[0]] * rows, [[-1]] * rows, "none")
-    reader.keep([[0]] * rows)
-    reader.settle()
+    reader.commit([[0]] * rows)
+    reader.use_fixed_buffers()
     if reader.steps is not None:
         reader.steps.prepare(model, reader.cache, reader.windows, new, lengths[0])
 

@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-from multidraft.models.base import Lists, check_nothing_pending, check_parents, check_paths, check_rows
 from multidraft.models.gated_delta import Nets
+from multidraft.models.reader import Lists
 
-LAYERS = 8  # of a block: more would gain little, and leave more unused where layers differ in shape
+MAX_BLOCK_LAYERS = 8  # more would gain little, and leave more unused where layers differ in shape
 
 
 class Contents(NamedTuple):
@@ -35,14 +35,14 @@ class Contents(NamedTuple):
 
 
 class Block:
-    """Room for some layers of the same kind: one tensor (buffers, rows, heads, capacity, dim), keys before values.
+    """Memory for some layers of the same kind: one tensor (buffers, rows, heads, capacity, dim), keys before values.
 
     One operation reaches all of them. Where a layer's keys and values have different shapes, one tensor holds the keys
     and another one the values.
     """
 
     def __init__(self, layers: int, rows: int, capacity: int, keys: Tensor, values: Tensor):
-        self.taken, self.kind = 0, kind(keys, values)
+        self.taken, self.kind = 0, kind_of(keys, values)
         alike = self.kind[0] == self.kind[1]
         groups = [(2 * layers, keys)] if alike else [(layers, keys), (layers, values)]
         # Zeros, because a masked slot still counts, and leftover NaNs would spread.
@@ -72,9 +72,9 @@ class Block:
         """Copy these slots of each row to those, which follow each other, in all layers; first all are read."""
         for tensor in self.contents.tensors:
             if tensor.device.type == "cpu" or len(source) == 1:  # several times faster than the general way below
-                for buffers, here, there in zip(tensor.unbind(1), source, destination.tolist(), strict=False):
-                    if here.tolist() != there:
-                        buffers[:, :, there[0] : there[-1] + 1] = buffers.index_select(2, here.to(tensor.device))
+                for buffers, old, new in zip(tensor.unbind(1), source, destination.tolist(), strict=False):
+                    if old.tolist() != new:
+                        buffers[:, :, new[0] : new[-1] + 1] = buffers.index_select(2, old.to(tensor.device))
             else:
                 rows = torch.arange(len(source), device=tensor.device)[:, None]
                 source, destination = source.to(tensor.device), destination.to(tensor.device)
@@ -93,21 +93,21 @@ class Block:
 class Storage:
     """The blocks of all layers of a model, each made when the first of its layers is written."""
 
-    few: float = 4  # times as many rows as there are in the batch: then the blocks are made smaller
+    shrink_ratio: float = 4  # blocks with so many times the rows of the batch are made smaller
 
     def __init__(self, layers: int, rows: int, capacity: int):
         self.layers, self.rows, self.capacity = layers, rows, capacity
         self.blocks: list[Block] = []
 
     def place(self, keys: Tensor, values: Tensor) -> tuple[int, Block]:
-        """Room for a layer with such keys and values: its number in a block, and the block."""
-        wanted, left = kind(keys, values), self.layers
+        """Memory for a layer with such keys and values: its number in a block, and the block."""
+        kind, unplaced = kind_of(keys, values), self.layers
         for block in self.blocks:
-            left -= block.taken
-            if block.kind == wanted and block.taken < len(block.contents.layers):
+            unplaced -= block.taken
+            if block.kind == kind and block.taken < len(block.contents.layers):
                 break
-        else:  # none left after an interruption
-            block = Block(max(min(left, LAYERS), 1), self.rows, self.capacity, keys, values)
+        else:  # `unplaced` may be 0 after an interruption
+            block = Block(max(min(unplaced, MAX_BLOCK_LAYERS), 1), self.rows, self.capacity, keys, values)
             self.blocks.append(block)
         block.taken += 1
         return block.taken - 1, block
@@ -122,13 +122,13 @@ class Storage:
             if block.size != (self.rows, self.capacity):
                 block.resize(self.rows, self.capacity)
 
-    def select(self, rows: list[int], end: int) -> None:
+    def gather(self, rows: list[int], end: int) -> None:
         """Go on with the first slots of these rows only; rows whose number changes are copied."""
         self.reserve(len(rows), self.capacity)
         moved = [(row, place) for place, row in enumerate(rows) if row != place]
         for block in self.blocks if moved else ():
             block.move_rows(moved, end)
-        if rows and self.few * len(rows) <= self.rows:
+        if rows and self.shrink_ratio * len(rows) <= self.rows:
             self.rows = len(rows)
             self.reserve(0, 0)
 
@@ -157,8 +157,8 @@ class BufferLayer(DynamicLayer):
             self.dtype, self.device, self.is_initialized = states[0].dtype, states[0].device, True
             # The block comes last, because it says whether there are buffers: an interruption loses nothing.
             self.place, self.block = self.storage.place(*states)
-        for buffer, own in zip(self.buffers, states, strict=True):
-            buffer[row:rows, :, start:end] = own
+        for buffer, new_states in zip(self.buffers, states, strict=True):
+            buffer[row:rows, :, start:end] = new_states
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         start, self.end = self.end, self.end + key_states.shape[2]
@@ -173,9 +173,8 @@ class BufferLayer(DynamicLayer):
 
 @dataclass
 class Pending:
-    """One row's pending tokens, in the order in which they were read."""
+    """Where one row's pending tokens are, in the order in which they were read, and what they see."""
 
-    parents: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)  # behind the base
     seen: list[int] = field(default_factory=list)  # the slots on the path to each, its own included, as bits
 
@@ -184,7 +183,6 @@ class Pending:
         for slot, parent in enumerate(parents, first):
             self.seen.append((self.seen[parent] if parent >= 0 else 0) | 1 << slot)
             self.slots.append(slot)
-        self.parents += parents
 
     def last(self, new: int, width: int) -> list[int]:
         """What the last slots of this width see; slots that no token is in see themselves."""
@@ -197,6 +195,8 @@ class Pending:
 class TreeCache:
     """The layers of one model, and what they share: which slots are kept, which are pending, and who sees what.
 
+    Its reader checks what it is given.
+
     `cache` is what the model's forward pass takes as `past_key_values`; the layers `nets` are gated delta nets. Give
     the right `capacity` (the longest sequence plus one tree) to avoid growing, which copies.
     """
@@ -206,13 +206,13 @@ class TreeCache:
         self.nets = Nets(nets)
         self._hold(storage, [BufferLayer(storage) for _ in range(storage.layers)])
         self.lengths: list[int] = []  # kept tokens of each row; no rows before the first append
-        self._settle()
+        self._drop_pending()
 
     def _hold(self, storage: Storage, layers: list[BufferLayer]) -> None:
         self.storage, self.layers = storage, layers
-        left = iter(layers)
-        every = range(len(layers) + len(self.nets.layers))
-        self.cache = Cache(layers=[self.nets.layers.get(place) or next(left) for place in every])
+        buffer_layers = iter(layers)
+        numbers = range(len(layers) + len(self.nets.layers))
+        self.cache = Cache(layers=[self.nets.layers.get(number) or next(buffer_layers) for number in numbers])
 
     def move(self, storage: Storage) -> None:
         """Go on in other memory, with what is pending."""
@@ -222,7 +222,7 @@ class TreeCache:
             new.end = old.end
         self._hold(storage, layers)
 
-    def _settle(self) -> None:
+    def _drop_pending(self) -> None:
         """Forget what is pending, and begin anew after the longest row."""
         self.base, self.width = max(self.lengths, default=0), 0
         self.pending = [Pending() for _ in self.lengths]
@@ -233,14 +233,13 @@ class TreeCache:
         for layer in self.layers:
             layer.end = self.base
         for net in self.nets.layers.values():
-            net.settle()
+            net.drop_pending()
 
     def begin(self, rows: int) -> None:
-        """Settle the number of rows, if there are none."""
+        """Start with so many empty rows, if there are none."""
         if not self.lengths:
             self.lengths = [0] * rows
-            self._settle()
-        check_rows(rows, len(self.lengths))
+            self._drop_pending()
 
     def append(self, parents: Lists, at_end: bool) -> Int[Tensor, "rows new"]:
         """Make room for new pending tokens, and return their positions; the forward pass that follows writes them.
@@ -249,11 +248,10 @@ class TreeCache:
         """
         width = max(map(len, parents))
         positions = np.zeros((len(parents), width), np.int64)
-        for row, (length, own, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
-            check_parents(new, len(own.parents))
+        for row, (length, pending, new) in enumerate(zip(self.lengths, self.pending, parents, strict=True)):
             first = width - len(new) if at_end else 0
-            own.append(new, self.width + first)
-            paths = own.seen[len(own.seen) - len(new) :]
+            pending.append(new, self.width + first)
+            paths = pending.seen[len(pending.seen) - len(new) :]
             positions[row, first : first + len(new)] = [length + path.bit_count() - 1 for path in paths]
         self.width += width
         self.positions.append(torch.from_numpy(positions))
@@ -262,7 +260,7 @@ class TreeCache:
     def visible(self) -> Bool[Tensor, "rows new pending"]:
         """Which pending slots each slot of the last pass sees; what fills rows up sees itself alone."""
         new, size = self.positions[-1].shape[1], -(-self.width // 8)
-        raw = b"".join(seen.to_bytes(size, "little") for own in self.pending for seen in own.last(new, self.width))
+        raw = b"".join(seen.to_bytes(size, "little") for row in self.pending for seen in row.last(new, self.width))
         bits = np.frombuffer(raw, np.uint8).reshape(len(self.pending), new, size)
         return torch.from_numpy(np.unpackbits(bits, axis=-1, count=self.width, bitorder="little").view(bool))
 
@@ -292,60 +290,57 @@ class TreeCache:
         distance = self.positions[-1][..., None] - torch.cat([kept, *self.positions], 1)[:, None]
         return mask.masked_fill((distance >= window).to(mask.device)[:, None], torch.finfo(mask.dtype).min)
 
-    def keep(self, chosen: Lists) -> None:
+    def commit(self, chosen: Lists) -> None:
         """Append each row's pending tokens of a path, and drop the others; only slots that change place are copied."""
-        check_rows(len(chosen), len(self.lengths))
         if not any(chosen):  # perhaps after an interruption, which nothing but the lengths has outlived
-            return self._settle()
-        check_paths(chosen, [own.parents for own in self.pending])
-        paths = [[own.slots[token] for token in path] for path, own in zip(chosen, self.pending, strict=True)]
+            return self._drop_pending()
+        paths = [[row.slots[token] for token in path] for path, row in zip(chosen, self.pending, strict=True)]
         rows = zip(paths, self.lengths, strict=True)
         moved = [i for path, length in rows for i, slot in enumerate(path) if self.base + slot != length + i]
         if moved:
             self._move(paths, range(min(moved), max(moved) + 1))
         if self.nets.layers:
-            self.nets.keep(paths, self.width)
+            self.nets.commit(paths, self.width)
         self.lengths = [length + len(path) for path, length in zip(paths, self.lengths, strict=True)]
-        self._settle()
+        self._drop_pending()
 
     def _move(self, paths: Lists, columns: range) -> None:
-        there = [[length + i for i in columns] for length in self.lengths]
-        here = [  # where a path is over, a slot is copied onto itself
+        new_slots = [[length + i for i in columns] for length in self.lengths]
+        old_slots = [  # where a path is over, a slot is copied onto itself
             [self.base + path[i] if i < len(path) else length + i for i in columns]
             for path, length in zip(paths, self.lengths, strict=True)
         ]
-        source, destination = torch.tensor([here, there])
+        source, destination = torch.tensor([old_slots, new_slots])
         for block in self.storage.blocks:
             block.move(source, destination)
 
-    def select(self, rows: list[int]) -> None:
+    def gather(self, rows: list[int]) -> None:
         """Go on with these rows only, in this order."""
         for layer in self.layers:
             layer.keys = layer.values = None  # views that would keep alive what the blocks let go
-        self.storage.select(rows, self.base + self.width)
+        self.storage.gather(rows, self.base + self.width)
         for net in self.nets.layers.values():
-            net.select(rows)
+            net.gather(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.pending = [deepcopy(self.pending[row]) for row in rows]
-        self.positions = [each[rows] for each in self.positions]
+        self.positions = [positions[rows] for positions in self.positions]
         if not self.width:  # what is pending stays where it is
-            self._settle()
+            self._drop_pending()
         elif self.holes is not None:
             self.holes = self.holes[rows]
 
-    def add(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
+    def extend(self, other: "TreeCache", rows: list[int], lengths: list[int]) -> None:
         """Put copies of the first kept tokens of another cache's rows below; nothing may be pending here."""
-        check_nothing_pending(self.width)
         self.storage.reserve(len(self.lengths) + len(rows), 0)  # also for rows that have read nothing
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.block and rows:
                 layer.write(len(self.lengths), 0, [buffer[rows, :, : max(lengths)] for buffer in source.buffers])
-        for net, own in zip(self.nets.layers.values(), other.nets.layers.values(), strict=True):
-            net.add(own, rows, len(self.lengths))
+        for net, other_net in zip(self.nets.layers.values(), other.nets.layers.values(), strict=True):
+            net.extend(other_net, rows, len(self.lengths))
         self.lengths = self.lengths + lengths
-        self._settle()
+        self._drop_pending()
 
 
-def kind(*states: Tensor) -> list[tuple]:
+def kind_of(*states: Tensor) -> list[tuple]:
     """What the layers of a block have in common: all but the number of rows and slots."""
-    return [(each.shape[1], each.shape[3], each.dtype, each.device) for each in states]
+    return [(state.shape[1], state.shape[3], state.dtype, state.device) for state in states]

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from multidraft.errors import AdviceError, shown
 from multidraft.io.files import content
-from multidraft.models.base import LanguageModel
 from multidraft.models.compat import body, check_supported, home, text_config
+from multidraft.models.reader import Reader
 
-MOST = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
-MAX_SETTINGS = 2**26  # bytes of a file of settings
+MAX_SIZES = {"num_hidden_layers": 10_000, "hidden_size": 2**20, "intermediate_size": 2**22, "vocab_size": 2**24}
+MAX_SETTINGS_BYTES = 2**26  # of a file
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json")
 
 
@@ -67,17 +67,17 @@ def settings_in(path: Path) -> dict[str, Any]:
     Raises where it asks for far more than any model has: building it would take hours.
     """
     try:
-        found = json.loads(content(path, path.name, MAX_SETTINGS).decode()) if path.exists() else {}
+        settings = json.loads(content(path, path.name, MAX_SETTINGS_BYTES).decode()) if path.exists() else {}
     except (OSError, ValueError, RecursionError):  # AdviceError is one of them
-        found = None
+        settings = None
     what = f"{path.name} in {str(path.parent)!r}"
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise AdviceError(f"{what} is broken: it holds no JSON object; get the file again")
-    for part in (found, *(value for value in found.values() if isinstance(value, dict))):
-        for name, most in MOST.items():
-            if isinstance(size := part.get(name), int | float) and size > most:
-                raise AdviceError(f"{what} has {name} {shown(size)}, above {most}; get it again")
-    return found
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+        for name, largest in MAX_SIZES.items():
+            if isinstance(size := part.get(name), int | float) and size > largest:
+                raise AdviceError(f"{what} has {name} {shown(size)}, above {largest}; get it again")
+    return settings
 
 
 def reason(error: Exception) -> str:
@@ -99,9 +99,9 @@ def check_whole(name: str, loading: dict[str, Any]) -> None:
     ):
         keys = sorted(map(str, loading[f"{kind}_keys"]))
         if keys := [key for key in keys if kind != "unexpected" or key.endswith("weight")]:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
             raise AdviceError(
-                f"the checkpoint of {name!r} {what}: {keys[0]}{more}; get the whole model again, with its own config"
+                f"the checkpoint of {name!r} {what}: {keys[0]}{others}; get the whole model again, with its own config"
             )
 
 
@@ -133,7 +133,7 @@ def check_sizes(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, name
         )
 
 
-def first_layers(model: PreTrainedModel | LanguageModel, count: int) -> PreTrainedModel:
+def first_layers(model: PreTrainedModel | Reader, count: int) -> PreTrainedModel:
     """A model of the first `count` layers, between the same embedding and the same norm and head, as a drafter.
 
     Every weight is shared with `model`, which stays as it was. Raises AdviceError for a family whose decoder does not

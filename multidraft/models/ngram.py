@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from multidraft.errors import AdviceError, is_integer, shown
-from multidraft.models.base import Lists, Scores
+from multidraft.models.base import Scores
+from multidraft.models.reader import Lists, digest
 from multidraft.models.table import Prefix, PrefixModel
 from multidraft.verification.distributions import described
 
-MOST = 64  # tokens that a run brings into a law, the most frequent ones
-LEAST = 0.01  # what a guess without any match is worth
-Law = dict[int, float]  # probabilities by token; what is missing to one is not known
+MAX_FOLLOWERS = 64  # tokens that a run brings into a law, the most frequent ones
+GUESS_WEIGHT = 0.01  # of a guess without any match
+Law = dict[int, float]  # probabilities by token; the rest of the probability is not known
 
 
 class History:
@@ -30,10 +31,10 @@ class History:
         self.followers: dict[Prefix, dict[int, int]] = {}  # how often by token, the latest one last
         self.counted: dict[Prefix, tuple[int, int, dict[int, int]]] = {}
 
-    def read(self, text: Prefix) -> None:
+    def read(self, text: Sequence[int]) -> None:
         """Go on to the end of a text of which the beginning has been read."""
         for place in range(self.length, len(text)):
-            self.note(text[max(place - self.longest, 0) : place], text[place])
+            self.note(tuple(text[max(place - self.longest, 0) : place]), text[place])
             self.length = place + 1
 
     def note(self, before: Prefix, token: int) -> None:
@@ -47,7 +48,7 @@ class History:
         """How often anything followed a run, how many different tokens did, and how often the most frequent ones."""
         if run not in self.counted:
             followers = self.followers[run]
-            frequent = nlargest(MOST, followers.items(), key=lambda pair: (pair[1], -pair[0]))
+            frequent = nlargest(MAX_FOLLOWERS, followers.items(), key=lambda pair: (pair[1], -pair[0]))
             self.counted[run] = sum(followers.values()), len(followers), dict(frequent)
         return self.counted[run]
 
@@ -81,7 +82,7 @@ class Matches(History):
         """
         right = len(prefix) > 1 and self.latest(prefix[-self.longest - 1 : -1])[0] == prefix[-1]
         hits, trials = self.tallies.get((length, right), (0, 0))
-        return (hits + 2 * max(length * length, LEAST) / (length * length + 4)) / (trials + 2)
+        return (hits + 2 * max(length * length, GUESS_WEIGHT) / (length * length + 4)) / (trials + 2)
 
 
 def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
@@ -90,47 +91,53 @@ def runs(prefix: Prefix, longest: int) -> Iterator[Prefix]:
         yield prefix[start:]
 
 
-class Reader(PrefixModel):
+class CountingReader(PrefixModel):
     """A drafter that looks at what followed every run of up to `longest` tokens in each row's kept tokens."""
 
+    cost = "lookup"
     history: ClassVar[type[History]] = History
 
     def __init__(self, vocabulary: int, longest: int):
         super().__init__(vocabulary)
-        self.longest = longest
+        self.longest, self.looks_back = longest, longest + 2
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return {"digest": digest(str([self.vocabulary, self.longest]))}
 
     def read(self, row: int) -> Any:
         """The history of a row's kept tokens."""
-        own = self.rows[row]
-        if own.memory is None:
-            own.memory = self.history(self.longest)
-        if own.memory.length < len(own.kept):
-            own.memory.read(own.kept)
-        return own.memory
+        state = self.rows[row]
+        if state.memory is None:
+            state.memory = self.history(self.longest)
+        if state.memory.length < len(state.kept):
+            state.memory.read(state.kept)
+        return state.memory
+
+    def _commit(self, paths: Lists) -> None:
+        for row in range(len(self.rows)):  # now, and not at once where a long text is committed piece by piece
+            self.read(row)  # up to these paths, which come next time
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]  # `scores` makes logits of it
         """What is known of the token after a prefix."""
 
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Scores:
-        laws = [[self.next_token(row, prefix) for prefix in own] for row, own in enumerate(prefixes)]
-        columns = max((len(law) for own in laws for law in own), default=1)
+        laws = [[self.next_token(row, prefix) for prefix in row_prefixes] for row, row_prefixes in enumerate(prefixes)]
+        columns = max((len(law) for row_laws in laws for law in row_laws), default=1)
         ids = torch.zeros(len(laws), width, columns, dtype=torch.int64)
         logits = torch.full(ids.shape, -torch.inf, dtype=self.dtype)
         logits[..., 0] = 0  # where a row has fewer nodes than others
-        for row, own in enumerate(laws):
-            for node, law in enumerate(own):
+        for row, row_laws in enumerate(laws):
+            for node, law in enumerate(row_laws):
                 ids[row, node, : len(law)] = torch.tensor(list(law))
-                logits[row, node, : len(law)] = torch.tensor([log(each) for each in law.values()], dtype=self.dtype)
+                logits[row, node, : len(law)] = torch.tensor(
+                    [log(probability) for probability in law.values()], dtype=self.dtype
+                )
         return Scores(logits, ids)
 
-    def keep(self, chosen: Lists) -> None:
-        super().keep(chosen)
-        for row in range(len(self.rows)):  # now, and not at once where a long text has been kept piece by piece
-            self.read(row)
 
-
-class NGram(Reader):
+class NGram(CountingReader):
     """An n-gram model of each row's own text so far, and of a corpus of tokens if there is one.
 
     With c(s) the number of times that the run s was followed by anything, c(s, x) by x, and d(s) by how many different
@@ -144,7 +151,7 @@ class NGram(Reader):
 
     >>> model = NGram(vocabulary=4, order=2)
     >>> _ = model.forward([[3, 1, 3, 1]], [[-1, 0, 1, 2]], "none")
-    >>> model.keep([[0, 1, 2, 3]])
+    >>> model.commit([[0, 1, 2, 3]])
     >>> scores = model.forward([[3]], [[-1]])
     >>> scores.ids, scores.logits.softmax(-1)
     (tensor([[[1, 3]]]), tensor([[[0.8750, 0.1250]]]))
@@ -156,24 +163,24 @@ class NGram(Reader):
         check_corpus(corpus, vocabulary)
         super().__init__(vocabulary, order - 1)
         self.corpus = History(self.longest)
-        self.corpus.read(tuple(corpus))
+        self.corpus.read(corpus)
 
-    def fresh(self, capacity: int) -> "NGram":
+    def new(self, capacity: int) -> "NGram":
         model = NGram(self.vocabulary, self.longest + 1)
         model.corpus = self.corpus
         return model
 
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]
-        law, left, histories = Law(), 1.0, (self.read(row), self.corpus)
+        law, remaining, histories = Law(), 1.0, (self.read(row), self.corpus)
         for run in runs(prefix, self.longest):
             for history in histories:
                 if run in history.followers:
                     total, kinds, frequent = history.counts(run)
-                    share = left / (total + kinds)
+                    share = remaining / (total + kinds)
                     for token, count in frequent.items():
                         law[token] = law.get(token, 0) + share * count
-                    left *= kinds / (total + kinds)
-        return law or {prefix[-1]: LEAST}
+                    remaining *= kinds / (total + kinds)
+        return law or {prefix[-1]: GUESS_WEIGHT}
 
 
 def check_corpus(corpus: Any, vocabulary: int) -> None:
@@ -188,13 +195,13 @@ def check_corpus(corpus: Any, vocabulary: int) -> None:
             )
 
 
-class Lookup(Reader):
+class Lookup(CountingReader):
     """Prompt look-up: the token that followed the latest occurrence of the longest run that has occurred before.
 
     Deterministic: all probability is on one token. Its score is the logarithm of how likely it is right, estimated from
-    how often such matches were right in the text so far; `Copying` mixes by it. Runs have at most `longest` tokens;
-    where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises AdviceError
-    for `longest` below 1.
+    how often such matches were right in the text so far; `LookupThenModel` mixes by it. Runs have at most `longest`
+    tokens; where nothing matches, it is the latest token of the text (Saxena, Prompt Lookup Decoding, 2023). Raises
+    AdviceError for `longest` below 1.
     """
 
     history = Matches
@@ -204,7 +211,7 @@ class Lookup(Reader):
             raise AdviceError(f"look-up of runs of {shown(longest)} tokens finds nothing; use at least 1")
         super().__init__(vocabulary, longest)
 
-    def fresh(self, capacity: int) -> "Lookup":
+    def new(self, capacity: int) -> "Lookup":
         return Lookup(self.vocabulary, self.longest)
 
     def next_token(self, row: int, prefix: Prefix) -> Law:  # type: ignore[override]

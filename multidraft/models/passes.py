@@ -25,8 +25,9 @@ from multidraft.machine import available
 from multidraft.models.compat import GROUPED
 
 SPECIAL = ("position_bias", "softcap", "s_aux", "cache")  # of models whose attention needs more than a mask
-LEAST = 2**14  # numbers in a weight that is worth packing
-MOST = 128  # tokens of a pass that gains: oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any
+MIN_PACKED_NUMBERS = 2**14  # in a weight that is worth packing
+# Packing helps passes of few tokens; oneDNN keeps 0.7 MB of code for each number of tokens, and prompts are of any.
+MAX_PACKED_TOKENS = 128
 KINDS = (torch.bfloat16, torch.float32)
 
 
@@ -37,19 +38,19 @@ def attend(
     value: Float[Tensor, "rows shared slots wide"],
     attention_mask: Float[Tensor, "rows _ new _"] | None,
     scaling: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[Float[Tensor, "rows new heads wide"], None]:
     """What transformers' `sdpa` gives."""
     (rows, heads, new, width), shared, mask = query.shape, key.shape[1], attention_mask
-    special = any(more.get(name) is not None for name in SPECIAL)
+    special = any(options.get(name) is not None for name in SPECIAL)
     if special or mask is None or shared == heads or mask.shape[1] > 1 or mask.numel() > 2 * key.numel():
-        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **more)
-    times, known = heads // shared, mask.__dict__.setdefault("repeated", {})  # made once for all layers of a pass
-    if times not in known:
-        known[times] = mask.repeat(1, 1, times, 1)
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)
+    times, repeated = heads // shared, mask.__dict__.setdefault("repeated", {})  # made once for all layers of a pass
+    if times not in repeated:
+        repeated[times] = mask.repeat(1, 1, times, 1)
     side_by_side = query.reshape(rows, shared, -1, width)
-    found = scaled_dot_product_attention(side_by_side, key, value, known[times], scale=scaling)
-    return found.view(rows, shared, times, new, -1).permute(0, 3, 1, 2, 4).reshape(rows, new, heads, -1), None
+    outputs = scaled_dot_product_attention(side_by_side, key, value, repeated[times], scale=scaling)
+    return outputs.view(rows, shared, times, new, -1).permute(0, 3, 1, 2, 4).reshape(rows, new, heads, -1), None
 
 
 AttentionInterface.register(GROUPED, attend)
@@ -80,12 +81,12 @@ class Layer:
         self.module, self.weight, self.siblings, self.name = module, module.weight, siblings, name
         self.version, self.place = self.weight._version, self.weight.data_ptr()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
-        some = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
-        torch.testing.assert_close(self.forward(some), module.forward(some))
+        sample = torch.ones(1, 3, module.in_features, dtype=self.weight.dtype)
+        torch.testing.assert_close(self.forward(sample), module.forward(sample))
 
     def forward(self, inputs: Float[Tensor, "*tokens width"]) -> Float[Tensor, "*tokens wide"]:
         """What the layer gives."""
-        if inputs.shape[:-1].numel() > MOST:
+        if inputs.shape[:-1].numel() > MAX_PACKED_TOKENS:
             return linear(inputs, self.weight, self.module.bias)
         return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.module.bias, "none", [], "")
 
@@ -105,7 +106,7 @@ def fits(module: nn.Module | None) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear or "forward" in module.__dict__ or module.weight.is_inference():
         return False
     weight = module.weight
-    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= LEAST
+    return weight.device.type == "cpu" and weight.dtype in KINDS and weight.numel() >= MIN_PACKED_NUMBERS
 
 
 def pack(module: nn.Module) -> list[Layer]:
@@ -114,8 +115,8 @@ def pack(module: nn.Module) -> list[Layer]:
         return []
     places = [(parent._modules, name) for parent in module.modules() for name in parent._modules]
     places_of_layers = {child: place for place in places if fits(child := place[0][place[1]])}  # each once
-    room = available(torch.device("cpu"))
-    if room is not None and sum(layer.weight.nbytes for layer in places_of_layers) > room / 2:
+    free = available(torch.device("cpu"))
+    if free is not None and sum(layer.weight.nbytes for layer in places_of_layers) > free / 2:
         return []
     try:
         return [Layer(layer, *place) for layer, place in places_of_layers.items()]

@@ -1,97 +1,58 @@
 """Models without weights, which see a node's whole prefix, and a toy among them whose conditionals are known."""
 
-import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.models import base
-from multidraft.models.base import Lists, Scored, Scores
+from multidraft.models.base import Scores
+from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
 
 Prefix = tuple[int, ...]
 
 
-@dataclass
-class Row:
-    """One sequence: its kept tokens, and its pending tree."""
-
-    kept: Prefix = ()
-    memory: Any = None  # what a model has made of them
-    parents: list[int] = field(default_factory=list)
-    paths: list[Prefix] = field(default_factory=list)  # by pending token: those up to it, its own included
-
-
-class PrefixModel(ABC):
+class PrefixModel(Reader):
     """A language model given by `next_token`, a function from a row's prefix to the next token's probabilities.
 
     Logits are their logarithms, -inf for zero.
     """
 
-    context: int | None = None
-    device = torch.device("cpu")
     dtype: ClassVar[torch.dtype] = torch.float32
+    looks_back: int | None = None  # kept tokens, the last ones, that `next_token` looks at; None for all
 
     def __init__(self, vocabulary: int):
         self.vocabulary = vocabulary
-        self.rows: list[Row] = []  # none before the first forward
 
     @abstractmethod
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
         """Probabilities of the token that follows `prefix`."""
 
-    @abstractmethod
-    def fresh(self, capacity: int) -> "PrefixModel":
-        """Another reader of this model with nothing read."""
+    def encode(self, tokens: list[int]) -> list[int]:
+        return [token if token < self.vocabulary else 0 for token in tokens]  # padding of a larger one: next to never
 
-    def forward(
-        self, tokens: Lists, parents: Lists, scored: Scored = "all"
-    ) -> Float[Tensor, "rows new vocabulary"] | Scores:
-        self.rows = self.rows or [Row() for _ in tokens]
-        base.check_rows(len(tokens), len(self.rows))
-        prefixes = list[list[Prefix]]()
-        for row, new, above in zip(self.rows, tokens, parents, strict=True):
-            base.check_parents(above, len(row.parents))
-            row.parents += above
-            for token, parent in zip(new, above, strict=True):
-                known = token if token < self.vocabulary else 0  # padding of a larger vocabulary: next to never
-                row.paths.append((*(row.paths[parent] if parent >= 0 else ()), known))
-            first = len(row.paths) - base.count_scored(scored, len(new))
-            prefixes.append([row.kept + path for path in row.paths[first:]])
-        return self.scores(prefixes, max(map(len, prefixes), default=0))
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Float[Tensor, "rows new vocabulary"] | Scores:
+        counts = [count_scored(scored, len(new)) for new in tokens]
+        prefixes = [self.prefixes(row, count) for row, count in zip(self.rows, counts, strict=True)]
+        return self.scores(prefixes, max(counts, default=0))
+
+    def prefixes(self, row: Row, count: int) -> list[Prefix]:
+        """The tokens up to each of a row's last pending ones."""
+        nodes = range(len(row.tokens) - count, len(row.tokens))
+        kept = row.kept[-self.looks_back :] if self.looks_back else row.kept
+        return [(*kept, *(row.tokens[place] for place in row.path(node))) for node in nodes]
 
     def scores(self, prefixes: list[list[Prefix]], width: int) -> Float[Tensor, "rows new vocabulary"] | Scores:
         """The logits after each row's prefixes, of which no row has more than `width`."""
         logits = torch.zeros(len(prefixes), width, self.vocabulary, dtype=self.dtype)
-        for row, own in enumerate(prefixes):
-            for place, prefix in enumerate(own):
+        for row, row_prefixes in enumerate(prefixes):
+            for place, prefix in enumerate(row_prefixes):
                 logits[row, place] = self.next_token(row, prefix).log()
         return logits
-
-    def keep(self, chosen: Lists) -> None:
-        base.check_paths(chosen, [row.parents for row in self.rows])
-        rows = zip(self.rows, chosen, strict=True)
-        self.rows = [Row(row.kept + (row.paths[path[-1]] if path else ()), row.memory) for row, path in rows]
-
-    def select(self, rows: list[int]) -> None:
-        if self.rows:  # a row that is asked for twice goes on as two
-            own = self.rows
-            self.rows = [copy.deepcopy(own[row]) if row in rows[:i] else own[row] for i, row in enumerate(rows)]
-
-    def join(self, other: Any) -> None:
-        base.check_nothing_pending(*(len(row.parents) for row in (*self.rows, *other.rows)))
-        self.rows = self.rows + other.rows
-
-    def part(self, row: int, length: int, capacity: int) -> "PrefixModel":
-        part = self.fresh(capacity)
-        part.rows = [Row(self.rows[row].kept[:length])]
-        return part
 
 
 class TableModel(PrefixModel):
@@ -109,7 +70,7 @@ class TableModel(PrefixModel):
     def next_token(self, row: int, prefix: Prefix) -> Float[Tensor, " vocabulary"]:
         return self.conditional(prefix)
 
-    def fresh(self, capacity: int) -> "TableModel":
+    def new(self, capacity: int) -> "TableModel":
         return TableModel(self.conditional, self.vocabulary)
 
 

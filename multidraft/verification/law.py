@@ -30,8 +30,8 @@ class Law(ABC):
     def __post_init__(self) -> None:
         check_integer(self.drafts, "drafts", 1)
         if not is_number(self.draft_probability) or not 0 < self.draft_probability <= 1:
-            given = shown(self.draft_probability)
-            raise AdviceError(f"draft_probability {given} is out of range; use a number in (0, 1]")
+            probability = shown(self.draft_probability)
+            raise AdviceError(f"draft_probability {probability} is out of range; use a number in (0, 1]")
         object.__setattr__(self, "draft_probability", float(self.draft_probability))  # 1 is written for 1.0
 
     drafts: int

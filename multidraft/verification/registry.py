@@ -119,7 +119,7 @@ def scheme(
     if isinstance(name, str):
         found, settings = resolve(name, settings if law is None else settings | dict(law=law))
         if isinstance(found, str):
-            return made(found, SCHEMES[found], drafts, settings)
+            return make_scheme(found, SCHEMES[found], drafts, settings)
         return replace(scheme(found, drafts, **settings), name=name.split(",")[0])
     if isinstance(name, Scheme):
         if law is not None or settings:
@@ -133,10 +133,10 @@ def scheme(
             raise AdviceError(f"give {', '.join(settings)} to the law itself")
         found = Scheme(label, law, entry_of(label, name, type(law)))
         return found if drafts is None else found.with_drafts(drafts)
-    return made(label, entry_of(label, name, law), drafts, settings)
+    return make_scheme(label, entry_of(label, name, law), drafts, settings)
 
 
-def made(name: str, entry: Entry, drafts: int | None, settings: dict[str, Any]) -> Scheme:
+def make_scheme(name: str, entry: Entry, drafts: int | None, settings: dict[str, Any]) -> Scheme:
     """A scheme with its settings, which are the law's or the rule's."""
     outside = entry.rule if isinstance(entry.rule, Outside) else None
     rule: Any = outside.function if outside else entry.rule  # a dataclass where there are settings
@@ -148,11 +148,11 @@ def made(name: str, entry: Entry, drafts: int | None, settings: dict[str, Any]) 
         )
     drafts = entry.law.fixed_drafts or 4 if drafts is None else drafts
     law = entry.law(drafts, **{key: settings[key] for key in settings if key in of_law})
-    own = {key: settings[key] for key in settings if key in of_rule}
-    if own:
-        rule = replace(rule, **own)
+    rule_settings = {key: settings[key] for key in settings if key in of_rule}
+    if rule_settings:
+        rule = replace(rule, **rule_settings)
         entry = replace(entry, rule=replace(outside, function=rule) if outside else rule)
-    return Scheme(name, law, entry, tuple(own.items()))
+    return Scheme(name, law, entry, tuple(rule_settings.items()))
 
 
 def resolve(text: str, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -209,9 +209,9 @@ def schemes() -> list[dict[str, str | bool]]:
 
     The strongest published yardsticks are block verification (a chain) and traversal verification (a tree).
     """
-    told = ("source", "exact", "small", "cost", "known_as")
+    names = ("source", "exact", "small", "cost", "known_as")
     return [
-        dict(name=name, law=entry.law.name, rule=name.split(":")[1]) | {field: getattr(entry, field) for field in told}
+        dict(name=name, law=entry.law.name, rule=name.split(":")[1]) | {field: getattr(entry, field) for field in names}
         for name, entry in entries().items()
     ]
 

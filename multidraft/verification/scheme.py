@@ -153,21 +153,21 @@ class Scheme:
         """Raise unless there is a target (which may sum to less than one) for every row of `draft`."""
         check_distribution(target, "target", total_at_most_one=True)
         self.check_draft(draft)
-        wanted = (*self.law.batch(draft), draft.shape[-1])
-        if target.shape != wanted:
+        expected = (*self.law.batch(draft), draft.shape[-1])
+        if target.shape != expected:
             raise AdviceError(
                 f"target has shape {tuple(target.shape)}; for a draft of shape {tuple(draft.shape)} {self.name} needs "
-                f"{wanted}: one row each, over one vocabulary"
+                f"{expected}: one row each, over one vocabulary"
             )
 
     def check_drafted(self, draft: Tensor, drafted: Tensor) -> None:
         """Raise unless `drafted` has one column for each position of the law, with ids of the vocabulary or -1."""
-        wanted = (*self.law.batch(draft), self.law.width)
-        fits = isinstance(drafted, Tensor) and drafted.dtype == torch.int64 and drafted.shape == wanted
+        expected = (*self.law.batch(draft), self.law.width)
+        fits = isinstance(drafted, Tensor) and drafted.dtype == torch.int64 and drafted.shape == expected
         if not fits or not has_values(drafted):
             raise AdviceError(
                 f"drafted is {described(drafted)}; {self.name} with {self.drafts} drafts needs token ids as an int64 "
-                f"tensor of shape {wanted}: one tuple for each row of draft"
+                f"tensor of shape {expected}: one tuple for each row of draft"
             )
         if len(outside := drafted[(drafted < -1) | (drafted >= (size := draft.shape[-1]))]):
             raise AdviceError(f"drafted has token id {int(outside[0])}; ids are 0 to {size - 1}, -1 where it is empty")

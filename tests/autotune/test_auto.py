@@ -18,16 +18,16 @@ import multidraft as md
 from multidraft.autotune import controller, plans
 from multidraft.autotune.controller import Auto, Limits, work_of
 from multidraft.autotune.estimates import CLASSES, Costs, Rates, Work
-from multidraft.autotune.growing import Growing, Kind, kind_of
+from multidraft.autotune.growing import Growing, kind_of
 from multidraft.autotune.plans import MIN_STEPS, Profile
 from multidraft.decoding.policy import Plan, TreePolicy
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel
-from multidraft.models.ensemble import Copying
+from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
+from multidraft.models.reader import Cost, Reader
 from multidraft.models.table import TableModel, random_table
 
 EXACT, BIASED = 1e-12, 1e-4
@@ -40,7 +40,7 @@ def sloped(one: float, slope: float = 2.0) -> Rates:
     return replace(rates(one), confidence=slope ** np.linspace(-1, 1, CLASSES))
 
 
-def growing(found: Rates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Kind = "model") -> Growing:
+def growing(found: Rates, price: Costs, nodes: int = 32, depth: int = 16, rate=0.1, kind: Cost = "pass") -> Growing:
     own = Growing(nodes, depth, kind)
     own.price(found, price, rate)
     return own
@@ -134,7 +134,7 @@ def test_of_a_chain_a_node_is_drafted_as_long_as_it_pays(price: Costs, nodes: in
 
 
 LOOKUP = Lookup(10)
-COPYING = Copying([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
+COPYING = LookupThenModel([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,7 @@ COPYING = Copying([Lookup(10), TableModel(random_table(10, 1, 1), 10)])
         (COPYING, [1, 2, 3], 99.0, 0, False),
     ],
 )
-def test_copied_drafts_are_free(
-    draft: LanguageModel, prompt: list[int], level: float, longest: int, asks: bool
-) -> None:
+def test_copied_drafts_are_free(draft: Reader, prompt: list[int], level: float, longest: int, asks: bool) -> None:
     policy = growing(rates(0.6), costs(10.0, level, 0.1), kind=kind_of(draft))
     found = list(records(policy, TableModel(random_table(10, 1, 0, 1.0), 10), draft, 4, prompts=[prompt]))
     depths = [max(record.trees[0].depths) for record in found]

@@ -43,11 +43,11 @@ class Ticking(TableModel):
         super().__init__(lambda prefix: WANTED, 3)
         self.clock, self.pass_seconds = clock, pass_seconds
 
-    def forward(self, tokens, parents, scored="all"):
+    def _read(self, tokens, parents, scored):
         self.clock.now += self.pass_seconds + TOKEN * sum(map(len, tokens))
-        return super().forward(tokens, parents, scored)
+        return super()._read(tokens, parents, scored)
 
-    def fresh(self, capacity: int) -> "Ticking":
+    def new(self, capacity: int) -> "Ticking":
         return Ticking(self.clock, self.pass_seconds)
 
 

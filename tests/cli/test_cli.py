@@ -19,7 +19,7 @@ from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
 from multidraft.decoding.metrics import PARTS, Info
-from multidraft.models.ensemble import Copying
+from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import FOLDER
@@ -276,14 +276,14 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
     assert draft.config.vocab_size == len(ids) + 1
     settings = dict(max_new_tokens=12, do_sample=False, attention_mask=torch.ones_like(tokens), pad_token_id=0)
     assert torch.equal(target.generate(tokens, assistant_model=wide, **settings), target.generate(tokens, **settings))
-    way = baselines(Models(target, Copying([Lookup(VOCABULARY), draft]), None), {"stop": None}, "llama")
+    way = baselines(Models(target, LookupThenModel([Lookup(VOCABULARY), draft]), None), {"stop": None}, "llama")
     assert way == {LOOKUP: {"prompt_lookup_num_tokens": 10}, ASSISTED: {"assistant_model": wide}}
 
 
 class Hearing:
     """A head, as far as the way to a rival goes."""
 
-    hears = (1,)
+    hidden_layers = (1,)
 
 
 @pytest.mark.parametrize(("target", "found"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])

@@ -25,7 +25,7 @@ from multidraft.decoding.batch import Batch
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted
 from multidraft.decoding.request import Request
-from multidraft.decoding.state import DecodeConfig, State, join, select
+from multidraft.decoding.state import DecodeConfig, State, extend, gather
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.walks import WALKS
@@ -120,13 +120,13 @@ def test_rows_that_come_and_go_get_the_tokens_that_they_get_alone(models, scheme
 
 
 def test_the_comparison_catches_rows_that_swap_caches(monkeypatch):
-    joined = CausalLM.join
+    joined = CausalLM.extend
 
     def swapped(self: CausalLM, other: CausalLM) -> None:
         joined(self, other)
-        self.select(list(reversed(range(len(self.cache.lengths)))))
+        self.gather(list(reversed(range(len(self.cache.lengths)))))
 
-    monkeypatch.setattr(CausalLM, "join", swapped)
+    monkeypatch.setattr(CausalLM, "extend", swapped)
     config = config_of(tiny, "anchored:lorenz", "deferred")
     assert serve(tiny, config) != [alone(tiny, config, row) for row in range(len(PROMPTS))]
 
@@ -135,14 +135,14 @@ def test_misuse_gets_advice():
     config = config_of(tiny, "iid:lorenz", "deferred")
     state = begin(tiny, PROMPTS[:2], config, [0, 1])
     newer, _ = step(state, config)
-    for use in (lambda: step(state, config), lambda: select(state, [0]), lambda: join(state, newer)):
+    for use in (lambda: step(state, config), lambda: gather(state, [0]), lambda: extend(state, newer)):
         with pytest.raises(md.AdviceError, match=r"this state has been used.*go on from the newest one"):
             use()
     newer, other = (begin(models, PROMPTS[:1], config, [2]) for models in (tiny, PADDED))
     with pytest.raises(md.AdviceError, match="rows of two different models cannot share a batch"):
-        join(newer, other)
+        extend(newer, other)
     with pytest.raises(md.AdviceError, match="start both with the same models"):
-        join(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
+        extend(begin(tiny, PROMPTS[:1], config, [2]), begin(ALONE, PROMPTS[:1], config, [2]))
 
 
 # Settings of each row's own
@@ -186,7 +186,7 @@ def test_the_comparison_catches_rows_that_swap_settings(models, settings):
 def test_rows_with_settings_of_their_own_get_their_log_probabilities():
     """Greedy and warm rows beside each other: each entry is under the row's own distribution."""
     config = config_of(tables, "iid:lorenz", "deferred")
-    state = join(
+    state = extend(
         begin(tables, PROMPTS[:1], config, [0], [OWN[1][1]]), begin(tables, PROMPTS[1:2], config, [1], [Sampling(0.5)])
     )
     for row in state.rows:
@@ -222,9 +222,9 @@ def set_alarm(patch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> 
 PLACES = {
     BufferLayer: ["update"],
     Block: ["move", "move_rows", "_hold", "resize"],
-    Storage: ["reserve", "select"],
-    CausalLM: ["forward", "keep", "select"],
-    TreeCache: ["append", "masks", "_settle", "_move"],
+    Storage: ["reserve", "gather"],
+    CausalLM: ["forward", "commit", "gather"],
+    TreeCache: ["append", "masks", "_drop_pending", "_move"],
 }
 
 
@@ -247,7 +247,7 @@ class Server:
                 self.done[row] += each.tokens
             going = [i for i, row in enumerate(self.rows) if len(self.done[row]) < count]
             if len(going) < len(self.rows):
-                self.state, self.rows = select(self.state, going), [self.rows[i] for i in going]
+                self.state, self.rows = gather(self.state, going), [self.rows[i] for i in going]
         return {row: tokens[:count] for row, tokens in self.done.items()}
 
 

@@ -27,7 +27,7 @@ DEPTH, STEPS_OF_RUN = 3, 6
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch) -> None:
-    monkeypatch.setattr(drafting, "CHUNK", CHUNK)
+    monkeypatch.setattr(drafting, "MAX_CHUNK_TOKENS", CHUNK)
     monkeypatch.setattr(drafting, "MAX_LAG", MAX_LAG)
 
 

@@ -12,7 +12,7 @@ from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
@@ -38,12 +38,12 @@ def test_rows_stay_in_the_order_of_their_prompts(lengths: tuple[int, ...]) -> No
 
 
 def test_rows_that_join_in_another_order_than_their_caches_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def swapped(*states: State, join=batch.join) -> State:
-        state = join(*states)
+    def swapped(*states: State, extend=batch.extend) -> State:
+        state = extend(*states)
         state.rows.reverse()
         return state
 
-    monkeypatch.setattr(batch, "join", swapped)
+    monkeypatch.setattr(batch, "extend", swapped)
     assert not alike((10, 20))
 
 
@@ -60,7 +60,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
     asked.clear()
     models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
-    draft = Several(models[1:]) if scheme.law.several else models[1]
+    draft = SideBySide(models[1:]) if scheme.law.several else models[1]
     config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
     state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):

@@ -17,7 +17,7 @@ import multidraft as md
 from multidraft.autotune.plans import MeasuredPair
 from multidraft.errors import AdviceError
 from multidraft.models.ensemble import Mixture
-from multidraft.models.gguf import file, model
+from multidraft.models.gguf import file, memory
 from multidraft.models.gguf.file import LlamaTokenizer
 from multidraft.models.ngram import NGram
 from multidraft.zoo import load_pair
@@ -71,7 +71,7 @@ def law_of_two(model: md.GGUF, prompt: list[int], temperature: float) -> tuple[t
     """What the first and the second new token are, by the model's own logits: all tokens side by side."""
     size, length = model.vocabulary, len(prompt)
     parents = [*range(-1, length - 1), *[length - 1] * size]
-    logits = model.fresh(1).forward([prompt + list(range(size))], [parents])[0, length - 1 :]
+    logits = model.new(1).forward([prompt + list(range(size))], [parents])[0, length - 1 :]
     laws = (logits.double() / temperature).softmax(-1)
     return laws[0], laws[0] @ laws[1:]
 
@@ -182,7 +182,7 @@ def test_broken_files_get_one_line(tmp_path, monkeypatch):
     assert "of memory and 0.0 MiB are free" in refused(tiny_file("llama"))
     monkeypatch.undo()
     loaded = md.GGUF(tiny_file("llama"))
-    monkeypatch.setattr(model, "available", lambda device: 1000)
+    monkeypatch.setattr(memory, "available", lambda device: 1000)
     with pytest.raises(AdviceError, match="the keys and values of 256 tokens of llama take"):
         md.generate(loaded, None, [[1, 2]])
 

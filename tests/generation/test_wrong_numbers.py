@@ -11,7 +11,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.models.base import Scores
-from multidraft.models.ensemble import Mixture, Several
+from multidraft.models.ensemble import Mixture, SideBySide
 from multidraft.models.ngram import Lookup, NGram
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.gate import RowFault
@@ -30,11 +30,11 @@ class Spoilt(TableModel):
         super().__init__(LAWS[1], SIZE)
         self.change, self.passes = change, passes
 
-    def fresh(self, capacity: int) -> "Spoilt":
+    def new(self, capacity: int) -> "Spoilt":
         return Spoilt(self.change)
 
-    def forward(self, tokens, parents, scored="all"):
-        answer = super().forward(tokens, parents, scored)
+    def _read(self, tokens, parents, scored):
+        answer = super()._read(tokens, parents, scored)
         self.passes += scored != "none"
         return self.change(answer) if self.passes > 1 else answer
 
@@ -141,7 +141,7 @@ def test_scores_with_other_ids(ids: Any) -> None:
 def test_a_model_whose_columns_are_no_tokens(ids: list) -> None:
     draft = Spoilt(lambda logits: logits[..., :2])
     draft.ids = torch.tensor(ids)
-    for model in (draft, Several([draft, target()])):
+    for model in (draft, SideBySide([draft, target()])):
         scheme = "iid:lorenz" if model is draft else "distinct:naive"
         said = line(lambda model=model, scheme=scheme: run(target(), model, scheme=scheme))
         assert said.startswith("the ids of the model Spoilt are ")
@@ -218,7 +218,7 @@ P = torch.tensor([0.25, 0.75])
 CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "n-gram as a target": (lambda: run(NGram(SIZE), target()), "the model NGram can only draft"),
     "look-up as a target": (lambda: run(Lookup(SIZE), None), "the model Lookup can only draft"),
-    "several as a target": (lambda: run(Several([target(), target()]), None), "the model Several can only draft"),
+    "several as a target": (lambda: run(SideBySide([target(), target()]), None), "the model SideBySide can only draft"),
     "corpus beyond": (lambda: NGram(SIZE, corpus=[0, 1, SIZE]), "the corpus has 6 at 2; give token ids"),
     "corpus below": (lambda: NGram(SIZE, corpus=[-1]), "the corpus has -1 at 0"),
     "corpus of text": (lambda: NGram(SIZE, corpus="abc"), "the corpus is str 'abc'"),

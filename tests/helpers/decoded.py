@@ -11,8 +11,8 @@ from multidraft.decoding.record import StepRecord
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, State, generators_for
 from multidraft.decoding.step import step
-from multidraft.models.base import LanguageModel
 from multidraft.models.huggingface import Model
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
@@ -55,7 +55,7 @@ def start(
 def records(
     policy: TreePolicy,
     target: TableModel,
-    draft: LanguageModel,
+    draft: Reader,
     steps: int,
     rows: int = 1,
     temperature: float = 1.0,

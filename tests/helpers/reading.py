@@ -8,7 +8,7 @@ from tiny import VOCABULARY
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 
 TOLERANCE = 1e-4  # of the largest logit; float32 gives less than 1e-5, the wrong twins 0.01 and more
 PROMPTS = (9, 4, 7)
@@ -49,10 +49,10 @@ def chain(count: int) -> list[int]:
     return list(range(-1, count - 1))
 
 
-def read_text(model: LanguageModel, texts: list[list[int]], scored="none") -> Tensor:
+def read_text(model: Reader, texts: list[list[int]], scored="none") -> Tensor:
     """Read texts and keep them."""
     said = model.forward(texts, [chain(len(text)) for text in texts], scored)
-    model.keep([list(range(len(text))) for text in texts])
+    model.commit([list(range(len(text))) for text in texts])
     return said
 
 
@@ -61,7 +61,7 @@ class Session:
     """A reader beside the sequences that it should hold."""
 
     plain: PreTrainedModel
-    model: LanguageModel
+    model: Reader
     sequences: list[list[int]]
     generator: torch.Generator
 
@@ -105,10 +105,10 @@ class Session:
         paths = [trees.path(row, end) for row, end in enumerate(ends)]
         if ends[-1] % 2:
             paths[-1] = []
-        self.keep(trees, paths)
+        self.commit(trees, paths)
 
-    def keep(self, trees: Forest, paths: list[list[int]]) -> None:
-        self.model.keep(paths)
+    def commit(self, trees: Forest, paths: list[list[int]]) -> None:
+        self.model.commit(paths)
         rows = zip(self.sequences, trees.tokens, paths, strict=True)
         self.sequences = [sequence + [tokens[node] for node in path] for sequence, tokens, path in rows]
 
@@ -119,13 +119,13 @@ class Session:
         self.accept(trees)
         return worst
 
-    def select(self, rows: list[int]) -> None:
-        self.model.select(rows)
+    def gather(self, rows: list[int]) -> None:
+        self.model.gather(rows)
         self.sequences = [self.sequences[row] for row in rows]
 
 
 def begun(
-    plain: PreTrainedModel, model: LanguageModel, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
+    plain: PreTrainedModel, model: Reader, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
 ) -> Session:
     """A reader that has read random texts of these lengths."""
     generator = torch.Generator().manual_seed(sum(prompts))
@@ -145,19 +145,19 @@ def life(begin: Callable[[tuple[int, ...]], Session]) -> float:
     run = begin(PROMPTS)
     worst = [run.step(), run.step(split=3)]
     run.model.forward(*forest(3, 3, run.generator).part(0, 9))
-    run.model.keep([[]] * 3)  # the step is given up
+    run.model.commit([[]] * 3)  # the step is given up
     other = begin((3, 12))
-    run.model.join(other.model)
+    run.model.extend(other.model)
     run.sequences += other.sequences
     worst += [run.step(), run.step(4)]
     trees = forest(5, 6, run.generator)
     run.model.forward(*trees.part(0, 2))
     rows = [4, 0, 3]
-    run.select(rows)
+    run.gather(rows)
     trees = trees.of(rows)
     rest = run.model.forward(*trees.part(2, 9))
     wanted = run.expected(trees).split([len(tokens) for tokens in trees.tokens])
     worst += [error(rest[row, : len(own) - 2], own[2:]) for row, own in enumerate(wanted)]
     run.accept(trees)
-    copy = Session(run.plain, run.model.part(1, 5, 40), [run.sequences[1][:5]], run.generator)
+    copy = Session(run.plain, run.model.fork(1, 5, 40), [run.sequences[1][:5]], run.generator)
     return max(*worst, copy.step(), run.step(split=2), copy.step())

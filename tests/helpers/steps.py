@@ -18,11 +18,11 @@ from multidraft.auditing.enumeration import (
     target_law,
 )
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, Scored, State, select
+from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import commit
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.verify import Decision
-from multidraft.models.base import LanguageModel
+from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
@@ -33,8 +33,8 @@ def config_of(scheme: str | Scheme, tree: str, walk: str = "deferred") -> Decode
 
 
 def law_error(
-    target: LanguageModel,
-    draft: LanguageModel,
+    target: Reader,
+    draft: Reader,
     prompt: list[int],
     config: DecodeConfig,
     conditional: Callable[[tuple[int, ...]], Tensor],
@@ -70,7 +70,7 @@ def laws_of_rows(state: State, config: DecodeConfig, steps: int) -> list[Law]:
 def follow(forest: Forest, branches: list[Branch]) -> State:
     """The state after each of the branches, one a row, so that the next step can be enumerated too."""
     rows = [branch.tree for branch in branches]
-    state, scored = select(forest.state, rows), forest.scored
+    state, scored = gather(forest.state, rows), forest.scored
     logits = None if scored.logits is None else scored.logits[rows]
     decision = Decision(
         [branch.walk_result for branch in branches], [branch.emitted[-1] for branch in branches], [], []

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import check_paths
 from multidraft.models.compat import check_supported, context
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block, TreeCache
+from multidraft.models.reader import check_paths
 
 ALIKE = ["llama3 rope", "yarn rope", "gemma", "olmo", "granite", "falcon many heads", "mixtral", "mistral"]
 QUICK = {(name, "eager" if name in EAGER_ONLY else "sdpa") for name, _ in CASES if name not in ALIKE}
@@ -43,12 +43,12 @@ def test_a_buffer_that_is_too_small_grows(name: str):
 
 def test_rows_may_all_leave_and_others_come():
     run = session("llama")
-    run.select([])
+    run.gather([])
     assert run.model.cache.lengths == []
     late = session("llama", (5, 3))
-    run.model.join(late.model)
+    run.model.extend(late.model)
     run.sequences = late.sequences
-    run.select([1, 1])  # one goes on as two
+    run.gather([1, 1])  # one goes on as two
     assert run.step() < TOLERANCE
 
 
@@ -108,7 +108,7 @@ def nothing_moved(run: Session, monkeypatch) -> None:
 def rows_stay(run: Session, monkeypatch) -> None:
     """Wrong: when rows leave, the first ones are those that go on."""
     monkeypatch.setattr(Block, "move_rows", lambda *_: None)
-    run.select([2, 1])
+    run.gather([2, 1])
 
 
 def filled_up_at_the_wrong_side(run: Session, monkeypatch) -> None:
@@ -142,19 +142,19 @@ def test_what_is_kept_is_not_reallocated_and_no_more_is_moved_than_must_be(monke
     monkeypatch.setattr(Block, "move_rows", lambda self, *rows: rows_moved.append(rows) or move_rows(self, *rows))
     trees, before = Forest([[0] * 6] * 4, [[-1, 0, 1, 2, -1, 4]] * 4), pointers()
     run.read(trees)
-    run.keep(trees, [[4, 5], [0, 1, 2], [], []])
+    run.commit(trees, [[4, 5], [0, 1, 2], [], []])
     assert [(source.shape, destination.shape) for source, destination in moved] == [((4, 3), (4, 3))]  # for all layers
-    run.select([0, 3, 2])
+    run.gather([0, 3, 2])
     late = session("llama", (3,))
-    run.model.join(late.model)
+    run.model.extend(late.model)
     run.sequences += late.sequences
     assert rows_moved == [([(3, 1)], 11)]
     assert pointers() == before
     assert run.step() < TOLERANCE
     moved.clear()
-    run.select([0])
+    run.gather([0])
     run.read(Forest([[1, 2, 3, 4]], [[-1, 0, 1, -1]]))
-    run.model.keep([[0, 1, 2]])  # a path that is in place is not moved
+    run.model.commit([[0, 1, 2]])  # a path that is in place is not moved
     assert not moved
 
 

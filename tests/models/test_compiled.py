@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 import multidraft as md
 from multidraft.models import compiled
-from multidraft.models.compiled import SPARE, Frame, Room, bucket
+from multidraft.models.compiled import SPARE_SLOTS, BufferPool, CapturedStep, bucket
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.kv_cache import Block
 from multidraft.models.table import TableModel, random_table
@@ -30,7 +30,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 def anew(monkeypatch) -> None:
     """Nothing has been compiled yet, and buckets are small, so that batches outgrow them."""
     monkeypatch.setattr(compiled, "STEPS", WeakKeyDictionary())
-    monkeypatch.setattr(compiled, "SLOTS", 16)
+    monkeypatch.setattr(compiled, "MIN_SLOTS", 16)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity
     return begun(model, CausalLM(model, capacity, compiled=True), prompts)
 
 
-def rooms(model: PreTrainedModel) -> list[Room]:
-    return compiled.steps_of(model).rooms
+def pools(model: PreTrainedModel) -> list[BufferPool]:
+    return compiled.steps_of(model).pools
 
 
 QUICK = [("llama", "sdpa"), ("gemma3", "sdpa"), ("gpt2", "eager"), ("gpt_oss", "eager")]
@@ -62,28 +62,28 @@ FAMILIES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize(("name", "attention"), FAMILIES)
 def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, attention: str, monkeypatch):
-    model, runs, run = tiny_model(name, attention), [], Frame.run
-    monkeypatch.setattr(Frame, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
+    model, runs, run = tiny_model(name, attention), [], CapturedStep.run
+    monkeypatch.setattr(CapturedStep, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
     assert life(partial(session, model)) < TOLERANCE
     assert len(runs) > 10
-    sizes = {size for room in rooms(model) for size in room.frames}
+    sizes = {size for pool in pools(model) for size in pool.captured_steps}
     assert {rows for rows, _, _ in sizes} >= {1, 4}
     assert {slots for *_, slots in sizes} >= {16, 32}
 
 
-def padding_is_seen(self: Frame, *inputs) -> None:
+def padding_is_seen(self: CapturedStep, *inputs) -> None:
     """Wrong: real tokens see the slots of padded ones."""
     right_fill(self, *inputs)
     for mask in self.masks.values():
         mask[..., int(self.slots[-1])] = 0
 
 
-def written_one_too_far(self: Frame, tokens: Tensor, positions: Tensor, masks: dict, first: int) -> None:
+def written_one_too_far(self: CapturedStep, tokens: Tensor, positions: Tensor, masks: dict, first: int) -> None:
     """Wrong: keys and values go to the slots after their own."""
     right_fill(self, tokens, positions, masks, first + 1)
 
 
-def old_masks_shine_through(self: Frame, *inputs) -> None:
+def old_masks_shine_through(self: CapturedStep, *inputs) -> None:
     """Wrong: what a former step has seen is still seen."""
     before = [mask.clone() for mask in self.masks.values()]
     right_fill(self, *inputs)
@@ -91,16 +91,16 @@ def old_masks_shine_through(self: Frame, *inputs) -> None:
         torch.maximum(mask, old, out=mask)
 
 
-def frames_outlive_their_memory(self: Room, rows: int, capacity: int) -> None:
+def captured_steps_outlive_their_memory(self: BufferPool, rows: int, capacity: int) -> None:
     """Wrong: steps go on writing where the memory was before it grew."""
-    frames = dict(self.frames)
+    captured_steps = dict(self.captured_steps)
     right_reserve(self, rows, capacity)
-    self.frames.update(frames)
+    self.captured_steps.update(captured_steps)
 
 
-right_fill, right_reserve = Frame.fill, Room.reserve
-WRONG = [(Frame, "fill", wrong) for wrong in (padding_is_seen, written_one_too_far, old_masks_shine_through)]
-WRONG += [(Room, "reserve", frames_outlive_their_memory), (Block, "move_rows", lambda *_: None)]
+right_fill, right_reserve = CapturedStep.fill, BufferPool.reserve
+WRONG = [(CapturedStep, "fill", wrong) for wrong in (padding_is_seen, written_one_too_far, old_masks_shine_through)]
+WRONG += [(BufferPool, "reserve", captured_steps_outlive_their_memory), (Block, "move_rows", lambda *_: None)]
 
 
 @pytest.mark.usefixtures("as_written")
@@ -135,12 +135,14 @@ def test_a_room_grows_with_its_batch_and_forgets_what_was_recorded():
     run, capacities = session(tiny_model("llama"), capacity=1), []
     for nodes in (3, 9, 12, 9):
         assert run.step(nodes) < TOLERANCE
-        room = run.model.cache.storage
-        capacities.append(room.capacity)
-        assert {buffer.shape[2] for frame in room.frames.values() for buffer in frame.memory} == {room.capacity}
+        pool = run.model.cache.storage
+        capacities.append(pool.capacity)
+        assert {buffer.shape[2] for captured in pool.captured_steps.values() for buffer in captured.memory} == {
+            pool.capacity
+        }
     assert capacities == sorted(capacities)
     assert capacities[0] < capacities[-1]
-    assert all(bucket(capacity - SPARE) == capacity - SPARE for capacity in capacities)
+    assert all(bucket(capacity - SPARE_SLOTS) == capacity - SPARE_SLOTS for capacity in capacities)
 
 
 @pytest.mark.usefixtures("as_written")
@@ -148,7 +150,7 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     model = tiny_model("llama")
     first, second = session(model), session(model)
     assert max(first.step(3), second.step(3)) < TOLERANCE
-    one, other = rooms(model)
+    one, other = pools(model)
     assert (first.model.cache.storage, second.model.cache.storage) == (one, other)
     del first
     assert (one.is_free, other.is_free) == (True, False)
@@ -157,7 +159,7 @@ def test_a_room_is_lent_to_one_batch_at_a_time():
     third = session(model)
     assert third.step(3) < TOLERANCE
     assert third.model.cache.storage is one
-    assert rooms(model) == [one, other]
+    assert pools(model) == [one, other]
 
 
 def tokens(compile: bool, prompts: list[list[int]], family: str = "llama", **settings: object) -> list[list[int]]:
@@ -173,13 +175,13 @@ PROMPT, SEVERAL = [[1, 2, 3]], [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10, 11]]
 @pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize(("prompts", "temperature"), [(PROMPT, 1.0), (SEVERAL, 0)])
 def test_generation_is_the_same_in_fixed_buffers(prompts: list[list[int]], temperature: float, monkeypatch):
-    runs, run = [], Frame.run
-    monkeypatch.setattr(Frame, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
+    runs, run = [], CapturedStep.run
+    monkeypatch.setattr(CapturedStep, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
     expected = tokens(False, prompts, temperature=temperature)
     assert not runs
     assert tokens(True, prompts, temperature=temperature) == expected
     assert len(runs) > 10
-    assert all(len(steps.rooms) == 1 for steps in compiled.STEPS.values())  # one run after another, and warming
+    assert all(len(steps.pools) == 1 for steps in compiled.STEPS.values())  # one run after another, and warming
 
 
 def test_generation_goes_on_where_compiling_fails(monkeypatch):
@@ -197,7 +199,7 @@ def test_generation_goes_on_where_compiling_fails(monkeypatch):
 @pytest.mark.usefixtures("as_written")
 def test_generation_goes_on_where_memory_lacks(monkeypatch):
     monkeypatch.setattr(compiled, "available", lambda device: 2**20)
-    monkeypatch.setattr(compiled, "SLOTS", 2**14)
+    monkeypatch.setattr(compiled, "MIN_SLOTS", 2**14)
     said = r"without compiled steps: .* need [24].0 MiB, and 1.0 MiB are free; decode fewer"
     with pytest.warns(UserWarning, match=said):
         assert tokens(True, PROMPT) == tokens(False, PROMPT)
@@ -237,7 +239,7 @@ def compilations(prompts: list[list[int]], lengths: tuple[int, ...]) -> int:
 def traced(monkeypatch) -> None:
     """What is compiled runs operation by operation: traces are as ever, and no time goes into code."""
     made = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(compiled, "compiled", lambda model: made(compiled.own_copy(compiled.step)))
+    monkeypatch.setattr(compiled, "compiled", lambda model: made(compiled.copy_of(compiled.step)))
 
 
 @pytest.mark.usefixtures("as_for_users", "traced")

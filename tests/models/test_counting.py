@@ -12,10 +12,11 @@ from tiny import tiny_model
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Scores, by_drafter
-from multidraft.models.ensemble import SURE, Behind, Copying, Mixture, Several, spread
+from multidraft.models.base import Scores, by_drafter
+from multidraft.models.ensemble import SURE, Backlog, LookupThenModel, Mixture, SideBySide, spread
 from multidraft.models.huggingface import reader
-from multidraft.models.ngram import MOST, Lookup, NGram, Reader
+from multidraft.models.ngram import MAX_FOLLOWERS, CountingReader, Lookup, NGram
+from multidraft.models.reader import Reader, Row
 from multidraft.models.table import TableModel, random_table
 
 EXACT = 1e-12
@@ -25,22 +26,22 @@ TEXT = [0, 1, 0, 0, 1, 1, 0]
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch):
     """Drafters that count give float64, so that sums are exact."""
-    monkeypatch.setattr(Reader, "dtype", torch.float64)
+    monkeypatch.setattr(CountingReader, "dtype", torch.float64)
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
     return TableModel(random_table(vocabulary, 3, seed), vocabulary)
 
 
-def said(model: LanguageModel, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
+def said(model: Reader, text: list[int], path: tuple[int, ...] = ()) -> list[Scores]:
     """What is said after a text of which all but the last token are kept, and after a path of pending tokens."""
-    model = model.fresh(len(text))
+    model = model.new(len(text))
     read_text(model, [text[:-1]])
     answer = model.forward([[text[-1], *path]], [chain(1 + len(path))], "last")
     return by_drafter(model, answer)
 
 
-def law(model: LanguageModel, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
+def law(model: Reader, text: list[int], path: tuple[int, ...] = (), vocabulary: int = 0) -> Tensor:
     """The distribution over all tokens."""
     [scores] = said(model, text, path)
     return spread(scores, vocabulary or model.vocabulary)[0, -1].exp()
@@ -56,15 +57,15 @@ def test_a_node_s_prefix_is_what_was_kept_and_its_path():
     model = TableModel(spelled, 5)
     logits = model.forward([[3, 1, 2], [4]], [[-1, 0, 1], [-1]], "last")
     assert torch.equal(logits, torch.stack([spelled((3, 1, 2)).log(), spelled((4,)).log()])[:, None])
-    model.keep([[0, 1, 2], [0]])
+    model.commit([[0, 1, 2], [0]])
     model.forward([[1], []], [[-1], []])
     parents = [-1, 1]  # one more node at the root, and one below it
     logits = model.forward([[2, 3], [2, 3]], [parents, [-1, -1]])
     prefixes = [[(3, 1, 2, 2), (3, 1, 2, 2, 3)], [(4, 2), (4, 3)]]
     assert torch.equal(logits, torch.stack([torch.stack([spelled(each).log() for each in own]) for own in prefixes]))
-    model.keep([[1, 2], [0]])
-    model.select([1, 0])
-    assert [row.kept for row in model.rows] == [(4, 2), (3, 1, 2, 2, 3)]
+    model.commit([[1, 2], [0]])
+    model.gather([1, 0])
+    assert [row.kept for row in model.rows] == [[4, 2], [3, 1, 2, 2, 3]]
 
 
 def test_a_random_table_is_a_distribution_that_depends_on_the_last_tokens():
@@ -109,8 +110,8 @@ def test_a_corpus_is_refined_by_the_text():
 def test_n_gram_brings_few_tokens_of_a_large_vocabulary():
     text = [token for token in range(300) for _ in range(1 + token % 3)]
     [scores] = said(NGram(49_152, 3), [*text, 0])
-    assert scores.logits.shape[-1] <= 2 * MOST
-    assert law(NGram(49_152, 1), [*text, 0]).count_nonzero() == MOST
+    assert scores.logits.shape[-1] <= 2 * MAX_FOLLOWERS
+    assert law(NGram(49_152, 1), [*text, 0]).count_nonzero() == MAX_FOLLOWERS
 
 
 def test_before_anything_was_seen_the_latest_token_comes_again():
@@ -170,7 +171,7 @@ def test_the_certainty_of_a_match_is_how_often_such_matches_were_right(longest):
     assert 0 < min(seen) < max(seen) < 1
 
 
-# Several as one
+# Several drafters as one
 
 
 def confident(laws: Tensor) -> Tensor:
@@ -192,17 +193,17 @@ def test_copying_trusts_a_match_as_far_as_it_is_certain(text):
     copied, other = Lookup(4), table(4, 2)
     sure = said(copied, text)[0].logits.exp().item()
     share = sure if sure < SURE else 1.0
-    got = law(Copying([copied, other]), text)
+    got = law(LookupThenModel([copied, other]), text)
     assert torch.allclose(got, share * law(copied, text) + (1 - share) * law(other, text), rtol=0, atol=EXACT)
     assert got.sum() == pytest.approx(1, abs=EXACT)
-    [scores] = said(Copying([copied, other]), text)
+    [scores] = said(LookupThenModel([copied, other]), text)
     assert scores.logits.exp().sum() == pytest.approx(1 if sure < SURE else sure, abs=EXACT)
 
 
 def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
     """Growing texts and trees, with turns in which it only looks up: it says what it would after reading all afresh."""
     draw, copied, other = random.Random(0), Lookup(4), table(4, 2)
-    model, text, asked = Copying([copied, other]).fresh(99), [0], set[bool]()
+    model, text, asked = LookupThenModel([copied, other]).new(99), [0], set[bool]()
     for turn in range(24):
         new, parents = [text[-1], *(draw.randrange(4) for _ in range(3))], [-1, 0, 0, 1]
         model.lookup_only = turn % 6 in (1, 4, 5)
@@ -210,28 +211,28 @@ def test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up():
         lines = torch.cat([spread(scores, 4)[0].exp() for scores in (root, others)])
         for line, path in zip(lines, [(), (1,), (2,), (1, 3)], strict=True):
             tokens = tuple(new[node] for node in path)
-            expected = law(copied if model.lookup_only else Copying([copied, other]), text, tokens)
+            expected = law(copied if model.lookup_only else LookupThenModel([copied, other]), text, tokens)
             assert torch.allclose(line, expected, rtol=0, atol=EXACT)
             asked.add(int((line > 0).sum()) > 1)
         kept = [0] if turn % 2 else [0, 1, 3]
-        model.keep([kept])
+        model.commit([kept])
         text = [*text[:-1], *(new[node] for node in kept), draw.randrange(4)]
     assert asked == {False, True}
 
 
 def test_the_comparison_catches_an_other_that_has_missed_tokens(monkeypatch):
     """Wrong: what was kept while it was not asked is forgotten."""
-    keep = Behind.keep
-    monkeypatch.setattr(Behind, "keep", lambda own, path: (keep(own, path), own.__init__())[0])
+    commit = Backlog.commit
+    monkeypatch.setattr(Backlog, "commit", lambda own, path: (commit(own, path), own.__init__())[0])
     with pytest.raises(AssertionError):
         test_copying_asks_the_other_where_it_is_unsure_and_lets_it_catch_up()
 
 
 def test_a_row_that_is_not_asked_hands_nothing_on_beside_rows_that_are():
     """What it has missed was read at every level, and a head cannot read it twice."""
-    behind = Behind([4, 5, 6, 7], [-1, 0, 1, 2], kept=2)
-    assert behind.hand_on(0) == ([], [])
-    assert behind.hand_on(4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
+    behind, row = Backlog(unread=2), Row(kept=[9, 4, 5], tokens=[6, 7], parents=[-1, 0])
+    assert behind.take(row, 0) == ([], [])
+    assert behind.take(row, 4) == ([4, 5, 6, 7], [-1, 0, 1, 2])
 
 
 def test_members_are_cut_to_their_most_likely_tokens_and_tokens_are_distinct():
@@ -252,7 +253,7 @@ def test_the_comparison_catches_a_sum_that_forgets_a_token_said_twice(monkeypatc
 
 def test_several_answer_one_by_one_and_some_in_few_columns():
     members = [table(4, 2), Lookup(4), Mixture([table(4, 3), NGram(4)])]
-    several = said(Several(members), TEXT)
+    several = said(SideBySide(members), TEXT)
     assert len(several) == 3
     for scores, member in zip(several, members, strict=True):
         assert torch.equal(spread(scores, 4)[0, 0].exp(), law(member, TEXT))
@@ -261,11 +262,11 @@ def test_several_answer_one_by_one_and_some_in_few_columns():
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
-        (lambda: Several([]), "pass at least one"),
+        (lambda: SideBySide([]), "pass at least one"),
         (lambda: Mixture([table(4, 1), table(9, 1)]), "of vocabularies .4, 9. do not fit"),
         (lambda: Mixture([table(4, 1), table(4, 2)], [0.5]), "make no mixture of 2 drafters"),
         (lambda: Mixture([table(4, 1)], [float("nan")]), "make no mixture"),
-        (lambda: Copying([table(4, 1), Lookup(4)]), "Copying mixes two drafters"),
+        (lambda: LookupThenModel([table(4, 1), Lookup(4)]), "LookupThenModel mixes two drafters"),
         (lambda: NGram(4, 0), "use at least 1"),
         (lambda: Lookup(4, 0), "use at least 1"),
     ],
@@ -278,7 +279,7 @@ def test_advice(make, advice):
 # Rows that come, leave and are copied
 
 
-def gguf(_: int) -> LanguageModel:
+def gguf(_: int) -> Reader:
     from ggufs import tiny_file  # skips where there is no llama.cpp
 
     from multidraft.models.gguf.model import GGUF
@@ -292,13 +293,13 @@ READERS = {
     "table": lambda _: table(5, 1),
     "counts": lambda _: NGram(5, 3),
     "look-up": lambda _: Lookup(5),
-    "several": lambda _: Several([tiny_model("llama"), NGram(61, 3)]),
+    "several": lambda _: SideBySide([tiny_model("llama"), NGram(61, 3)]),
     "mixture": lambda _: Mixture([tiny_model("llama"), NGram(61, 3)]),
-    "copying": lambda _: Copying([Lookup(61), tiny_model("llama")]),
+    "copying": lambda _: LookupThenModel([Lookup(61), tiny_model("llama")]),
 }
 
 
-def made(kind: str, which: int = 0) -> LanguageModel:
+def made(kind: str, which: int = 0) -> Reader:
     """A reader of some kind, and another one."""
     if kind not in HUGGING_FACE:
         return READERS[kind](which)
@@ -308,10 +309,10 @@ def made(kind: str, which: int = 0) -> LanguageModel:
 TEXTS = [[0, 3, 1, 4, 2, 2, 0, 1, 3, 3], [3, 3, 1, 3, 3, 0, 3, 3, 1, 4, 3, 1]]
 
 
-def heard(model: LanguageModel, tokens: list[list[int]], row: int) -> Tensor:
+def heard(model: Reader, tokens: list[list[int]], row: int) -> Tensor:
     """What is said of one row behind chains of tokens, which are forgotten."""
     answers = by_drafter(model, model.forward(tokens, [chain(len(own)) for own in tokens]))
-    model.keep([[]] * len(tokens))
+    model.commit([[]] * len(tokens))
     laws = [spread(scores, model.vocabulary)[row, : len(tokens[row])].double() for scores in answers]
     return torch.stack(laws).exp()
 
@@ -319,22 +320,22 @@ def heard(model: LanguageModel, tokens: list[list[int]], row: int) -> Tensor:
 @pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
 def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(kind):
     model = made(kind)
-    whole, short, late = (model.fresh(30) for _ in range(3))
+    whole, short, late = (model.new(30) for _ in range(3))
     read_text(whole, TEXTS)
     read_text(late, [TEXTS[0][:3]])
-    part = whole.part(1, 6, 20)
+    part = whole.fork(1, 6, 20)
     read_text(short, [TEXTS[1][:6]])
     new = [[3, 1, 0], [1, 2], [4]]
     expected = heard(short, [new[0]], 0)
     assert torch.allclose(heard(part, [new[0]], 0), expected, atol=1e-5)
     before = [heard(whole, new[:2], row) for row in range(2)]
-    whole.join(late)
-    whole.select([2, 1, 0, 1])
+    whole.extend(late)
+    whole.gather([2, 1, 0, 1])
     for row, old in ((2, 0), (1, 1), (3, 1)):
         got = heard(whole, [new[2], new[1], new[0], new[1]], row)
         assert torch.allclose(got, before[old], atol=1e-5)
-    whole.select([0])
-    first = model.fresh(30)
+    whole.gather([0])
+    first = model.new(30)
     read_text(first, [TEXTS[0][:3]])
     assert torch.allclose(heard(whole, [new[0]], 0), heard(first, [new[0]], 0), atol=1e-5)
     read_text(part, [TEXTS[1][6:]])
@@ -344,22 +345,22 @@ def test_rows_and_parts_read_on_as_ones_that_have_read_nothing_else(kind):
 
 @pytest.mark.parametrize("kind", [*HUGGING_FACE, *READERS])
 def test_misuse_gets_advice(kind):
-    model = made(kind).fresh(20)
+    model = made(kind).new(20)
     read_text(model, TEXTS)
     model.forward([[1, 2], [3]], [[-1, 0], [-1]])
     for chosen, advice in (([[1], []], "no path of the tree"), ([[0]], "1 rows for a reader of 2")):
         with pytest.raises(AdviceError, match=advice):
-            model.keep(chosen)
+            model.commit(chosen)
     with pytest.raises(AdviceError, match="pending token 2 has parent 2"):
         model.forward([[1], [1]], [[2], [0]])
     with pytest.raises(AdviceError, match="1 rows for a reader of 2"):
         model.forward([[1]], [[-1]])
-    other = model.fresh(20)
+    other = model.new(20)
     read_text(other, TEXTS)
     with pytest.raises(AdviceError, match="tokens are pending"):
-        other.join(model)
+        other.extend(model)
     if kind in (*HUGGING_FACE, "llama.cpp"):
         with pytest.raises(AdviceError, match="rows of two different models"):
-            model.join(made(kind, 1))
+            model.extend(made(kind, 1))
         with pytest.raises(AdviceError, match="cannot take 11 tokens of row 0"):
-            model.part(0, 11, 20)
+            model.fork(0, 11, 20)

@@ -15,10 +15,10 @@ import multidraft as md
 from multidraft.decoding import verify
 from multidraft.decoding.tree import NodeLaw, TokenTree
 from multidraft.decoding.walks import WALKS, Verdict
-from multidraft.models.base import LanguageModel
-from multidraft.models.ensemble import Copying, Mixture, Several
+from multidraft.models.ensemble import LookupThenModel, Mixture, SideBySide
 from multidraft.models.loading import first_layers
-from multidraft.models.ngram import Lookup, NGram, Reader
+from multidraft.models.ngram import CountingReader, Lookup, NGram
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
 from multidraft.sampling.settings import Sampling
@@ -33,7 +33,7 @@ UNEVEN = "[[0],[1],[0,0],[1,0],[1,1]]"  # equal tokens at the root give one node
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch):
     """Drafters that count give float64, so that sums are exact."""
-    monkeypatch.setattr(Reader, "dtype", torch.float64)
+    monkeypatch.setattr(CountingReader, "dtype", torch.float64)
 
 
 def table(vocabulary: int, seed: int) -> TableModel:
@@ -45,21 +45,21 @@ def confident(laws: Tensor) -> Tensor:
     return laws.amax(-1).exp() / laws.amax(-1).exp().sum(-1, keepdim=True)
 
 
-ONE: dict[str, Callable[[int], LanguageModel]] = {
+ONE: dict[str, Callable[[int], Reader]] = {
     "n-gram": lambda v: NGram(v),
     "n-gram with a corpus": lambda v: NGram(v, 2, corpus=[1, 1, 0, 1]),
     "look-up": lambda v: Lookup(v),
     "mixture": lambda v: Mixture([table(v, 2), NGram(v)], [0.3, 0.7]),
     "mixture with look-up": lambda v: Mixture([table(v, 2), Lookup(v), table(v, 3)]),
-    "copying": lambda v: Copying([Lookup(v), table(v, 2)]),
+    "copying": lambda v: LookupThenModel([Lookup(v), table(v, 2)]),
     "confident mixture": lambda v: Mixture([table(v, 2), NGram(v)], confident),
 }
-MANY: dict[str, Callable[[int], LanguageModel]] = {
-    "two tables": lambda v: Several([table(v, 6), table(v, 7)]),
-    "table and n-gram": lambda v: Several([table(v, 2), NGram(v)]),
-    "three": lambda v: Several([table(v, 2), Lookup(v), table(v, 3)]),
-    "one": lambda v: Several([table(v, 2)]),
-    "mixture and table": lambda v: Several([Mixture([table(v, 2), Lookup(v)]), table(v, 3)]),
+MANY: dict[str, Callable[[int], Reader]] = {
+    "two tables": lambda v: SideBySide([table(v, 6), table(v, 7)]),
+    "table and n-gram": lambda v: SideBySide([table(v, 2), NGram(v)]),
+    "three": lambda v: SideBySide([table(v, 2), Lookup(v), table(v, 3)]),
+    "one": lambda v: SideBySide([table(v, 2)]),
+    "mixture and table": lambda v: SideBySide([Mixture([table(v, 2), Lookup(v)]), table(v, 3)]),
 }
 SCHEMES = ["iid:lorenz", "iid:recursive_rejection", "without_replacement:recursive_rejection", "anchored:lorenz"]
 DISTINCT, PLAIN = "distinct:recursive_rejection", Sampling()
@@ -182,7 +182,7 @@ WHOLE: dict[str, tuple[str, Callable[[], object]]] = {
     "look-up": ("iid:lorenz", lambda: Lookup(61)),
     "first layer": ("anchored:lorenz", lambda: first_layers(tiny_model("llama"), 1)),
     "mixture": ("anchored:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(61)])),
-    "copying": ("anchored:lorenz", lambda: Copying([Lookup(61), tiny_model("qwen2")])),
+    "copying": ("anchored:lorenz", lambda: LookupThenModel([Lookup(61), tiny_model("qwen2")])),
     "mixture of padded vocabularies": ("iid:lorenz", lambda: Mixture([tiny_model("qwen2"), NGram(62)])),
     "distinct": (DISTINCT, lambda: [tiny_model("qwen2"), NGram(61), first_layers(tiny_model("llama"), 1)]),
 }

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.models.gguf.file import library
-from multidraft.models.gguf.model import GGUF, Row
+from multidraft.models.gguf.memory import Sequences
+from multidraft.models.gguf.model import GGUF
+from multidraft.models.reader import Row
 
 TABLE = 10 * TOLERANCE  # llama.cpp looks GELU up in a table of f16, which is all that Hugging Face says otherwise
 READ: dict[Path, GGUF] = {}
@@ -27,7 +29,7 @@ def afresh():
 
 def reader(path: Path, capacity: int = 48) -> GGUF:
     """Of one memory, so that rows can join; it is forgotten after each test."""
-    return READ.setdefault(path, GGUF(path, cache_type="f32")).fresh(capacity)
+    return READ.setdefault(path, GGUF(path, cache_type="f32")).new(capacity)
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
@@ -40,7 +42,7 @@ def alone(run: Session, trees: Forest) -> Tensor:
     for row, tokens in enumerate(trees.tokens):
         for node in range(len(tokens)):
             text = run.sequences[row] + [tokens[each] for each in trees.path(row, node)]
-            said.append(run.model.fresh(1).forward([text], [chain(len(text))], "last")[0, 0])
+            said.append(run.model.new(1).forward([text], [chain(len(text))], "last")[0, 0])
     return torch.stack(said)
 
 
@@ -81,22 +83,22 @@ def test_models_with_a_state_are_refused_by_name(asked, message, monkeypatch):
 def test_a_row_goes_on_as_two():
     run = session("llama")
     run.model.forward([[1], [2], [3]], [[-1]] * 3)
-    with pytest.raises(AdviceError, match="a row goes on as two while tokens are pending"):
-        run.model.select([0, 0])
-    run.model.keep([[]] * 3)
-    run.select([2, 2])
+    with pytest.raises(AdviceError, match="a row is copied while tokens are pending"):
+        run.model.gather([0, 0])
+    run.model.commit([[]] * 3)
+    run.gather([2, 2])
     assert run.step() < TOLERANCE
 
 
 def test_a_memory_that_is_too_small_grows_and_forgets_nothing():
     run = session("llama", (30, 40, 50), 1)
     assert run.model.memory.cells == 256
-    others = [run.model.part(row, 30, 1) for row in range(3) for _ in range(8)]
+    others = [run.model.fork(row, 30, 1) for row in range(3) for _ in range(8)]
     for _ in range(6):
         trees = forest(3, 12, run.generator)
         assert error(run.read(trees), run.expected(trees)) < TOLERANCE
-        run.model.keep([[]] * 3)
-        others.append(run.model.fresh(1))
+        run.model.commit([[]] * 3)
+        others.append(run.model.new(1))
         others[-1].forward([list(range(60))], [chain(60)], "none")
     assert run.model.memory.cells > 256
     assert run.model.memory.sequences > 16
@@ -107,11 +109,11 @@ def test_sequences_come_back_when_rows_are_gone():
     memory, rows = run.model.memory, len(PROMPTS)
     for _ in range(5):
         run.read(forest(rows, 7, run.generator))
-        run.model.part(1, 2, 8)
-        run.model.keep([[]] * rows)
+        run.model.fork(1, 2, 8)
+        run.model.commit([[]] * rows)
     memory.tidy()
     assert len(memory.free) == memory.sequences - rows
-    run.model.select([1])
+    run.model.gather([1])
     memory.tidy()
     assert len(memory.free) == memory.sequences - 1
     del run
@@ -125,8 +127,8 @@ def test_nodes_beyond_the_context_do_no_harm():
     got = run.read(tree)
     assert got.isfinite().all()
     assert error(got[:2], run.expected(Forest([tree.tokens[0][:2]], [chain(2)]))) < TOLERANCE
-    run.model.keep([[0, 1, 2, 3, 4]])
-    assert run.model.rows[0].length == CONTEXT
+    run.model.commit([[0, 1, 2, 3, 4]])
+    assert run.model.rows[0].memory.length == CONTEXT
     assert not run.model.forward([[1]], [[-1]]).any()
 
 
@@ -136,7 +138,7 @@ def test_rows_may_bring_nothing_and_tokens_that_only_a_larger_vocabulary_has():
     got = run.model.forward([[1, 2], [], [3]], [[-1, 0], [], [-1]], "last")
     assert error(got[2, 0], run.plainly([[*run.sequences[2], 3]])[0]) < TOLERANCE
     assert run.model.forward([[1], [1], [1]], [[1], [-1], [0]], "none").shape == (3, 0, VOCABULARY)
-    run.model.keep([[]] * 3)
+    run.model.commit([[]] * 3)
     given, read = ([[token, 3], [1], [token]] for token in (VOCABULARY + 2, 0))
     parents = [[-1, 0], [-1], [-1]]
     assert error(run.model.forward(given, parents), twin.model.forward(read, parents)) < TOLERANCE
@@ -155,15 +157,19 @@ def test_an_interrupted_step_is_taken_back(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run.read(trees)
     monkeypatch.undo()
-    run.model.keep([[]] * len(PROMPTS))
+    run.model.commit([[]] * len(PROMPTS))
     assert error(run.read(trees), run.expected(trees)) < TOLERANCE
 
 
 def one_sequence(run: Session, monkeypatch) -> None:
     """Wrong: what all leaves go on from is one sequence, which sees all of them."""
-    monkeypatch.setattr(Row, "sequence_after", lambda row, place: row.sequences[0])
-    right = Row.grow
-    monkeypatch.setattr(Row, "grow", lambda row, new, above, end: right(row, new, list(range(-1, len(new) - 1)), end))
+    monkeypatch.setattr(Sequences, "sequence_after", lambda self, row, place: self.numbers[0])
+    right = Sequences.grow
+
+    def as_chains(self: Sequences, row: Row, new: list[int], end: int) -> list:
+        return right(self, replace(row, parents=list(range(-1, len(row.tokens) - 1))), new, end)
+
+    monkeypatch.setattr(Sequences, "grow", as_chains)
 
 
 def kept_elsewhere(run: Session, monkeypatch) -> None:
@@ -171,8 +177,8 @@ def kept_elsewhere(run: Session, monkeypatch) -> None:
     trees = Forest([drawn(7, run.generator) for _ in PROMPTS], SEVEN)
     run.read(trees)
     for row in run.model.rows:
-        row.through = [row.sequences[-1]] * len(row.through)
-    run.keep(trees, [trees.path(row, 2) for row in range(3)])
+        row.memory.through = [row.memory.numbers[-1]] * len(row.memory.through)
+    run.commit(trees, [trees.path(row, 2) for row in range(3)])
 
 
 @pytest.mark.parametrize("wrong", [one_sequence, kept_elsewhere])

@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from multidraft.errors import AdviceError
-from multidraft.models.gguf.model import Memory
+from multidraft.models.gguf.memory import Memory
 
 MOST = 256
 

@@ -45,10 +45,10 @@ def test_every_family_reads_trees_as_it_reads_paths(name: str):
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_rows_may_all_leave_and_one_go_on_as_two(name: str):
     run, late = session(name, (6,)), session(name, (5, 3))
-    run.select([])
-    run.model.join(late.model)
+    run.gather([])
+    run.model.extend(late.model)
     run.sequences = late.sequences
-    run.select([1, 1])
+    run.gather([1, 1])
     assert run.step() < TOLERANCE
 
 
@@ -58,7 +58,7 @@ def test_a_prompt_may_be_kept_in_part(name: str):
     run = session(name, (5, 2))
     more = Forest([drawn(6, run.generator), drawn(3, run.generator)], [chain(6), chain(3)])
     run.model.forward(more.tokens, more.parents, "last")
-    run.keep(more, [[0, 1, 2], [0]])
+    run.commit(more, [[0, 1, 2], [0]])
     assert run.step() < TOLERANCE
 
 
@@ -126,8 +126,8 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
 
     def other(self: Paths, row: int, nodes: list[int]) -> Reading:
         made, own = reading(self, row, nodes), self.rows[row]
-        elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.states]
-        return made._replace(memory=own.states[elder[-1]][0], place=own.states[elder[-1]][1]) if elder else made
+        elder = [node for node in range(nodes[0]) if own.parents[node] == own.parents[nodes[0]] and node in own.memory]
+        return made._replace(memory=own.memory[elder[-1]][0], place=own.memory[elder[-1]][1]) if elder else made
 
     monkeypatch.setattr(TreeCache, "masks", masks)
 
@@ -143,16 +143,16 @@ def a_sibling_for_a_parent(monkeypatch) -> None:
 
 def the_root_stays(monkeypatch) -> None:
     """Wrong: what is kept does not change the state."""
-    monkeypatch.setattr(Nets, "keep", lambda *_: None)
-    keep = Paths.keep
+    monkeypatch.setattr(Nets, "commit", lambda *_: None)
+    commit = Paths._commit
 
     def wrong(self: Paths, chosen: list[list[int]]) -> None:
-        before = [row.states[-1] for row in self.rows]
-        keep(self, chosen)
+        before = [row.memory[-1] for row in self.rows]
+        commit(self, chosen)
         for row, state in zip(self.rows, before, strict=True):
-            row.states[-1] = state
+            row.memory[-1] = state
 
-    monkeypatch.setattr(Paths, "keep", wrong)
+    monkeypatch.setattr(Paths, "_commit", wrong)
 
 
 def the_convolution_sees_slots(monkeypatch) -> None:
@@ -171,8 +171,8 @@ def the_convolution_sees_slots(monkeypatch) -> None:
 
 def rows_stay(monkeypatch) -> None:
     """Wrong: when rows leave, the states of the first ones are those that go on."""
-    right = DeltaLayer.select
-    monkeypatch.setattr(DeltaLayer, "select", lambda self, rows: right(self, list(range(len(rows)))))
+    right = DeltaLayer.gather
+    monkeypatch.setattr(DeltaLayer, "gather", lambda self, rows: right(self, list(range(len(rows)))))
 
 
 WRONG = [(wrong, name) for wrong in (a_sibling_for_a_parent, the_root_stays) for name in ("qwen3_5", "lfm2", "mamba2")]
@@ -184,7 +184,7 @@ def test_the_comparison_catches_a_wrong_twin(wrong: Callable, name: str, monkeyp
     run = session(name)
     wrong(monkeypatch)
     if wrong is rows_stay:
-        run.select([2, 0])
+        run.gather([2, 0])
     worst = run.step(9)
     trees = forest(len(run.sequences), 7, run.generator)
     assert max(worst, error(run.read(trees), run.expected(trees))) > 100 * TOLERANCE
@@ -200,8 +200,8 @@ def test_enumeration_catches_a_sibling_taken_for_a_parent(name: str, draft: str,
 # Interruptions, memory, ways in
 
 
-PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "keep"), (DeltaLayer, "settle")]
-PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_together"), ("lfm2", Paths, "keep")]
+PLACES = [(DeltaLayer, "convolve"), (DeltaLayer, "rule"), (DeltaLayer, "commit"), (DeltaLayer, "drop_pending")]
+PLACES = [("qwen3_5", *place) for place in PLACES] + [("lfm2", Paths, "read_together"), ("lfm2", Paths, "commit")]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -46,7 +46,7 @@ class Life(RuleBasedStateMachine):
         """A new reader that has read these texts."""
         session = Session(self.model, reader(self.model, capacity), texts, torch.Generator().manual_seed(seed))
         session.model.forward(texts, [chain(len(text)) for text in texts], "none")
-        session.model.keep([list(range(len(text))) for text in texts])
+        session.model.commit([list(range(len(text))) for text in texts])
         return session
 
     @rule(rows=ROWS, seed=SEEDS, empty=st.booleans(), capacity=st.sampled_from([4, 64]))
@@ -61,7 +61,7 @@ class Life(RuleBasedStateMachine):
         if self.run is None:
             self.run = other
             return
-        self.run.model.join(other.model)
+        self.run.model.extend(other.model)
         self.run.sequences += other.sequences
 
     @precondition(lambda self: self.run)
@@ -80,7 +80,7 @@ class Life(RuleBasedStateMachine):
         assert self.wrong(trees, self.run.read(trees, split), seed) < TOLERANCE
         counts = [len(tokens) if accepts else 0 for tokens in trees.tokens]
         ends = [drawn(1, self.run.generator, 0, count)[0] if count else -1 for count in counts]
-        self.run.keep(trees, [trees.path(row, end) if end >= 0 else [] for row, end in enumerate(ends)])
+        self.run.commit(trees, [trees.path(row, end) if end >= 0 else [] for row, end in enumerate(ends)])
 
     def wrong(self, trees: Forest, logits: Tensor, seed: int) -> float:
         """How wrong the logits of some rows are."""
@@ -97,7 +97,7 @@ class Life(RuleBasedStateMachine):
         """Some rows go on, in any order."""
         assert self.run is not None
         order = torch.randperm(len(self.run.sequences), generator=torch.Generator().manual_seed(seed))
-        self.run.select(order[:count].tolist())
+        self.run.gather(order[:count].tolist())
 
     @precondition(lambda self: self.run)
     @rule()
@@ -114,7 +114,7 @@ class Life(RuleBasedStateMachine):
         if not (text := self.run.sequences[row]):
             return
         length = 1 + seed % len(text)
-        part = Session(self.model, self.run.model.part(row, length, capacity), [text[:length]], self.run.generator)
+        part = Session(self.model, self.run.model.fork(row, length, capacity), [text[:length]], self.run.generator)
         trees = forest(1, 2, part.generator)
         assert error(part.read(trees), part.expected(trees)) < TOLERANCE
 

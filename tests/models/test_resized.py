@@ -68,7 +68,9 @@ DRAFTS = {
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("size", [LARGER, SMALLER])
 def test_greedy_texts_are_those_of_transformers(target: PreTrainedModel, size: int, draft: str, monkeypatch) -> None:
-    monkeypatch.setattr(base, "SHARE", 0.5)  # drafters of the old size go on drafting, as with real vocabularies
+    monkeypatch.setattr(
+        base, "MAX_PADDING_SHARE", 0.5
+    )  # drafters of the old size go on drafting, as with real vocabularies
     assert ours(target, DRAFTS[draft](target), PROMPTS) == plainly(target, PROMPTS)
     resized(target, size)
     prompts = [*PROMPTS, [size - 1, 2]]

@@ -48,18 +48,18 @@ class Fake:
                 layer.update(keys, -values)
         self.pending = [own + more for own, more in zip(self.pending, tokens, strict=True)]
 
-    def keep(self, counts: list[int]) -> None:
-        self.cache.keep([list(range(count)) for count in counts])
+    def commit(self, counts: list[int]) -> None:
+        self.cache.commit([list(range(count)) for count in counts])
         self.rows = [row + own[:n] for row, own, n in zip(self.rows, self.pending, counts, strict=True)]
         self.pending = [[] for _ in self.rows]
 
-    def select(self, rows: list[int]) -> None:
-        self.cache.select(rows)
+    def gather(self, rows: list[int]) -> None:
+        self.cache.gather(rows)
         self.rows, self.pending = [self.rows[row] for row in rows], [self.pending[row] for row in rows]
 
-    def join(self, other: "Fake", rows: list[int], length: int = 99) -> None:
+    def extend(self, other: "Fake", rows: list[int], length: int = 99) -> None:
         texts = [other.rows[row][:length] for row in rows]
-        self.cache.add(other.cache, rows, [len(text) for text in texts])
+        self.cache.extend(other.cache, rows, [len(text) for text in texts])
         self.rows, self.pending = self.rows + texts, self.pending + [[] for _ in rows]
 
     def holds(self) -> bool:
@@ -82,7 +82,7 @@ def written(shapes: list[Shape], rows: int = 3) -> Fake:
     """Rows of different lengths, which have read four tokens more."""
     fake = Fake(shapes, [[] for _ in range(rows)])
     fake.write([[10 * row + token for token in range(1, 5 - row % 2)] for row in range(rows)])
-    fake.keep([4 - row % 2 for row in range(rows)])
+    fake.commit([4 - row % 2 for row in range(rows)])
     fake.write([[10 * row + token for token in range(5, 9)] for row in range(rows)])
     return fake
 
@@ -129,10 +129,10 @@ class Operations(TorchDispatchMode):
 @pytest.mark.parametrize("shapes", KINDS)
 def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape]):
     fake = written(shapes)
-    pending = kv_cache.Pending(chain(2), [2, 3], [4, 12])  # as if the last two tokens were the tree
+    pending = kv_cache.Pending([2, 3], [4, 12])  # as if the last two tokens were the tree
     fake.cache.pending, fake.pending = [pending] * 3, [own[2:] for own in fake.pending]
     with Operations() as operations:
-        fake.keep([2] * 3)
+        fake.commit([2] * 3)
     assert fake.holds()
     moving = {name: count for name, count in operations.count.items() if "index" in name or "copy" in name}
     assert moving == dict.fromkeys(("index_select", "copy_"), 2 * 3)  # of all kinds there are two tensors
@@ -141,26 +141,26 @@ def test_a_move_on_a_cpu_is_two_operations_a_tensor_and_row(shapes: list[Shape])
 @pytest.mark.parametrize("shapes", KINDS)
 def test_rows_are_held_while_blocks_grow_and_rows_come_and_go(shapes: list[Shape]):
     fake = written(shapes)
-    fake.keep([4, 1, 0])
+    fake.commit([4, 1, 0])
     assert fake.holds()
     fake.write([[60, 61], [62], [64, 65]])
-    fake.select([2, 0])  # in the middle of a tree
+    fake.gather([2, 0])  # in the middle of a tree
     fake.write([[66], [67, 68]])
-    fake.keep([3, 2])
+    fake.commit([3, 2])
     assert fake.holds()
     part = Fake(shapes, [])
-    part.join(fake, [0], 5)
+    part.extend(fake, [0], 5)
     assert part.holds()
     assert memory(part) == memory(written(shapes))
     late = Fake(shapes, [])
-    late.join(fake, [0, 1])
-    late.join(part, [0, 0])
-    late.join(fake, [])
+    late.extend(fake, [0, 1])
+    late.extend(part, [0, 0])
+    late.extend(fake, [])
     late.write([[70 + row + 10 * token for token in range(12)] for row in range(4)])
-    late.keep([12, 0, 1, 2])
+    late.commit([12, 0, 1, 2])
     assert late.holds()
     assert memory(late) == memory(written(shapes))
-    late.select([3, 3, 1, 0, 2])
+    late.gather([3, 3, 1, 0, 2])
     assert late.holds()
 
 
@@ -169,15 +169,15 @@ def test_rows_that_have_read_nothing_have_their_place(shapes: list[Shape]):
     """As they come while a draft model rests: the first that leaves moves one of them."""
     fake = Fake(shapes, [[]])
     fake.write([[1, 2]])
-    fake.keep([1])
+    fake.commit([1])
     for _ in range(3):
         late = Fake(shapes, [[]])
         late.cache.begin(1)
-        fake.join(late, [0])
-    fake.select([1, 3, 0])
+        fake.extend(late, [0])
+    fake.gather([1, 3, 0])
     assert fake.holds()
     fake.write([[3, 4], [5], [6, 7, 8]])
-    fake.keep([2, 1, 2])
+    fake.commit([2, 1, 2])
     assert fake.holds()
 
 
@@ -185,19 +185,19 @@ def test_rows_that_have_read_nothing_have_their_place(shapes: list[Shape]):
 def test_the_check_catches_blocks_left_as_they_were(wrong: str, monkeypatch):
     fake = written(TWO_KINDS)
     monkeypatch.setattr(Block, wrong, lambda *_: None)
-    fake.keep([0, 1, 0])
+    fake.commit([0, 1, 0])
     assert fake.holds() == (wrong == "move_rows")
-    fake.select([2, 1])
+    fake.gather([2, 1])
     assert not fake.holds()
 
 
 def test_memory_goes_when_three_quarters_of_the_rows_have_left():
     fake = written(ALIKE, 4)
-    fake.keep([4, 4, 4, 4])
+    fake.commit([4, 4, 4, 4])
     before = [tensor.untyped_storage() for block in fake.cache.storage.blocks for tensor in block.contents.tensors]
-    fake.select([0, 3])
+    fake.gather([0, 3])
     assert [block.size[0] for block in fake.cache.storage.blocks] == [4, 4]
-    fake.select([1])
+    fake.gather([1])
     assert fake.holds()
     views = [view for layer in fake.cache.layers for view in (layer.keys, layer.values, *layer.buffers)]
     held = {view.untyped_storage().data_ptr() for view in views if view is not None}
@@ -244,16 +244,16 @@ def lost(fake: Fake, after: int, width: int) -> bool | None:
     except KeyboardInterrupt:
         pass
     fake.pending = [[] for _ in fake.rows]
-    fake.cache.keep([[]] * len(fake.cache.lengths))
+    fake.cache.commit([[]] * len(fake.cache.lengths))
     if not fake.holds():
         return True
     try:
         fake.write(new)
-        fake.keep([width] * len(fake.rows))
+        fake.commit([width] * len(fake.rows))
         fake.write([[201, 202, 203]] * len(fake.rows))
     except RuntimeError:
         return True
-    fake.keep([2, 3])
+    fake.commit([2, 3])
     return not fake.holds()
 
 
@@ -266,7 +266,7 @@ def full(shapes: list[Shape]) -> Fake:
     """The next token but one makes blocks grow."""
     fake = fresh(shapes)
     fake.write([[1, 2, 3], [4, 5, 6]])
-    fake.keep([3, 3])
+    fake.commit([3, 3])
     return fake
 
 

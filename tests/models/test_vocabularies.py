@@ -14,11 +14,12 @@ from torch import Tensor
 import multidraft as md
 from multidraft.decoding.walks import WALKS
 from multidraft.errors import AdviceError
-from multidraft.models.base import LanguageModel, Vocabulary, check_sizes
-from multidraft.models.ensemble import Copying, Several, spread
+from multidraft.models.base import Vocabulary, check_sizes
+from multidraft.models.ensemble import LookupThenModel, SideBySide, spread
 from multidraft.models.huggingface import CausalLM
 from multidraft.models.loading import load_model
 from multidraft.models.ngram import Lookup
+from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel, random_table
 
 SCHEMES = ["anchored:lorenz", "iid:lorenz", "without_replacement:recursive_rejection", "top:naive"]
@@ -44,7 +45,7 @@ class Reduced(TableModel):
 
     ids = torch.tensor([2, 0])
 
-    def fresh(self, capacity: int) -> "Reduced":
+    def new(self, capacity: int) -> "Reduced":
         return Reduced(self.conditional, self.vocabulary)
 
 
@@ -54,7 +55,7 @@ class Cut(TableModel):
     def next_token(self, row: int, prefix: tuple[int, ...]) -> Tensor:
         return super().next_token(row, prefix)[:2]
 
-    def fresh(self, capacity: int) -> "Cut":
+    def new(self, capacity: int) -> "Cut":
         return Cut(self.conditional, 2)
 
 
@@ -91,7 +92,7 @@ def test_models_of_two_sizes_decode_greedily(padding):
 
 
 @pytest.fixture(params=["Hugging Face", "GGUF"])
-def reader(request, tmp_path: Path) -> LanguageModel:
+def reader(request, tmp_path: Path) -> Reader:
     """A tiny Llama of seven tokens, six of them the target's."""
     model = deepcopy(tiny_model("llama", vocab_size=len(IDS) + 1))
     model.config.target_ids = IDS
@@ -103,15 +104,15 @@ def reader(request, tmp_path: Path) -> LanguageModel:
     from multidraft.models.gguf.model import GGUF
 
     to_gguf.write(load_model(str(tmp_path)), tmp_path / "draft.gguf")
-    return GGUF(tmp_path / "draft.gguf", cache_type="f32").fresh(20)
+    return GGUF(tmp_path / "draft.gguf", cache_type="f32").new(20)
 
 
-def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: LanguageModel):
+def test_columns_are_the_tokens_that_it_has_and_all_others_are_read_as_one(reader: Reader):
     text = [*drawn(6, torch.Generator().manual_seed(1), end=61), *IDS[:2], 4]
     plain = tiny_model("llama", vocab_size=len(IDS) + 1)
     expected = plain(torch.tensor([[OWN.get(token, len(IDS)) for token in text]])).logits[..., : len(IDS)]
     for scored, first in (("all", 0), ("last", len(text) - 1), ("none", len(text))):
-        got = reader.fresh(20).forward([text], [chain(len(text))], scored)
+        got = reader.new(20).forward([text], [chain(len(text))], scored)
         assert got.shape == (1, len(text) - first, len(IDS))
         assert scored == "none" or error(got, expected[:, first:]) < 1e-4
     assert reader.ids.tolist() == IDS
@@ -128,8 +129,8 @@ def test_captures_have_its_numbers_in_the_columns_of_the_target():
     assert shard.recording.draft.isfinite().sum() == expected.numel()
 
 
-def test_it_goes_along_with_others(reader: LanguageModel):
-    mixed, several = Copying([Lookup(61), reader]), Several([reader.fresh(9), Lookup(61)])
+def test_it_goes_along_with_others(reader: Reader):
+    mixed, several = LookupThenModel([Lookup(61), reader]), SideBySide([reader.new(9), Lookup(61)])
     law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
@@ -146,7 +147,7 @@ def test_lists_that_do_not_fit_are_refused(ids: object):
 def test_paddings_and_any_part_of_the_target_s_tokens_are_let_through():
     for sizes in ((152064, 151936), (151936, 152064), (50304, 50688), (100, 100), (49152, 30000, True)):
         check_sizes(*sizes)
-    assert Vocabulary(4).own([3, 4, 9]) == [3, 0, 0]  # padding is read as the first token
+    assert Vocabulary(4).encode([3, 4, 9]) == [3, 0, 0]  # padding is read as the first token
 
 
 @pytest.mark.parametrize("sizes", [(32000, 32800), (262144, 256000), (128256, 151936), (5, 6), (100, 101, True)])

@@ -22,11 +22,11 @@ import multidraft as md
 from multidraft.auditing.enumeration import Law, first_state, first_tokens, largest_difference, step_law, target_law
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
-from multidraft.decoding.state import DecodeConfig, State, join, prefixes_of
+from multidraft.decoding.state import DecodeConfig, State, extend, prefixes_of
 from multidraft.decoding.tree import Tree
 from multidraft.generation.stopping import ends_from_criteria
 from multidraft.models import compat
-from multidraft.models.ensemble import Several
+from multidraft.models.ensemble import SideBySide
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling import generation_config
 from multidraft.sampling.drafting import draft_distributions
@@ -301,9 +301,9 @@ def joined(both: Pair, way: DecodeConfig) -> State:
     states = []
     for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
         target, draft = models()
-        drafter = Several([draft, TableModel(random_table(SIZE, 3, 3), SIZE)]) if way.scheme.law.several else draft
+        drafter = SideBySide([draft, TableModel(random_table(SIZE, 3, 3), SIZE)]) if way.scheme.law.several else draft
         states.append(first_state(target, drafter, prompt, way, own))
-    return join(*states)
+    return extend(*states)
 
 
 def errors(both: Pair, given: Pair, way: tuple[str, str, str, int]) -> list[float]:

@@ -124,12 +124,12 @@ def test_tokens_are_those_of_a_row_alone_however_others_come_and_go(engine, mode
 
 
 def test_the_comparison_catches_rows_that_swap_places(engine, monkeypatch):
-    def swapped(*states, joined=batches.join):
+    def swapped(*states, joined=batches.extend):
         state = joined(*states)
         state.rows.reverse()
         return state
 
-    monkeypatch.setattr(batches, "join", swapped)
+    monkeypatch.setattr(batches, "extend", swapped)
     rows = [Heard([4] * 9 * token + [token], 12, seed=token) for token in range(3)]  # too different to be read together
     ask(engine(), *rows)
     assert [row.tokens for row in rows] != alone(tables, *rows)
@@ -286,7 +286,7 @@ def test_what_is_kept_stays_within_the_caches_bound(engine):
 
 
 def test_a_row_that_cannot_be_kept_harms_nobody(engine, monkeypatch):
-    monkeypatch.setattr(TableModel, "part", lambda *_: 1 / 0)
+    monkeypatch.setattr(TableModel, "fork", lambda *_: 1 / 0)
     rows = [Heard(PROMPT, 4, 1), Heard(PROMPT, 4, 1)]
     assert engine(tables, *rows).batch.prefixes.rows == []
     assert rows[0].tokens == rows[1].tokens

@@ -152,11 +152,11 @@ def test_rows_get_their_own_tokens_in_every_mood(policy: str, drafter: str, live
 def test_rows_that_swap_places_are_caught(monkeypatch) -> None:
     """The broken twin forgets which row is which when some leave the batch."""
 
-    def swapped(state, going, selected=batches.select):
+    def swapped(state, going, selected=batches.gather):
         state = selected(state, going)
         state.rows.reverse()
         return state
 
-    monkeypatch.setattr(batches, "select", swapped)
+    monkeypatch.setattr(batches, "gather", swapped)
     with pytest.raises(AssertionError):
         live("auto where drafts pay", "a model", ENOUGH_LIVES)

@@ -31,16 +31,16 @@ STATE = "recurrent state, which cannot be rolled back to a path of a tree"
 @cache
 def library() -> Any:
     """The functions of llama.cpp; raises AdviceError, with the line to type, where they are not installed."""
-    found: Any = optional("llama_cpp.llama_cpp", PACKAGE, "gguf")
+    library: Any = optional("llama_cpp.llama_cpp", PACKAGE, "gguf")
 
-    @found.llama_log_callback
-    def hear(level: int, line: bytes, _: object) -> None:
+    @library.llama_log_callback
+    def log_line(level: int, line: bytes, _: object) -> None:
         if level == ERROR and line.strip() and b"failed to load model" not in line:  # which comes behind the reason
             SAID[:] = [" ".join(line.decode(errors="replace").split())]
 
-    found.heard_by_multidraft = hear  # must live as long as the library may call it
-    found.llama_log_set(hear, ctypes.c_void_p(0))
-    return found
+    library.multidraft_log_callback = log_line  # must live as long as the library may call it
+    library.llama_log_set(log_line, ctypes.c_void_p(0))
+    return library
 
 
 def last_error() -> str:
@@ -73,7 +73,7 @@ class Weights:
 
     def check_rolls_back(self) -> None:
         """Raise unless a tree can be read, and all but a path of it forgotten."""
-        causal = self.said(f"{self.family}.attention.causal") != "false"
+        causal = self.metadata(f"{self.family}.attention.causal") != "false"
         for is_so, reason in (
             (self.library.llama_model_is_recurrent(self.pointer), f"has a {STATE}"),
             (self.library.llama_model_is_hybrid(self.pointer), f"has layers with a {STATE}"),
@@ -86,9 +86,9 @@ class Weights:
     @cached_property
     def family(self) -> str:
         """The architecture's name in llama.cpp."""
-        return self.said("general.architecture") or "this model"
+        return self.metadata("general.architecture") or "this model"
 
-    def said(self, key: str) -> str | None:
+    def metadata(self, key: str) -> str | None:
         """A piece of the file's metadata."""
         text = ctypes.create_string_buffer(LONGEST)
         length = self.library.llama_model_meta_val_str(self.pointer, key.encode(), text, LONGEST)
@@ -99,7 +99,7 @@ class Weights:
         """How many numbers the keys and values of a token are, in all layers."""
         names = ("layer", "head", "head_kv", "embd")
         layers, heads, groups, width = (getattr(self.library, f"llama_model_n_{name}")(self.pointer) for name in names)
-        sizes = [self.said(f"{self.family}.attention.{name}_length") for name in ("key", "value")]
+        sizes = [self.metadata(f"{self.family}.attention.{name}_length") for name in ("key", "value")]
         return layers * groups * sum(int(size or width // max(heads, 1)) for size in sizes)
 
     @cached_property
@@ -158,12 +158,13 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
         names = ("bos", "eos", "sep", "pad")
         special = {name: getattr(self.library, f"llama_vocab_{name}")(weights.vocab) for name in names}
         named = {f"{name}_token": weights.pieces[token] for name, token in special.items() if token >= 0}
-        super().__init__(**named, chat_template=weights.said("tokenizer.chat_template"))
+        super().__init__(**named, chat_template=weights.metadata("tokenizer.chat_template"))
 
     def __call__(self, text: Any, *_: Any, add_special_tokens: bool = True, **__: Any) -> BatchEncoding:
         """The tokens of a text, or of several."""
-        found = [self.tokens_of(one, add_special_tokens) for one in ([text] if isinstance(text, str) else text)]
-        return BatchEncoding({"input_ids": found[0] if isinstance(text, str) else found})
+        texts = [text] if isinstance(text, str) else text
+        ids = [self.tokens_of(piece, add_special_tokens) for piece in texts]
+        return BatchEncoding({"input_ids": ids[0] if isinstance(text, str) else ids})
 
     def tokens_of(self, text: str, special: bool) -> list[int]:
         """The tokens of a text, with those that begin and end it if asked for."""
@@ -174,11 +175,11 @@ class LlamaTokenizer(PreTrainedTokenizerBase):
 
     def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *_: Any, **__: Any) -> str:
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        given, size = (self.library.llama_token * len(tokens))(*tokens), 16 * len(tokens) + 1
+        array, size = (self.library.llama_token * len(tokens))(*tokens), 16 * len(tokens) + 1
         while True:
             text = ctypes.create_string_buffer(size)
             written = self.library.llama_detokenize(
-                self.weights.vocab, given, len(tokens), text, size, False, not skip_special_tokens
+                self.weights.vocab, array, len(tokens), text, size, False, not skip_special_tokens
             )
             if written >= 0:
                 return text.raw[:written].decode(errors="replace")

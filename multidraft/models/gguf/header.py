@@ -37,7 +37,7 @@ class Cursor:
     place: int = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Bytes behind it."""
         return len(self.data) - self.place
 
@@ -49,13 +49,13 @@ class Cursor:
     def count(self, code: str, least_bytes: int, what: str) -> int:
         """How many things follow, each of so many bytes at least."""
         count = int(self.number(code))
-        if count * least_bytes > self.left:
+        if count * least_bytes > self.remaining:
             raise Broken(f"{count} {what} do not fit into it")
         return count
 
     def skip(self, size: int) -> int:
         """Go on behind so many bytes; where they begin."""
-        if size > self.left:
+        if size > self.remaining:
             raise Broken("it ends too early")
         self.place += size
         return self.place - size

@@ -1,23 +1,8 @@
-"""GGUF models, read by llama.cpp, as a target or as a drafter.
-
-All rows of all readers share the cells of one llama.cpp context. A cell holds a token and belongs to sequences, which
-are numbers that rows borrow: copying one marks cells and moves nothing, and cells of no sequence are free. A row has a
-sequence for every end of its pending tree, and all of them hold its kept tokens:
-
-    kept      pending          sequences
-    k k k k   a  b  c          1: k k k k a b c
-                 d             2: k k k k a d        so a belongs to 1 and 2, and each token sees its own path
-"""
+"""GGUF models, read by llama.cpp, as a target or as a drafter."""
 
 import copy
-import ctypes
-from collections import deque
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from threading import RLock
-from typing import Any, NamedTuple
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -26,240 +11,15 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from multidraft.errors import AdviceError, check_integer, shown
-from multidraft.machine import available, format_bytes
-from multidraft.models import base
-from multidraft.models.base import Scored
-from multidraft.models.gguf.file import Weights, last_error
-
-BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
-PASS = 512  # tokens that llama.cpp computes together; a longer batch is several passes
-ROOM = 4  # a memory that is too small grows by a fourth at least
-FEW = 16  # sequences to begin with
-ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
-ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
-FULL = 1  # what llama_decode says where it finds no cells
-KEPT = -1  # the place before the first pending slot: the last kept token
-NONE = -1  # where a slot holds no token
+from multidraft.models.gguf.file import Weights
+from multidraft.models.gguf.memory import BYTES, Memory, Sequences, Token
+from multidraft.models.reader import Lists, Reader, Row, Scored, count_scored
 
 
-class Token(NamedTuple):
-    """What is read: a token at a position of sequences, the first of which says what it sees."""
-
-    token: int
-    position: int
-    sequences: list[int]
-
-
-class Memory:
-    """The context of one model's weights; it grows when it is full. `kind` names the type of keys and values."""
-
-    def __init__(self, weights: Weights, kind: str):
-        self.library, self.weights, self.kind = weights.library, weights, kind
-        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
-        self.lock = RLock()
-        self.cells = self.sequences = self.threads = 0
-        self.free: list[int] = []
-        self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
-        self.context: Any = None
-        self.closing: Any = None
-
-    def reserve(self, cells: int = 0, sequences: int = 0) -> None:
-        """Make room for so many cells and sequences in all, with all that has been held."""
-        if self.context and cells <= self.cells and sequences <= self.sequences:
-            return
-        cells, sequences = max(cells, self.cells), max(sequences, self.sequences, FEW)
-        most = self.library.llama_max_parallel_sequences()
-        if sequences > most:
-            raise AdviceError(f"llama.cpp tells {most} paths of all rows apart; use fewer rows, or smaller trees")
-        cells = -(-cells // ALIGNED) * ALIGNED
-        needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
-        if free is not None and needed > free:
-            raise AdviceError(
-                f"the keys and values of {cells} tokens of {self.weights.family} take {format_bytes(needed)} of memory "
-                f"and {format_bytes(free)} are free; use fewer or shorter rows"
-            )
-        settings = self.settings(cells, sequences)
-        context = self.library.llama_init_from_model(self.weights.pointer, settings)
-        if not context:
-            raise AdviceError(f"llama.cpp has no memory for {cells} tokens: {last_error()}; use fewer, or shorter rows")
-        closing = finalize(self, self.library.llama_free, context)
-        if self.context:
-            self.move(context)
-            self.closing()
-        self.free += range(self.sequences, sequences)
-        self.context, self.closing, self.threads = context, closing, settings.n_threads
-        self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
-        self.held = self.library.llama_get_memory(context)
-        self.batch = Batch(self.library, sequences)
-
-    def move(self, new: Any) -> None:
-        """Let a new context hold what the old one does."""
-        size = self.library.llama_state_get_size(self.context)
-        state = (ctypes.c_uint8 * size)()
-        written = self.library.llama_state_get_data(self.context, state, size)
-        if self.library.llama_state_set_data(new, state, written) != written:
-            raise RuntimeError(f"llama.cpp has lost the memory of the rows: {last_error()}")
-
-    def settings(self, cells: int, sequences: int) -> Any:
-        """Those of a context whose sequences share all cells, and can be cut anywhere."""
-        settings = self.library.llama_context_default_params()
-        settings.n_ctx = settings.n_batch = cells
-        settings.n_ubatch, settings.n_seq_max = PASS, sequences
-        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
-        settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
-        settings.kv_unified = settings.swa_full = settings.no_perf = True
-        if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
-            settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return settings
-
-    def borrow(self) -> int:
-        """The number of a sequence that holds nothing."""
-        self.tidy()
-        if not self.free:
-            most = self.library.llama_max_parallel_sequences()
-            self.reserve(sequences=max(min(2 * self.sequences, most), self.sequences + 1))  # which refuses one too many
-        return self.free.pop()
-
-    def tidy(self) -> None:
-        """Forget what rows that are gone have held."""
-        while self.returned:
-            for sequence in self.returned.popleft():
-                self.drop(sequence)
-
-    def drop(self, sequence: int) -> None:
-        """Take back a sequence, with what it holds alone."""
-        self.cut(sequence, 0)
-        self.free.append(sequence)
-
-    def cut(self, sequence: int, start: int) -> None:
-        """Forget what a sequence holds from a position on."""
-        self.library.llama_memory_seq_rm(self.held, sequence, start, -1)
-
-    def copy(self, source: int, sequence: int, end: int) -> None:
-        """Let a sequence hold what another one does, before a position."""
-        self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
-
-    def read(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
-        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
-        self.reserve(len(tokens))
-        self.tidy()
-        if self.threads != (threads := torch.get_num_threads()):  # which plans choose
-            self.library.llama_set_n_threads(self.context, threads, threads)
-            self.threads = threads
-        while result := self.library.llama_decode(self.context, self.batch.fill(tokens, wanted)):
-            if result != FULL:
-                raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
-            self.reserve(self.cells + max(self.cells // ROOM, len(tokens)))
-        scores = np.empty((sum(wanted), self.weights.vocabulary), np.float32)
-        if len(scores):
-            ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
-        return scores
-
-
-class Batch:
-    """A pass as llama.cpp takes it, in memory that stays: making it costs more than filling it."""
-
-    def __init__(self, library: Any, sequences: int):
-        self.library, self.sequences = library, sequences
-        self.make(FEW)
-
-    def make(self, size: int) -> None:
-        """Room for so many tokens."""
-        self.size, self.whole = size, self.library.llama_batch_init(size, 0, self.sequences)
-        self.free = finalize(self, self.library.llama_batch_free, self.whole)
-
-    def fill(self, tokens: Sequence[Token], wanted: Sequence[bool]) -> Any:
-        """These tokens, and which of them are scored."""
-        if self.size < len(tokens):
-            self.free()
-            self.make(2 * len(tokens))
-        whole = self.whole
-        ids, positions, counts, scored = whole.token, whole.pos, whole.n_seq_id, whole.logits
-        for index, ((token, position, sequences), is_wanted) in enumerate(zip(tokens, wanted, strict=True)):
-            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), is_wanted
-            places = whole.seq_id[index]
-            for place, sequence in enumerate(sequences):
-                places[place] = sequence
-        whole.n_tokens = len(tokens)
-        return whole
-
-
-class Row:
-    """A row's kept tokens and its pending tree; what it has borrowed goes back when nobody holds it any more."""
-
-    def __init__(self, memory: Memory, length: int = 0):
-        self.memory, self.length = memory, length
-        self.sequences: list[int] = []
-        finalize(self, memory.returned.append, self.sequences)
-        self.sequences.append(memory.borrow())
-        self.settle()
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-        self.ends = {KEPT: self.sequences[0]}  # by slot the sequence that ends there, if any does
-        self.through: list[int] = []  # by slot any sequence that holds it
-        self.depths: list[int] = []  # by slot how many pending tokens lead to it, its own included
-        self.parents: list[int] = []  # by slot the one before it
-
-    def part(self, length: int) -> "Row":
-        """Another row, which shares the first kept tokens of this one."""
-        part = Row(self.memory, length)
-        self.memory.copy(self.sequences[0], part.sequences[0], length)
-        return part
-
-    def grow(self, tokens: list[int], parents: list[int], context: int) -> list[Token | None]:
-        """What is to be read of new tokens that follow these slots; what lies beyond the context is not."""
-        old = len(self.through)
-        self.parents += parents
-        for parent in parents:
-            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
-        real = [slot for slot, depth in enumerate(self.depths[old:]) if self.length + depth <= context]
-        followed, carried = {parents[slot] for slot in real}, {slot: list[int]() for slot in real}
-        for end in real:
-            if old + end not in followed:
-                self.carry(old + end, old, carried)
-        self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
-        places = [self.length + depth - 1 for depth in self.depths[old:]]
-        rows = enumerate(zip(tokens, places, strict=True))
-        return [Token(token, at, carried[slot]) if slot in carried else None for slot, (token, at) in rows]
-
-    def carry(self, end: int, old: int, carried: dict[int, list[int]]) -> None:
-        """Give the path to an end, as far as it is new, a sequence."""
-        path, place = list[int](), end
-        while place >= old:
-            path.append(place - old)
-            place = self.parents[place]
-        sequence = self.ends[end] = self.sequence_after(place)
-        for slot in path:
-            carried[slot].append(sequence)
-
-    def sequence_after(self, place: int) -> int:
-        """A sequence that goes on behind a slot: the one that ends there, or a copy."""
-        if place in self.ends:
-            return self.ends.pop(place)
-        source, depth = (self.sequences[0], 0) if place == KEPT else (self.through[place], self.depths[place])
-        self.sequences.append(self.memory.borrow())
-        self.memory.copy(source, self.sequences[-1], self.length + depth)
-        return self.sequences[-1]
-
-    def keep(self, path: list[int]) -> None:
-        """Append these slots, which lead from the kept tokens to one of the tree, and forget the others."""
-        held = [slot for slot in path if self.through[slot] != NONE]
-        stays = self.through[held[-1]] if held else self.sequences[0]
-        self.length += len(held)
-        if self.ends.get(held[-1] if held else KEPT) != stays:  # it goes on behind the path
-            self.memory.cut(stays, self.length)
-        for sequence in self.sequences:
-            if sequence != stays:
-                self.memory.drop(sequence)
-        self.sequences[:] = [stays]
-        self.settle()
-
-
-class GGUF:
+class GGUF(Reader):
     """A model of a GGUF file. A tree is one pass, in which a node carries the sequences of all ends below it.
 
-    All readers that `fresh` makes share the weights and one memory, so that rows move between them without a copy. Keys
+    All readers that `new` makes share the weights and one memory, so that rows move between them without a copy. Keys
     and values are kept in `cache_type` (f16, bf16 or f32); `gpu_layers` counts those that a GPU computes, where
     llama.cpp was built for one (all, unless you say so). It computes with as many threads as torch may use.
 
@@ -267,18 +27,16 @@ class GGUF:
     hybrid models, whose memory cannot be rolled back.
     """
 
-    device = torch.device("cpu")  # where tokens are expected and logits are returned
-
     def __init__(self, path: str | Path, cache_type: str = "f16", gpu_layers: int | None = None):
         if cache_type not in BYTES:
             raise AdviceError(f"cache_type is {shown(cache_type)}; use one of {', '.join(BYTES)}")
         if gpu_layers is not None:
             check_integer(gpu_layers, "gpu_layers", 0)
         self.weights = Weights(Path(path).expanduser(), gpu_layers)
-        self.memory, self.capacity = Memory(self.weights, cache_type), 0
+        self.memory = self.source = Memory(self.weights, cache_type)
+        self.capacity = 0
         self.vocabulary, self.ids = self.weights.tokens.size, self.weights.tokens.ids
-        self.context: int | None = self.weights.context
-        self.rows: list[Row] = []  # none before the first forward
+        self.context = self.weights.context
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -286,35 +44,34 @@ class GGUF:
         return GenerationConfig(eos_token_id=self.weights.ends or None)
 
     @property
-    def identity(self) -> dict[str, str]:
+    def fingerprint(self) -> dict[str, str]:
         """What a plan of it depends on."""
         package = "llama_cpp_python"
         return {"digest": self.weights.digest, "dtype": self.memory.kind, package: version(package)}
 
-    def fresh(self, capacity: int) -> "GGUF":
+    def new(self, capacity: int) -> "GGUF":
         reader = copy.copy(self)
         reader.rows, reader.capacity = [], capacity
         return reader
 
-    def forward(
-        self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all"
-    ) -> Float[Tensor, "rows new columns"]:
-        """Read new tokens; those beyond the context are not read, and have logits of zero."""
+    def encode(self, tokens: list[int]) -> list[int]:
+        return self.weights.tokens.encode(tokens)
+
+    def _begin(self, rows: int) -> list[Sequences]:
         with self.memory.lock:
-            if not self.rows:
-                self.memory.reserve(len(tokens) * self.capacity, len(tokens))
-                self.rows = [Row(self.memory) for _ in tokens]
-            base.check_rows(len(tokens), len(self.rows))
-            for row, new in zip(self.rows, parents, strict=True):
-                base.check_parents(new, len(row.parents))
-            own, end = self.weights.tokens, self.weights.context
-            each = zip(self.rows, tokens, parents, strict=True)
-            said = self.scores([row.grow(own.own(new), above, end) for row, new, above in each], scored)
-            return torch.from_numpy(said)[..., : own.columns]
+            self.memory.reserve(rows * self.capacity, rows)
+            return [Sequences(self.memory) for _ in range(rows)]
+
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Float[Tensor, "rows new columns"]:
+        """Tokens beyond the context are not read, and have logits of zero."""
+        with self.memory.lock:
+            rows = zip(self.rows, tokens, strict=True)
+            scores = self.scores([row.memory.grow(row, new, self.weights.context) for row, new in rows], scored)
+            return torch.from_numpy(scores)[..., : self.weights.tokens.columns]
 
     def scores(self, rows: list[list[Token | None]], scored: Scored) -> Float[np.ndarray, "rows new vocabulary"]:
-        """What llama.cpp says, and zero where nothing is read."""
-        counts = [base.count_scored(scored, len(row)) for row in rows]
+        """The logits of llama.cpp, and zero where nothing is read."""
+        counts = [count_scored(scored, len(row)) for row in rows]
         slots = [
             (index, slot - len(row) + counts[index], token)
             for index, row in enumerate(rows)
@@ -324,36 +81,25 @@ class GGUF:
         shape = (len(rows), max(counts, default=0), self.weights.vocabulary)
         if not slots:
             return np.zeros(shape, np.float32)
-        wanted = [place >= 0 for _, place, _ in slots]
-        read = self.memory.read([token for *_, token in slots], wanted)
-        if len(read) == shape[0] * shape[1]:
-            return read.reshape(shape)
+        is_scored = [place >= 0 for _, place, _ in slots]
+        logits = self.memory.read([token for *_, token in slots], is_scored)
+        if len(logits) == shape[0] * shape[1]:
+            return logits.reshape(shape)
         scores, places = np.zeros(shape, np.float32), [(index, place) for index, place, _ in slots if place >= 0]
-        scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = read
+        scores[tuple(np.array(places, np.int64).reshape(-1, 2).T)] = logits
         return scores
 
-    def keep(self, chosen: list[list[int]]) -> None:
-        base.check_paths(chosen, [row.parents for row in self.rows])
+    def _commit(self, paths: Lists) -> None:
         with self.memory.lock:
-            for row, path in zip(self.rows, chosen, strict=True):
-                row.keep(path)
+            for row, path in zip(self.rows, paths, strict=True):
+                row.memory.commit(path)
 
-    def select(self, rows: list[int]) -> None:
-        if len(set(rows)) < len(rows) and any(row.parents for row in self.rows):
-            raise AdviceError("a row goes on as two while tokens are pending; keep some, or none, before")
+    def _copy(self, row: Row) -> Sequences:
+        if row.parents:
+            raise AdviceError("a row is copied while tokens are pending; commit some, or none, before")
         with self.memory.lock:
-            old, again = self.rows, [row in rows[:index] for index, row in enumerate(rows)]
-            pairs = zip(rows, again, strict=True)
-            self.rows = [old[row].part(old[row].length) if twice else old[row] for row, twice in pairs]
+            return row.memory.fork(len(row.kept))
 
-    def join(self, other: "GGUF") -> None:
-        base.check_same(self.memory, other.memory)
-        base.check_nothing_pending(*(len(row.parents) for row in self.rows + other.rows))
-        self.rows, other.rows = self.rows + other.rows, []
-
-    def part(self, row: int, length: int, capacity: int) -> "GGUF":
-        base.check_part(row, length, self.rows[row].length)
-        part = self.fresh(capacity)
+    def _fork(self, fork: "GGUF", row: int, length: int) -> None:
         with self.memory.lock:
-            part.rows = [self.rows[row].part(length)]
-        return part
+            fork.rows[0].memory = self.rows[row].memory.fork(length)

@@ -21,7 +21,7 @@ from multidraft.io.fields import Number, Object, Whole
 from multidraft.io.fields import read as read_fields
 from multidraft.io.files import NEW_PREFIX
 from multidraft.models.gguf import header
-from multidraft.models.loading import MOST, reason
+from multidraft.models.loading import MAX_SIZES, reason
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -44,10 +44,10 @@ SETTINGS = {  # what a file says of its family, and what transformers calls it
 
 FIELDS = Object(
     {
-        "num_hidden_layers": Whole(1, MOST["num_hidden_layers"], required=True),
+        "num_hidden_layers": Whole(1, MAX_SIZES["num_hidden_layers"], required=True),
         "max_position_embeddings": Whole(1, 2**40),
-        "hidden_size": Whole(1, MOST["hidden_size"], required=True),
-        "intermediate_size": Whole(1, MOST["intermediate_size"], required=True),
+        "hidden_size": Whole(1, MAX_SIZES["hidden_size"], required=True),
+        "intermediate_size": Whole(1, MAX_SIZES["intermediate_size"], required=True),
         "num_attention_heads": Whole(1, 2**12, required=True),
         "num_key_value_heads": Whole(1, 2**12),
         "head_dim": Whole(2, 2**16),
@@ -80,9 +80,9 @@ def folder_of(path: Path, cache: Path, dtype: torch.dtype = torch.bfloat16) -> P
 
 def clear(folder: Path) -> None:
     """Remove what a kill has left half written; what is younger may be another process's work."""
-    for left in folder.glob(f"{NEW_PREFIX}*"):
-        if time.time() - left.stat().st_mtime > STALE:
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f"{NEW_PREFIX}*"):
+        if time.time() - leftover.stat().st_mtime > STALE:
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def digest(path: Path) -> str:
@@ -115,17 +115,17 @@ def read(path: Path, dtype: torch.dtype) -> tuple["PretrainedConfig", dict[str, 
         reader = package.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, TypeError):
         raise AdviceError(f"{str(path)!r} is no whole GGUF file; get it again") from None
-    said = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    family = str(said.get("general.architecture"))
-    scaled = said.get(f"{family}.rope.scaling.type", "none") != "none"
+    metadata = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    family = str(metadata.get("general.architecture"))
+    scaled = metadata.get(f"{family}.rope.scaling.type", "none") != "none"
     if family not in FAMILIES or scaled:
         what = "with scaled positions" if scaled else f"of the family {family!r}"
         raise AdviceError(f"{path.name} is a model {what}, {ONLY}, or give its folder of safetensors")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    settings = {ours: said[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in said}
+    settings = {ours: metadata[name] for key, ours in SETTINGS.items() if (name := f"{family}.{key}") in metadata}
     settings = read_fields(FIELDS, settings, f"the metadata of {path.name}", "get the file again")
     settings = {name: value for name, value in settings.items() if value is not None}
-    settings |= {f"{end}_token_id": said.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
+    settings |= {f"{end}_token_id": metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("bos", "eos")}
     if "token_embd.weight" not in tensors or settings["num_hidden_layers"] > len(tensors):
         raise AdviceError(
             f"{path.name} lacks tensors of its {settings['num_hidden_layers']} layers; get the file again"
@@ -158,26 +158,26 @@ def weights(tensors: dict[str, Any], config: "PretrainedConfig", dtype: torch.dt
     names: Any = get_tensor_name_map(family, config.num_hidden_layers)
     try:
         with torch.device("meta"):
-            wanted = AutoModelForCausalLM.from_config(config).state_dict()
+            state_dict = AutoModelForCausalLM.from_config(config).state_dict()
     except Exception as error:  # whatever a configuration that makes no sense may lead to
         raise AdviceError(f"the GGUF file describes no model: {reason(error)}; get it again") from None
-    ours = {names.get_name(name, (".weight", ".bias")): name for name in wanted}
+    ours = {names.get_name(name, (".weight", ".bias")): name for name in state_dict}
     if config.tie_word_embeddings:
         del ours["output.weight"]
     for name in tensors.keys() ^ ours.keys():
         raise AdviceError(f"a GGUF file {'has' if name in tensors else 'lacks'} a tensor {name!r}, {ONLY}")
-    found = {}
+    weights = {}
     for its, name in ours.items():
         weight = torch.from_numpy(dequantize(tensors[its].data, tensors[its].tensor_type).copy())
-        if weight.shape != wanted[name].shape:
+        if weight.shape != state_dict[name].shape:
             raise AdviceError(
-                f"{its} of the GGUF file is {tuple(weight.shape)}, not {tuple(wanted[name].shape)}, {ONLY}"
+                f"{its} of the GGUF file is {tuple(weight.shape)}, not {tuple(state_dict[name].shape)}, {ONLY}"
             )
         if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             weight = in_halves(weight, heads)
-        found[name] = weight.to(dtype)
-    return found
+        weights[name] = weight.to(dtype)
+    return weights
 
 
 def in_halves(weight: Tensor, heads: int) -> Tensor:

@@ -34,7 +34,7 @@ Tokens = Int[Tensor, "rows new"]
 States = Float[Tensor, "rows new hidden"]
 Inputs = Float[Tensor, "rows new inputs"]  # of an attention or of `fc`, which may be wider
 Heads = Float[Tensor, "rows heads new width"]
-Each = Float[Tensor, "*shape width"]
+Vectors = Float[Tensor, "*shape width"]
 Rotary = tuple[Tensor, Tensor]  # cosines and sines, (rows, tokens, width of a head)
 Mask = Bool[Tensor, "#rows 1 new slots"] | Float[Tensor, "#rows 1 new slots"]  # true where seen, or what scores gain
 Masks = Mask | Mapping[str, Mask]  # by type of layer, as in `windows`, or one for all
@@ -74,14 +74,14 @@ class Norm(nn.RMSNorm):
     def __init__(self, config: PretrainedConfig, width: int):
         super().__init__(width, eps=config.rms_norm_eps)
 
-    def forward(self, states: Each) -> Each:
-        """Each state by itself."""
+    def forward(self, states: Vectors) -> Vectors:
+        """Vectors state by itself."""
         return super().forward(states.to(self.weight.dtype))
 
 
 def turn(states: Heads, rotary: Rotary) -> Heads:
     """Queries or keys at their positions; where fewer dimensions turn than there are, the last ones stay."""
-    cos, sin = (each[:, None] for each in rotary)
+    cos, sin = (part[:, None] for part in rotary)
     size = cos.shape[-1]
     turned, rest = states[..., :size], states[..., size:]
     half = torch.cat([-turned[..., size // 2 :], turned[..., : size // 2]], -1)
@@ -93,14 +93,14 @@ class Attention(nn.Module):
 
     def __init__(self, config: PretrainedConfig, number: int, inputs: int):
         super().__init__()
-        heads, own, normed = config.num_attention_heads, config.num_key_value_heads, config.model_type == "qwen3"
+        heads, key_heads, normed = config.num_attention_heads, config.num_key_value_heads, config.model_type == "qwen3"
         kinds = getattr(config, "layer_types", None) or [*windows(config)] * config.num_hidden_layers
         self.number, self.kind = number, kinds[number]
         self.width = getattr(config, "head_dim", None) or config.hidden_size // heads
         bias = bool(getattr(config, "attention_bias", False))
         self.q_proj = nn.Linear(inputs, heads * self.width, bias=bias)
-        self.k_proj = nn.Linear(inputs, own * self.width, bias=bias)
-        self.v_proj = nn.Linear(inputs, own * self.width, bias=bias)
+        self.k_proj = nn.Linear(inputs, key_heads * self.width, bias=bias)
+        self.v_proj = nn.Linear(inputs, key_heads * self.width, bias=bias)
         self.o_proj = nn.Linear(heads * self.width, config.hidden_size, bias=bias)
         self.q_norm, self.k_norm = (Norm(config, self.width) if normed else nn.Identity() for _ in range(2))
 
@@ -199,7 +199,7 @@ class Eagle3(Body):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             parts: Any = zip(self.fc_norm, features.chunk(len(self.fc_norm), -1), strict=True)
-            features = torch.cat([own(part) for own, part in parts], -1)
+            features = torch.cat([norm(part) for norm, part in parts], -1)
         return self.fc(features)
 
     def forward(self, tokens: Tokens, states: States, positions: Tokens, masks: Masks, cache: Cache) -> States:
@@ -258,8 +258,8 @@ class Block(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, states: Each) -> Each:
-        """Each state by itself."""
+    def forward(self, states: Vectors) -> Vectors:
+        """Vectors state by itself."""
         return states + nn.functional.silu(self.linear(states))
 
 
@@ -277,7 +277,7 @@ class Medusa(Drafting, nn.ModuleList):
         """The target's last states, normed, as they are."""
         return features
 
-    def forward(self, states: Each) -> Float[Tensor, "heads *shape drafted"]:
+    def forward(self, states: Vectors) -> Float[Tensor, "heads *shape drafted"]:
         """What every head says."""
         return torch.stack([head(states) for head in self])
 

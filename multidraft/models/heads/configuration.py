@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 from multidraft.errors import AdviceError
 from multidraft.io.fields import Field, Flag, Items, Number, Object, Text, Whole, read
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA, Settings
-from multidraft.models.loading import MOST, reason, settings_in
+from multidraft.models.loading import MAX_SIZES, reason, settings_in
 
 NEEDS = "give a folder with the config.json and the weights of an EAGLE-3, DFlash or Medusa head"
 AGAIN = "get the head's files again"
@@ -23,9 +23,9 @@ MAX_LAYERS, MAX_ATTENTION, MAX_LIST = 64, 2**12, 2**15  # of a head: decoder lay
 MAX_BLOCK, MAX_MEDUSA = 256, 64  # tokens of DFlash's block, which all have logits at once; heads
 NULLS = ("num_key_value_heads", "head_dim", "sliding_window")  # fields of layers in which null is not the default
 
-SIZE, WIDTH = Whole(1, MOST["vocab_size"]), Whole(1, MOST["hidden_size"])
+SIZE, WIDTH = Whole(1, MAX_SIZES["vocab_size"]), Whole(1, MAX_SIZES["hidden_size"])
 POSITION, SCALE, SMALL = Whole(1, 2**40), Number(1e-6, 1e6), Number(0, 1e6)
-READ = Items(Whole(0, MOST["num_hidden_layers"]), 1, MAX_LAYERS)  # layers of a target
+READ = Items(Whole(0, MAX_SIZES["num_hidden_layers"]), 1, MAX_LAYERS)  # layers of a target
 SHARES = Items(SCALE, 1, MAX_LIST)
 TURNED = Number(0.01, 1)  # share of a head's dimensions
 BASE = Number(1, 1e12)  # of rotary frequencies
@@ -37,12 +37,12 @@ ROTARY = Object(
 )
 LAYER = Object(
     {"model_type": Text(), "hidden_act": Text(), "vocab_size": SIZE, "hidden_size": WIDTH, "rms_norm_eps": Number(0, 1)}
-    | {"intermediate_size": Whole(1, MOST["intermediate_size"]), "num_hidden_layers": Whole(1, MAX_LAYERS)}
+    | {"intermediate_size": Whole(1, MAX_SIZES["intermediate_size"]), "num_hidden_layers": Whole(1, MAX_LAYERS)}
     | dict.fromkeys(("num_attention_heads", "num_key_value_heads"), Whole(1, MAX_ATTENTION))
     | dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), Flag())
     | {"head_dim": Whole(2, 2**16), "max_position_embeddings": POSITION, "sliding_window": POSITION}
     | {"layer_types": Items(Text("full_attention|sliding_attention", "full_ or sliding_attention"), 0, MAX_LAYERS)}
-    | {"max_window_layers": Whole(0, MOST["num_hidden_layers"]), "partial_rotary_factor": TURNED}
+    | {"max_window_layers": Whole(0, MAX_SIZES["num_hidden_layers"]), "partial_rotary_factor": TURNED}
     | {"rope_theta": BASE, "rope_scaling": ROTARY, "rope_parameters": ROTARY}
 )
 NAMED = Object(
@@ -56,7 +56,7 @@ OWN: dict[str, dict[str, Field]] = {
     | {"logit_scale": Number(1e-6, 1e6, default=1.0)}
     | dict.fromkeys(FLAGS, Flag(default=False)),
     DFLASH: SIZES
-    | {"aux_hidden_state_layer_ids": READ, "target_layer_ids": Items(Whole(-1, MOST["num_hidden_layers"]), 1, 64)}
+    | {"aux_hidden_state_layer_ids": READ, "target_layer_ids": Items(Whole(-1, MAX_SIZES["num_hidden_layers"]), 1, 64)}
     | {"block_size": Whole(1, MAX_BLOCK, required=True), "mask_token_id": Whole(0, 2**24, required=True)}
     | dict.fromkeys(("sample_from_anchor", "sliding_window_non_causal"), Flag(default=False))
     | {"input_embedding_scale": Number(1e-6, 1e6, default=1.0)},
@@ -90,43 +90,43 @@ def check_fits(settings: Settings, target: PretrainedConfig) -> None:
             raise AdviceError(f"the head {what} and this one has {its}; give the target that it was trained for")
 
 
-def settings_of(found: dict[str, Any], target: PretrainedConfig, where: str) -> Settings:
+def settings_of(config: dict[str, Any], target: PretrainedConfig, where: str) -> Settings:
     """What a configuration says, on top or in the part of its kind."""
-    named = read(NAMED, found, where, AGAIN)
-    kind = kind_of(named, found, where)
-    on_top = {name: value for name, value in found.items() if value is not None}
+    named = read(NAMED, config, where, AGAIN)
+    kind = kind_of(named, config, where)
+    on_top = {name: value for name, value in config.items() if value is not None}
     fields = read(Object(OWN[kind]), named["eagle_config"] | named["dflash_config"] | on_top, where, AGAIN)
     of_kind = {EAGLE3: eagle3, DFLASH: dflash, MEDUSA: medusa}[kind](fields, target.num_hidden_layers)
     if kind == MEDUSA:  # which has no decoder layers
-        layers = {"hidden_size": found.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
+        layers = {"hidden_size": config.get("hidden_size") or target.hidden_size, "num_attention_heads": 1}
     else:
-        layers = {"model_type": "qwen3" if kind == DFLASH else "llama"} | (named["transformer_layer_config"] or found)
+        layers = {"model_type": "qwen3" if kind == DFLASH else "llama"} | (named["transformer_layer_config"] or config)
     layer = layer_of(layers, target.vocab_size, where)
     drafted = fields["truncated_vocab_size"] or fields["draft_vocab_size"] or layer.vocab_size
     width = fields["target_hidden_size"] or layer.hidden_size
     return Settings(kind, layer, drafted=drafted, target_width=width, **of_kind)
 
 
-def kind_of(named: dict[str, Any], found: dict[str, Any], where: str) -> str:
+def kind_of(named: dict[str, Any], config: dict[str, Any], where: str) -> str:
     """Which head a configuration is of; raises AdviceError where it is of none that can be read."""
     names = ", ".join(filter(None, [named["model_type"], named["speculators_model_type"], *named["architectures"]]))
-    kinds = [kind for kind in KINDS if kind in names.lower()] + [MARKS[mark] for mark in MARKS if mark in found]
+    kinds = [kind for kind in KINDS if kind in names.lower()] + [MARKS[mark] for mark in MARKS if mark in config]
     if not kinds:
         raise AdviceError(f"{where} is of no head that can be read ({names[:200] or 'no name'}); {NEEDS}")
     return kinds[0]
 
 
-def layer_of(found: dict[str, Any], size: int, where: str) -> PretrainedConfig:
+def layer_of(config: dict[str, Any], size: int, where: str) -> PretrainedConfig:
     """The configuration of the decoder layers, which stands by itself in speculators' files, and on top in others.
 
     No tokens begin, end or fill texts: what a target says of them is none of its head's business.
     """
-    fields = read(LAYER, found, where, AGAIN)
+    fields = read(LAYER, config, where, AGAIN)
     family = "qwen3" if "qwen3" in (fields.pop("model_type") or "llama") else "llama"
     fields["layer_types"] = fields["layer_types"] or None
     for name in ("rope_scaling", "rope_parameters"):
         fields[name] = {key: value for key, value in (fields[name] or {}).items() if value is not None} or None
-    kept = {name: fields[name] for name in fields if fields[name] is not None or (name in NULLS and name in found)}
+    kept = {name: fields[name] for name in fields if fields[name] is not None or (name in NULLS and name in config)}
     kept |= {f"{end}_token_id": None for end in ("bos", "eos", "pad")}
     try:
         layer = AutoConfig.for_model(family, **{"vocab_size": size} | kept)

@@ -1,11 +1,10 @@
-"""Heads as drafters: what of the target's states has been heard and not used yet, and what a step leaves of a tree."""
+"""Heads as drafters: which of the target's states are not used yet, and what a step leaves of a tree."""
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from multidraft.errors import AdviceError, shown
-from multidraft.models import base
-from multidraft.models.base import Scored
 from multidraft.models.compat import windows
 from multidraft.models.heads import DFLASH, EAGLE3, KINDS, MEDUSA
 from multidraft.models.heads.files import load_head
-from multidraft.models.huggingface import NOT_TOLD, CausalLM
+from multidraft.models.huggingface import NO_HIDDEN_STATES, CausalLM
 from multidraft.models.kv_cache import TreeCache
 from multidraft.models.loading import reason
 from multidraft.models.passes import packed
+from multidraft.models.reader import HiddenStates, Lists, Reader, Row, Scored, count_scored, digest
 
 Logits = Float[Tensor, "rows new columns"]
 Laws = Float[Tensor, "rows levels columns"]
@@ -34,173 +32,152 @@ SHIPPED = {"smollm2": Path(__file__).parents[2] / "zoo" / "smollm2_eagle3"}
 
 
 @dataclass
-class Row:
-    """One row of a head: what it has kept and heard, and what is pending."""
+class Observed:
+    """What a head holds of a row: the target's states that it has observed, and how far it has used them."""
 
-    states: Float[Tensor, "_ width"]  # the last ones that were heard, and are not used up
-    heard: int = 1  # tokens that may be read, because the state before them has been heard; nothing is before the first
-    settled: int = 0  # kept tokens that are done with
-    waiting: list[int] = field(default_factory=list)  # kept tokens behind these
-    tokens: list[int] = field(default_factory=list)  # pending
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)  # of the pending ones, below the root
+    states: Float[Tensor, "_ width"]  # the last ones that were observed, and are not used up
+    count: int = 1  # tokens that may be read: the state before them was observed; nothing is before the first
+    settled: int = 0  # kept tokens that are done with; those behind them are read again, beside the target's states
     first: int = 0  # pending tokens that are read beside states of the target, the root the last of them
 
     @property
     def used(self) -> int:
         """Tokens before which the state is used up."""
-        return self.heard - len(self.states)
-
-    @property
-    def begins(self) -> bool:
-        """Whether nothing is kept, so that no state stands before the first token."""
-        return not self.settled and not self.waiting
-
-    @property
-    def shift(self) -> int:
-        """How far behind its own place a pending token is in the cache; the text's first is read only as the root."""
-        return len(self.waiting) - (self.begins and self.first > 1)
-
-    def done(self, path: list[int]) -> int:
-        """The tokens of a path that were read beside the target's states, and those that had waited for it."""
-        return len(self.waiting) + sum(token < self.first for token in path) if path else 0
-
-    def note(self, tokens: list[int], parents: list[int]) -> bool:
-        """Note new pending tokens; whether they are the first ones, of which some have been heard."""
-        is_first = bool(tokens) and not self.tokens
-        if is_first:
-            self.first = min(self.heard - self.settled - len(self.waiting), len(tokens))
-            if self.first < 1:
-                raise AdviceError(f"a head needs the target's state before token {self.heard}; let it hear that first")
-            if parents[: self.first] != list(range(-1, self.first - 1)):
-                raise AdviceError("a head reads a chain as far as it has heard, down to a tree's one root")
-        base.check_parents(parents, len(self.tokens))
-        if -1 in parents[is_first:]:
-            raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
-        self.tokens, self.parents = self.tokens + tokens, self.parents + parents
-        for place, parent in enumerate(parents, len(self.depths)):
-            self.depths.append(0 if place < self.first else self.depths[parent] + 1)
-        return is_first
-
-    def keep(self, path: list[int]) -> None:
-        """Go on from the end of a path, of which those that were read beside the target's states are done with."""
-        if path:
-            self.settled += self.done(path)
-            self.waiting = [self.tokens[token] for token in path if token >= self.first]
-        self.tokens, self.parents, self.depths, self.first = [], [], [], 0
+        return self.count - len(self.states)
 
 
-class Head(ABC):
+def waiting(row: Row) -> list[int]:
+    """The kept tokens that are read again."""
+    return row.kept[row.memory.settled :]
+
+
+def shift(row: Row) -> int:
+    """How far behind its own place a pending token is in the cache; the text's first is read only as the root."""
+    return len(row.kept) - row.memory.settled - (not row.kept and row.memory.first > 1)
+
+
+def done(row: Row, path: list[int]) -> int:
+    """The tokens of a path that were read beside the target's states, and those that had waited for it."""
+    return len(waiting(row)) + sum(node < row.memory.first for node in path) if path else 0
+
+
+def begin_tree(row: Row, new: int) -> bool:
+    """Whether the last `new` pending tokens are the first ones: for some of those the states before were observed."""
+    observed, is_first = row.memory, bool(new) and new == len(row.tokens)
+    if is_first:
+        observed.first = min(observed.count - len(row.kept), new)
+        if observed.first < 1:
+            raise AdviceError(f"a head needs the target's state before token {observed.count}; call observe first")
+        if row.parents[: observed.first] != list(range(-1, observed.first - 1)):
+            raise AdviceError("a head reads a chain as far as it has observed states, down to a tree's one root")
+    if -1 in row.parents[len(row.parents) - new + is_first :]:
+        raise AdviceError("a head reads a tree below one root; nothing else may follow the kept tokens")
+    return is_first
+
+
+class Head(Reader):
     """A head's module as a drafter of one target.
 
-    The first tokens read after `keep` are a chain down to the root, as far as has been heard; others stand below it.
+    The first tokens read after `commit` are a chain down to the root, as far as states were observed; others follow it.
     """
 
-    context: int | None = None
-    noted: Tensor | None = None  # what the module has said of the tree, (rows, places, width)
+    outputs: Tensor | None = None  # of the module for the tree, (rows, places, width)
 
     def __init__(self, module: Any, capacity: int = 256):
-        self.module, self.capacity, settings = module, capacity, module.settings
-        self.hears: tuple[int, ...] = settings.layers
-        self.vocabulary: int = settings.layer.vocab_size
-        self.ids: Int[Tensor, " columns"] | None = module.ids
+        self.module = self.source = module
+        self.capacity, settings = capacity, module.settings
+        self.hidden_layers = settings.layers
+        self.vocabulary, self.ids = settings.layer.vocab_size, module.ids
         self.windows = windows(settings.layer)
         weight = next(module.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.cache = TreeCache(settings.layer.num_hidden_layers, capacity)
-        self.rows: list[Row] = []
 
-    def fresh(self, capacity: int) -> "Head":
+    def new(self, capacity: int) -> "Head":
         return type(self)(self.module, capacity)
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What tells it from other heads: a digest of its settings and of a few numbers of its weights."""
-        some = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
+        sample = [weight.detach().flatten()[:4].float().tolist() for weight in self.module.state_dict().values()]
         layer = {k: v for k, v in self.module.settings.layer.to_dict().items() if k != "transformers_version"}
-        text = f"{vars(self.module.settings) | {'layer': layer}} {some}"
-        return {"digest": sha256(text.encode()).hexdigest()[:16], "dtype": str(self.dtype)}
+        text = f"{vars(self.module.settings) | {'layer': layer}} {sample}"
+        return {"digest": digest(text), "dtype": str(self.dtype)}
 
-    def begin(self, rows: int) -> None:
-        """Settle the number of rows, if there are none; before the first token stand zeros."""
-        if not self.rows:
-            nothing = torch.zeros(1, self.module.settings.layer.hidden_size, dtype=self.dtype, device=self.device)
-            self.rows = [Row(nothing) for _ in range(rows)]
-        base.check_rows(rows, len(self.rows))
+    def _begin(self, rows: int) -> list[Observed]:
+        """Zeros stand before the first token."""
         self.cache.begin(rows)
+        nothing = torch.zeros(1, self.module.settings.layer.hidden_size, dtype=self.dtype, device=self.device)
+        return [Observed(nothing) for _ in range(rows)]
 
     @torch.inference_mode()
-    def hear(self, states: list[Float[Tensor, "_ layers width"]]) -> None:
+    def observe(self, states: HiddenStates) -> None:
         self.begin(len(states))
-        counts = [len(own) for own in states]
+        counts = [len(row_states) for row_states in states]
         if any(counts):
             with packed(self.module):
                 new = self.module.fuse(torch.cat(states).to(self.device, self.dtype).flatten(1)[None])[0]
-            for row, own in zip(self.rows, new.split(counts), strict=True):
-                row.states, row.heard = torch.cat([row.states, own]), row.heard + len(own)
+            for row, fused in zip(self.rows, new.split(counts), strict=True):
+                observed = row.memory
+                observed.states, observed.count = torch.cat([observed.states, fused]), observed.count + len(fused)
 
     @torch.inference_mode()
-    def forward(self, tokens: list[list[int]], parents: list[list[int]], scored: Scored = "all") -> Logits:
-        self.begin(len(tokens))
-        are_first = [row.note(*new) for row, *new in zip(self.rows, tokens, parents, strict=True)]
-        counts = [base.count_scored(scored, len(new)) for new in tokens]
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Logits:
+        are_first = [begin_tree(row, len(new)) for row, new in zip(self.rows, tokens, strict=True)]
+        counts = [count_scored(scored, len(new)) for new in tokens]
         with packed(self.module):
-            self.read(are_first, any(counts))
+            self.read_tree(are_first, any(counts))
             if not any(counts):
                 columns = self.module.settings.drafted
                 return torch.zeros(len(tokens), 0, columns, dtype=self.dtype, device=self.device)
             ends = [len(row.tokens) for row in self.rows]
             asked = [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
-            each = [[self.place(index, token) for token in own] for index, own in enumerate(asked)]
-            places = pad_sequence([torch.tensor(own, dtype=torch.int64) for own in each], batch_first=True)
-            assert self.noted is not None
-            return self.logits(self.noted[torch.arange(len(places))[:, None], places])
+            rows = [[self.place(index, token) for token in tokens] for index, tokens in enumerate(asked)]
+            places = pad_sequence([torch.tensor(row, dtype=torch.int64) for row in rows], batch_first=True)
+            assert self.outputs is not None
+            return self.logits(self.outputs[torch.arange(len(places))[:, None], places])
 
     @abstractmethod
-    def read(self, are_first: list[bool], scores: bool) -> None:
+    def read_tree(self, are_first: list[bool], scores: bool) -> None:
         """Read all pending tokens, as far as that is needed, which `scores` says."""
 
     @abstractmethod
     def place(self, index: int, token: int) -> int:
-        """Where in `noted` is what was said of a row's pending token."""
+        """The place in `outputs` of a row's pending token."""
 
-    def logits(self, noted: Tensor) -> Logits:
-        """The logits of what was noted, which is themselves unless a head works on states."""
-        return noted
+    def logits(self, outputs: Tensor) -> Logits:
+        """The logits of outputs, which are logits already unless a head works on states."""
+        return outputs
 
     @torch.inference_mode()
-    def keep(self, chosen: list[list[int]]) -> None:
-        base.check_paths(chosen, [row.parents for row in self.rows])
-        self.forget(chosen)
-        self.noted = None
-        for row, path in zip(self.rows, chosen, strict=True):
-            row.keep(path)
+    def _commit(self, paths: Lists) -> None:
+        self.forget(paths)
+        self.outputs = None
+        for row, path in zip(self.rows, paths, strict=True):
+            row.memory.settled, row.memory.first = row.memory.settled + done(row, path), 0
 
     @abstractmethod
-    def forget(self, chosen: list[list[int]]) -> None:
+    def forget(self, paths: Lists) -> None:
         """Let go of what was read of the tree, but for what the module remembers of these paths."""
 
     @torch.inference_mode()
-    def select(self, rows: list[int]) -> None:
-        self.cache.select(rows)
-        self.noted = None if self.noted is None else self.noted[rows]
-        self.rows = [copy(self.rows[row]) for row in rows]
+    def _gather(self, rows: list[int]) -> None:
+        self.cache.gather(rows)
+        self.outputs = None if self.outputs is None else self.outputs[rows]
+
+    def _copy(self, row: Row) -> Observed:
+        return copy(row.memory)
 
     @torch.inference_mode()
-    def join(self, other: Any) -> None:
-        base.check_same(self.module, other.module)
-        base.check_nothing_pending(*(len(row.tokens) for row in (*self.rows, *other.rows)))
-        self.cache.add(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
-        self.rows = self.rows + other.rows
+    def _extend(self, other: "Head") -> None:
+        self.cache.extend(other.cache, list(range(len(other.cache.lengths))), other.cache.lengths)
 
     @torch.inference_mode()
-    def part(self, row: int, length: int, capacity: int) -> "Head":
-        own, part = self.rows[row], self.fresh(capacity)
-        base.check_part(row, length, own.settled + len(own.waiting))
-        part.cache.add(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
-        settled, states = min(length, own.settled), own.states[: max(length - own.used, 0)]
-        part.rows = [Row(states, length, settled, own.waiting[: length - settled])]
-        return part
+    def _fork(self, fork: "Head", row: int, length: int) -> None:
+        fork.cache.extend(self.cache, [row], [min(length - 1, self.cache.lengths[row])])
+        old = self.rows[row].memory
+        states = old.states[: max(length - old.used, 0)]
+        fork.rows[0].memory = Observed(states, length, min(length, old.settled))
 
 
 class EagleDrafter(Head):
@@ -210,44 +187,45 @@ class EagleDrafter(Head):
     it is the root.
     """
 
-    def read(self, are_first: list[bool], scores: bool) -> None:
-        while any(row.tokens and len(self.slots(i)) < len(row.tokens) + row.shift for i, row in enumerate(self.rows)):
-            own = [self.readable(index) for index in range(len(self.rows))]
-            positions = self.cache.append([above for _, above, _ in own], False).to(self.device)
-            tokens = pad_sequence([tokens for tokens, _, _ in own], batch_first=True).to(self.device)
-            states = pad_sequence([beside for _, _, beside in own], batch_first=True)
+    def read_tree(self, are_first: list[bool], scores: bool) -> None:
+        while any(row.tokens and len(self.slots(i)) < len(row.tokens) + shift(row) for i, row in enumerate(self.rows)):
+            new = [self.readable(index) for index in range(len(self.rows))]
+            positions = self.cache.append([above for _, above, _ in new], False).to(self.device)
+            tokens = pad_sequence([tokens for tokens, _, _ in new], batch_first=True).to(self.device)
+            states = pad_sequence([beside for _, _, beside in new], batch_first=True)
             masks = self.cache.masks(self.windows, self.dtype, self.device)
-            noted = self.module(tokens, states, positions, masks, self.cache.cache)
-            self.noted = noted if self.noted is None else torch.cat([self.noted, noted], 1)
+            outputs = self.module(tokens, states, positions, masks, self.cache.cache)
+            self.outputs = outputs if self.outputs is None else torch.cat([self.outputs, outputs], 1)
 
     def slots(self, index: int) -> list[int]:
         """The slots of what was read of a row's tree."""
         return self.cache.pending[index].slots
 
     def readable(self, index: int) -> tuple[Int[Tensor, " new"], list[int], Float[Tensor, "new hidden"]]:
-        """What a row can read next, a chain that has been heard or a level: tokens, parents in the cache, states."""
+        """What a row can read next, an observed chain or a level of the tree: tokens, parents in the cache, states."""
         row, slots = self.rows[index], self.slots(index)
-        if row.first and not slots:
-            skipped = len(row.waiting) - row.shift
-            read = [*row.waiting, *row.tokens[: row.first]][skipped:]
-            return torch.tensor(read), list(range(-1, len(read) - 1)), row.states[skipped : skipped + len(read)]
-        start = len(slots) - row.shift if row.tokens else 0
+        states, behind = row.memory.states, shift(row)
+        if row.memory.first and not slots:
+            skipped = len(waiting(row)) - behind
+            chain = [*waiting(row), *row.tokens[: row.memory.first]][skipped:]
+            return torch.tensor(chain), list(range(-1, len(chain) - 1)), states[skipped : skipped + len(chain)]
+        start = len(slots) - behind if row.tokens else 0
         end = next((i for i, above in enumerate(row.parents) if i >= start and above >= start), len(row.tokens))
-        above = [parent + row.shift for parent in row.parents[start:end]]
-        beside = row.states[:0] if self.noted is None else self.noted[index, [slots[place] for place in above]]
+        above = [parent + behind for parent in row.parents[start:end]]
+        beside = states[:0] if self.outputs is None else self.outputs[index, [slots[place] for place in above]]
         return torch.tensor(row.tokens[start:end], dtype=torch.int64), above, beside
 
     def place(self, index: int, token: int) -> int:
-        return self.slots(index)[max(token + self.rows[index].shift, 0)]
+        return self.slots(index)[max(token + shift(self.rows[index]), 0)]
 
-    def logits(self, noted: Tensor) -> Logits:
-        return self.module.logits(noted)
+    def logits(self, outputs: Tensor) -> Logits:
+        return self.module.logits(outputs)
 
-    def forget(self, chosen: list[list[int]]) -> None:
-        rows = list(zip(self.rows, chosen, strict=True))
-        self.cache.keep([list(range(row.done(path) - row.begins)) for row, path in rows])
+    def forget(self, paths: Lists) -> None:
+        rows = list(zip(self.rows, paths, strict=True))
+        self.cache.commit([list(range(done(row, path) - (not row.kept))) for row, path in rows])
         for row, path in rows:
-            row.states = row.states[row.done(path) :]
+            row.memory.states = row.memory.states[done(row, path) :]
 
 
 class Marginal(Head):
@@ -260,20 +238,22 @@ class Marginal(Head):
     def draft(self, roots: list[int | None]) -> Laws:
         """The laws of the tokens that follow roots, as logits; of rows without one whatever it may be."""
 
-    def read(self, are_first: list[bool], scores: bool) -> None:
+    def read_tree(self, are_first: list[bool], scores: bool) -> None:
         if scores and any(are_first):
             pairs = zip(self.rows, are_first, strict=True)
-            laws = self.draft([row.tokens[row.first - 1] if first else None for row, first in pairs])
+            laws = self.draft([row.tokens[row.memory.first - 1] if first else None for row, first in pairs])
             news = torch.tensor(are_first, device=self.device)[:, None, None]
-            self.noted = laws if self.noted is None else torch.where(news, laws, self.noted)
+            self.outputs = laws if self.outputs is None else torch.where(news, laws, self.outputs)
 
     def place(self, index: int, token: int) -> int:
-        assert self.noted is not None
-        return min(self.rows[index].depths[token], self.noted.shape[1] - 1)
+        assert self.outputs is not None
+        row = self.rows[index]
+        below_root = max(row.depths[token] - row.memory.first, 0)
+        return min(below_root, self.outputs.shape[1] - 1)
 
-    def forget(self, chosen: list[list[int]]) -> None:
+    def forget(self, paths: Lists) -> None:
         for row in self.rows:
-            row.first = len(row.tokens)  # nothing has to be read again
+            row.memory.first = len(row.tokens)  # nothing has to be read again
 
 
 class BlockDrafter(Marginal):
@@ -286,19 +266,19 @@ class BlockDrafter(Marginal):
         block = self.module.block(torch.tensor([root or 0 for root in roots], device=self.device))
         masks = self.cache.masks(self.windows, self.dtype, self.device)
         masks = {kind: self.around(mask, self.windows[kind]) for kind, mask in masks.items()}
-        said = self.module.logits(self.module(block, positions, masks, self.cache.cache))
-        self.cache.keep([[] for _ in roots])
-        return said if self.module.settings.from_anchor else said[:, 1:]
+        logits = self.module.logits(self.module(block, positions, masks, self.cache.cache))
+        self.cache.commit([[] for _ in roots])
+        return logits if self.module.settings.from_anchor else logits[:, 1:]
 
     def remember(self) -> None:
-        """Take in what has been heard since the last time; what stands before a text's first token is nothing."""
-        states = [row.states[row.used == 0 :] for row in self.rows]
+        """Take in the states observed since the last time; what stands before a text's first token is nothing."""
+        states = [row.memory.states[row.memory.used == 0 :] for row in self.rows]
         if any(map(len, states)):
-            positions = self.cache.append([list(range(-1, len(own) - 1)) for own in states], False).to(self.device)
+            positions = self.cache.append([list(range(-1, len(new) - 1)) for new in states], False).to(self.device)
             self.module.remember(pad_sequence(states, batch_first=True), positions, self.cache.cache)
-            self.cache.keep([list(range(len(own))) for own in states])
+            self.cache.commit([list(range(len(new))) for new in states])
         for row in self.rows:
-            row.states = row.states[len(row.states) :]
+            row.memory.states = row.memory.states[len(row.memory.states) :]
 
     def around(self, mask: Mask, window: int | None) -> Mask:
         """The mask of a chain, made one of a block whose tokens see those behind them too."""
@@ -307,8 +287,8 @@ class BlockDrafter(Marginal):
             return mask
         places = torch.arange(size, device=mask.device)
         far = (places[:, None] - places).abs() >= (window or size)
-        own = mask.new_zeros(size, size).masked_fill(far, torch.finfo(mask.dtype).min)
-        return torch.cat([mask[..., :-size], own.expand(len(mask), 1, size, size)], -1)
+        block_mask = mask.new_zeros(size, size).masked_fill(far, torch.finfo(mask.dtype).min)
+        return torch.cat([mask[..., :-size], block_mask.expand(len(mask), 1, size, size)], -1)
 
 
 class MedusaDrafter(Marginal):
@@ -316,8 +296,9 @@ class MedusaDrafter(Marginal):
 
     def draft(self, roots: list[int | None]) -> Laws:
         for row in self.rows:  # those before the root's are of no more use
-            row.states = row.states[max(row.settled + row.first - 1 - row.used, 0) :]
-        return self.module(torch.stack([row.states[0] for row in self.rows])).transpose(0, 1)
+            observed = row.memory
+            observed.states = observed.states[max(observed.settled + observed.first - 1 - observed.used, 0) :]
+        return self.module(torch.stack([row.memory.states[0] for row in self.rows])).transpose(0, 1)
 
 
 DRAFTERS: dict[str, type[Head]] = {EAGLE3: EagleDrafter, DFLASH: BlockDrafter, MEDUSA: MedusaDrafter}
@@ -330,9 +311,9 @@ def drafter(module: Any) -> Head:
 
 def check_runs(reader: Head, target: PreTrainedModel, name: str) -> None:
     """Raise unless a head reads two tokens beside a state of ones to logits that are numbers."""
-    states = torch.ones(1, len(reader.hears), target.config.get_text_config(decoder=True).hidden_size)
+    states = torch.ones(1, len(reader.hidden_layers), target.config.get_text_config(decoder=True).hidden_size)
     try:
-        reader.hear([states])
+        reader.observe([states])
         logits = reader.forward([[0, 0]], [[-1, 0]])
     except Exception as error:  # whatever a configuration that makes no sense may lead to
         raise AdviceError(f"the head {name!r} cannot read a token: {reason(error)}; get its files again") from None
@@ -352,7 +333,7 @@ def head(name: str, target: Any) -> Head:
         raise AdviceError(f"{shown(name)} names no draft head; write {', '.join(f'{kind}:FOLDER' for kind in KINDS)}")
     target = target.model if isinstance(target, CausalLM) else target
     if not isinstance(target, PreTrainedModel):
-        raise AdviceError(NOT_TOLD.format(f"of {type(target).__name__}"))
+        raise AdviceError(NO_HIDDEN_STATES.format(f"of {type(target).__name__}"))
     folder = SHIPPED.get(match[2]) or Path(match[2]).expanduser()
     if not folder.is_dir():
         raise AdviceError(f"there is no folder {match[2]!r}; give one with a head's config.json and weights")
@@ -360,5 +341,5 @@ def head(name: str, target: Any) -> Head:
     kind = module.settings.kind
     if kind != match[1]:
         raise AdviceError(f"{match[2]!r} holds a head of kind {kind}, not {match[1]}; write {kind}:{match[2]}")
-    check_runs(drafter(module).fresh(8), target, match[2])
+    check_runs(drafter(module).new(8), target, match[2])
     return drafter(module)

@@ -50,8 +50,8 @@ def optimal_acceptance_rate(
         )
     check_distribution(target, "target", total_at_most_one=True)
     check_distribution(draft, "draft")
-    own = settings | dict(draft_probability=1.0 if draft_probability == 0 else draft_probability)
-    check_settings(LAWS[law], drafts, own)
+    law_settings = settings | dict(draft_probability=1.0 if draft_probability == 0 else draft_probability)
+    check_settings(LAWS[law], drafts, law_settings)
     check_counts(settings | {"drafts": drafts}, target.shape[:-1])
     return solve(LAWS[law], target, draft, drafts, draft_probability, settings)
 

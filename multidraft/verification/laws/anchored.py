@@ -233,10 +233,10 @@ class Anchored(Staged):
         if j < self.drafts:
             return one_hot(draft, self.sure_tokens(draft)[..., j : j + 1])
         if draws.shape[-1] < self.drafts:
-            wanted = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return self.without_sure(draft, anchors) * wanted
-        wanted = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
-        return without(draft, drafted) * wanted
+            is_drawn = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
+            return self.without_sure(draft, anchors) * is_drawn
+        is_drawn = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
+        return without(draft, drafted) * is_drawn
 
     def draw_all(self, draft: Rows, uniform: Float[Tensor, "*batch width"]) -> Tuples:
         """One search for the anchors, one sum for the draws, and top-ups only where needed."""
@@ -247,18 +247,18 @@ def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored
     """The tuples of the law where something is drafted, by compiled loops."""
     same_shape("draft and uniform numbers", (*draft.shape[:-1], law.width), uniform.shape)
     drafted = np.full((draft.shape[:-1].numel(), law.width), -1)
-    wanted = 0 if not law.has_sure else -1 if law.anchors is None else law.anchors
-    draw_lines(drafted, lines(draft), lines(uniform), law.drafts, wanted, law.top_up, least(draft.dtype))
+    num_anchors = 0 if not law.has_sure else -1 if law.anchors is None else law.anchors
+    draw_lines(drafted, lines(draft), lines(uniform), law.drafts, num_anchors, law.top_up, least(draft.dtype))
     return torch.from_numpy(drafted).view(uniform.shape)
 
 
 @compiled
-def draw_lines(drafted, draft, uniform, count, wanted, top_up, lowest):
+def draw_lines(drafted, draft, uniform, count, num_anchors, top_up, lowest):
     """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws, for every line."""
     for row in range(len(drafted)):
         tokens, numbers, rest = drafted[row], uniform[row], draft[row].astype(np.float64)
-        found = take_anchors(rest, wanted, tokens[:count])
-        if wanted != 0:
+        found = take_anchors(rest, num_anchors, tokens[:count])
+        if num_anchors != 0:
             forget(rest, tokens[:found], lowest)
         draws = tokens[count : 2 * count]
         pick_into(draws, rest, numbers[count : 2 * count - found])
@@ -278,13 +278,13 @@ def repeats(tokens):
 
 
 @compiled
-def take_anchors(draft, wanted, anchors):
+def take_anchors(draft, num_anchors, anchors):
     """Fill in the anchors of one line, which are taken out of it; how many they are."""
-    most = len(anchors) if wanted < 0 else min(wanted, len(anchors))
+    most = len(anchors) if num_anchors < 0 else min(num_anchors, len(anchors))
     top, found = likeliest(draft, most)
     values = draft[top[:found]]
     draft[top[:found]] = 0.0
-    count = found if wanted >= 0 else anchors_among(values, sum_of(draft), len(anchors))
+    count = found if num_anchors >= 0 else anchors_among(values, sum_of(draft), len(anchors))
     anchors[:count] = top[:count]
     draft[top[count:found]] = values[count:]
     return count

@@ -61,7 +61,7 @@ def logits_at(model: PreTrainedModel, prompt: list[int], following: list[int]) -
     What a draft model with a reduced vocabulary does not have is never drafted: its logit is minus infinity.
     """
     known = vocabulary_of(model)
-    ids = torch.tensor([known.own(prompt + following[:-1])], device=home(model))
+    ids = torch.tensor([known.encode(prompt + following[:-1])], device=home(model))
     with torch.inference_mode():
         logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :].cpu()
     if known.ids is None:

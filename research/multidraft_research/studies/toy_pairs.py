@@ -59,9 +59,7 @@ def figure_6(draft: float = 0.25, targets: tuple[float, ...] = (0.1, 0.75, 1.0),
 def _curves(rules: dict, draft: float, targets: tuple[float, ...], max_drafts: int) -> Curves:
     """One curve for every rule and target."""
     return {
-        f"{name}, Ber({target:g})": [
-            float(rule(_coin(target), _coin(draft), Iid(n))) for n in range(1, max_drafts + 1)
-        ]
+        f"{name}, Ber({target:g})": [float(rule(_coin(target), _coin(draft), Iid(n))) for n in range(1, max_drafts + 1)]
         for name, rule in rules.items()
         for target in targets
     }

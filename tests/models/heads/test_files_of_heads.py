@@ -126,7 +126,7 @@ def test_a_head_is_named_in_python():
         ("eagle3:{}/eagle3", lambda: target(size=40), "of 32 tokens and this one has 40"),
         ("eagle3:{}/nowhere", target, "there is no folder"),
         ("eagle3:{}", target, "no config.json"),
-        ("eagle3:{}/eagle3", lambda: NGram(32), "does not tell"),
+        ("eagle3:{}/eagle3", lambda: NGram(32), "does not give"),
         ("eagle:{}/eagle3", target, "names no draft head; write eagle3:FOLDER"),
     ],
 )
@@ -143,5 +143,5 @@ def test_steps_that_tell_states_are_not_compiled():
 
 def test_profiles_tell_heads_apart():
     model = target()
-    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).identity) for kind in ("eagle3", "dflash")}
+    found = {str(md.head(f"{kind}:{FOLDER / kind}", model).fingerprint) for kind in ("eagle3", "dflash")}
     assert len(found) == 2

@@ -15,29 +15,29 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], list(range(1, 20)), [7]]
 
 
 class Ear(NGram):
-    """An n-gram model that notes what it hears, for all readers of a run together, by the tokens that it has kept."""
+    """An n-gram model that notes the states it observes, for all readers of a run, by the tokens that it has kept."""
 
-    hears: tuple[int, ...] = LAYERS
+    hidden_layers: tuple[int, ...] = LAYERS
 
-    def __init__(self, vocabulary: int, hears: tuple[int, ...] = LAYERS):
+    def __init__(self, vocabulary: int, hidden_layers: tuple[int, ...] = LAYERS):
         super().__init__(vocabulary)
-        self.hears, self.heard, self.all = hears, list[Tensor](), list["Ear"]()
+        self.hidden_layers, self.heard, self.all = hidden_layers, list[Tensor](), list["Ear"]()
 
-    def fresh(self, capacity: int) -> "Ear":
-        ear = Ear(self.vocabulary, self.hears)
+    def new(self, capacity: int) -> "Ear":
+        ear = Ear(self.vocabulary, self.hidden_layers)
         ear.all = self.all
         self.all.append(ear)
         return ear
 
-    def hear(self, states: list[Tensor]) -> None:
+    def observe(self, states: list[Tensor]) -> None:
         self.heard = [torch.cat(pair) for pair in zip(self.heard, states, strict=True)] if self.heard else states
 
-    def select(self, rows: list[int]) -> None:
-        super().select(rows)
+    def _gather(self, rows: list[int]) -> None:
+        super()._gather(rows)
         self.heard = [self.heard[row] for row in rows]
 
-    def join(self, other: "Ear") -> None:
-        super().join(other)
+    def _extend(self, other: "Ear") -> None:
+        super()._extend(other)
         self.heard += other.heard
 
 
@@ -46,7 +46,7 @@ def differences(target, ear: Ear) -> list[float]:
     found = []
     for kept, heard in zip((row.kept for row in ear.rows), ear.heard, strict=True):
         states = target(input_ids=torch.tensor([kept]), output_hidden_states=True).hidden_states
-        wanted = torch.stack([states[layer][0] for layer in ear.hears], 1)
+        wanted = torch.stack([states[layer][0] for layer in ear.hidden_layers], 1)
         assert 0 <= len(wanted) - len(heard) <= 1
         found.append(float((wanted[: len(heard)] - heard).abs().max()))
     return found
@@ -61,39 +61,39 @@ def test_what_is_heard_is_what_a_pass_over_the_kept_tokens_gives(family):
     md.generate(target, ear, PROMPTS, tree="2x2x1", max_new_tokens=12, generator=torch.Generator().manual_seed(1))
     (reader,) = [own for own in ear.all if own.heard and own.rows and len(own.rows[0].kept) > 5][:1]
     assert max(differences(target, reader)) < 1e-4
-    reader.hears = (1, 2, 0)
+    reader.hidden_layers = (1, 2, 0)
     assert max(differences(target, reader)) > 0.01
 
 
 @torch.no_grad()
 def test_a_tree_s_states_follow_its_path_and_rows_that_go_on():
     target = tiny_model("llama")
-    reader = CausalLM(target, tells=(1,))
+    reader = CausalLM(target, hidden_layers=(1,))
     reader.forward([[5, 6], [7]], [[-1, 0], [-1]], "none")
-    reader.keep([[0, 1], [0]])
-    assert [len(own) for own in reader.told] == [2, 1]
+    reader.commit([[0, 1], [0]])
+    assert [len(own) for own in reader.hidden_states] == [2, 1]
     reader.forward([[1, 2, 3], [4]], [[-1, 0, 0], [-1]])
     reader.forward([[8], [9]], [[2], [0]])
-    reader.select([1, 0])
-    reader.keep([[0, 1], [0, 2, 3]])
-    for told, text, count in zip(reader.told, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
+    reader.gather([1, 0])
+    reader.commit([[0, 1], [0, 2, 3]])
+    for told, text, count in zip(reader.hidden_states, ([7, 4, 9], [5, 6, 1, 3, 8]), (2, 3), strict=True):
         wanted = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states[1][0, -count:]
         torch.testing.assert_close(told[:, 0], wanted, atol=1e-4, rtol=0)
-    part = reader.part(1, 4, 64)
+    part = reader.fork(1, 4, 64)
     part.forward([[2]], [[-1]])
-    part.keep([[0]])
+    part.commit([[0]])
     wanted = target(input_ids=torch.tensor([[5, 6, 1, 3, 2]]), output_hidden_states=True).hidden_states[1][0, -1:]
-    torch.testing.assert_close(part.told[0][:, 0], wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(part.hidden_states[0][:, 0], wanted, atol=1e-4, rtol=0)
 
 
 def test_members_of_a_mixture_hear_their_own_layers():
     pair = Mixture([Ear(61, (2,)), Ear(61, (0, 1))])
-    pair.hear([torch.arange(3.0)[None, :, None].expand(4, 3, 5)])
+    pair.observe([torch.arange(3.0)[None, :, None].expand(4, 3, 5)])
     heard = [member.heard[0][0, :, 0].tolist() for member in pair.drafters]
-    assert pair.hears == (0, 1, 2)
+    assert pair.hidden_layers == (0, 1, 2)
     assert heard == [[2.0], [0.0, 1.0]]
 
 
 def test_a_target_that_cannot_tell_is_refused():
-    with pytest.raises(md.AdviceError, match="does not tell"):
+    with pytest.raises(md.AdviceError, match="does not give"):
         md.generate(NGram(61), Ear(61), [[1, 2]], max_new_tokens=2)

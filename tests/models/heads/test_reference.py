@@ -35,8 +35,8 @@ def begun(name: str) -> tuple[Head, dict[str, Tensor]]:
     with torch.no_grad():
         for weight, own in ((model.get_input_embeddings(), "embed_tokens"), (model.lm_head, "lm_head")):
             weight.weight.copy_(said.get(own, weight.weight))
-    drafter = head(f"{name.split('_')[0]}:{FOLDER / name}", model).fresh(32)
-    assert drafter.hears == (1, 2, 4)
+    drafter = head(f"{name.split('_')[0]}:{FOLDER / name}", model).new(32)
+    assert drafter.hidden_layers == (1, 2, 4)
     return drafter, said
 
 
@@ -50,11 +50,11 @@ def test_an_eagle_head_says_what_the_reference_says(name):
     """At every token of a text, at every path of one and two more tokens, and at a tree of two texts."""
     drafter, said = begun(name)
     texts = said["texts"].tolist()
-    drafter.hear([said["states"]])
+    drafter.observe([said["states"]])
     for place, root in enumerate(texts[0][1:-3]):
         if place == 0:
             read(drafter, texts[0][:1], [-1])
-            drafter.keep([[0]])
+            drafter.commit([[0]])
         torch.testing.assert_close(read(drafter, [root], [-1])[0], said["root"][0, place], **CLOSE)
         levels = [list(dict.fromkeys(text[place + 2] for text in texts))]
         one = read(drafter, levels[0], [0] * len(levels[0]))
@@ -62,7 +62,7 @@ def test_an_eagle_head_says_what_the_reference_says(name):
         last = [text[place + 3] for text in texts][: len(one) if len(one) > 1 else 1]
         two = read(drafter, last, [1 + row % len(one) for row in range(len(last))])
         torch.testing.assert_close(two, said["two"][: len(two), place], **CLOSE)
-        drafter.keep([[0]])
+        drafter.commit([[0]])
     assert len(one) == 2
 
 
@@ -72,9 +72,9 @@ def test_a_block_says_what_the_reference_says(name):
     """Of the places that are drafted; each node of a level has the same law."""
     drafter, said = begun(name)
     text = said["texts"][0].tolist()
-    drafter.hear([said["states"][:ROOT]])
+    drafter.observe([said["states"][:ROOT]])
     drafter.forward([text[:ROOT]], [list(range(-1, ROOT - 1))], "none")
-    drafter.keep([list(range(ROOT))])
+    drafter.commit([list(range(ROOT))])
     wanted = said["block"] if name == "dflash_reduced" else said["block"][1:]  # from the known token's place, too
     for level, law in enumerate(wanted):
         new, parents = ([text[ROOT]], [-1]) if level == 0 else ([3, 5], [2 * level - 2] * 2)
@@ -86,7 +86,7 @@ def test_a_block_says_what_the_reference_says(name):
 def test_other_states_are_seen():
     """The fixtures tell what is read beside which token: one token off, and the laws differ."""
     drafter, said = begun("eagle3")
-    drafter.hear([said["states"].roll(1, 0)])
+    drafter.observe([said["states"].roll(1, 0)])
     text = said["texts"][0].tolist()
     law = read(drafter, text[:4], [-1, 0, 1, 2])[-1]
     assert float((law - said["root"][0, 2]).abs().max()) > 0.1
@@ -108,7 +108,7 @@ def test_a_layer_off_is_seen_in_acceptance() -> None:
         said = target(input_ids=tokens[None], output_hidden_states=True)
         laws = said.logits[:, 1:].float().softmax(-1)[..., draft.ids]
         for off, found in rates.items():
-            states = [said.hidden_states[layer + off][:, :-1] for layer in draft.hears]
+            states = [said.hidden_states[layer + off][:, :-1] for layer in draft.hidden_layers]
             found.append(acceptance(draft.module, tokens[None, 1:], torch.cat(states, -1), laws))
     right, lower, higher = (float(torch.cat(found).mean()) for found in rates.values())
     assert 0.36 < right < 0.381

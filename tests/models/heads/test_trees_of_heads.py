@@ -8,27 +8,30 @@ from heads import CASES, head_of, said_plainly, states_of
 from tiny import tiny_model
 
 import multidraft as md
-from multidraft.models.ensemble import Copying, Mixture
+from multidraft.models.ensemble import LookupThenModel, Mixture
 from multidraft.models.ngram import Lookup, NGram
 
 TEXTS = [[3, 1, 4, 1, 5, 9], [2], [8, 2, 6]]  # each ends with the root
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 
-def told(head, texts, before):
+def observe_texts(head, texts, before):
     """Let rows hear what the target says of texts from a token on."""
     target = tiny_model("llama")
-    states = [states_of(target, text, head.hears) if text else torch.zeros(0, len(head.hears), 32) for text in texts]
-    head.hear([own[first:] for own, first in zip(states, before, strict=True)])
+    states = [
+        states_of(target, text, head.hidden_layers) if text else torch.zeros(0, len(head.hidden_layers), 32)
+        for text in texts
+    ]
+    head.observe([own[first:] for own, first in zip(states, before, strict=True)])
 
 
 def prompted(name, texts):
     """A head that has read texts but for their roots."""
-    head = head_of(name).fresh(64)
+    head = head_of(name).new(64)
     roots = [text[:-1] for text in texts]
-    told(head, roots, [0] * len(texts))
+    observe_texts(head, roots, [0] * len(texts))
     head.forward(roots, [list(range(-1, len(text) - 1)) for text in roots], "none")
-    head.keep([list(range(len(text))) for text in roots])
+    head.commit([list(range(len(text))) for text in roots])
     return head
 
 
@@ -75,15 +78,15 @@ def test_every_node_says_what_its_path_says(name):
     head = prompted(name, texts)
     for step, (paths, last) in enumerate([([(9, 1), (5, 5), ()], [6, 7, 8]), ([(4,), (), (1, 7)], [1, 2, 3])]):
         check(name, head, texts, TREES)
-        head.keep([[], [], []])  # as after a step that failed
+        head.commit([[], [], []])  # as after a step that failed
         places = check(name, head, texts, TREES)
         before = [len(text) - 1 for text in texts]
-        told(head, [[*text, *path] for text, path in zip(texts, paths, strict=True)], before)
-        head.keep([[places[row][path[:depth]] for depth in range(len(path) + 1)] for row, path in enumerate(paths)])
+        observe_texts(head, [[*text, *path] for text, path in zip(texts, paths, strict=True)], before)
+        head.commit([[places[row][path[:depth]] for depth in range(len(path) + 1)] for row, path in enumerate(paths)])
         texts = [[*text, *path, new] for text, path, new in zip(texts, paths, last, strict=True)]
         if step == 0:
             order = [2, 0, 1]
-            head.select(order)
+            head.gather(order)
             texts = [texts[row] for row in order]
     check(name, head, texts, TREES)
 
@@ -93,23 +96,23 @@ def test_every_node_says_what_its_path_says(name):
 def test_rows_join_and_parts_go_on(name):
     one, other = prompted(name, [TEXTS[0]]), prompted(name, [TEXTS[2]])
     read_tree(one, [9], [TREES[0]])
-    told(one, [[*TEXTS[0], 9, 1]], [5])
-    one.keep([[0, 2, 3]])  # two of them are to be read again
-    one.join(other)
+    observe_texts(one, [[*TEXTS[0], 9, 1]], [5])
+    one.commit([[0, 2, 3]])  # two of them are to be read again
+    one.extend(other)
     texts = [[*TEXTS[0], 9, 1, 6], TEXTS[2]]
     for length in (2, 4, 6, 7, 8):
-        part = one.part(0, length, 64)
-        told(part, [texts[0][:-1]], [length - 1])
+        part = one.fork(0, length, 64)
+        observe_texts(part, [texts[0][:-1]], [length - 1])
         rest = texts[0][length:-1]
         part.forward([rest], [list(range(-1, len(rest) - 1))], "none")
-        part.keep([list(range(len(rest)))])
+        part.commit([list(range(len(rest)))])
         check(name, part, texts[:1], TREES[:1])
     check(name, one, texts, [TREES[0], TREES[2]])
 
 
 WHOLE = {
     **{name: partial(head_of, name) for name in CASES},
-    "after what was copied": lambda: Copying([Lookup(61), head_of("eagle3")]),
+    "after what was copied": lambda: LookupThenModel([Lookup(61), head_of("eagle3")]),
     "mixed": lambda: Mixture([head_of("dflash"), head_of("medusa"), NGram(61)]),
     "side by side": lambda: [head_of("eagle3"), head_of("dflash")],
 }
@@ -141,14 +144,14 @@ def test_what_comes_late_is_read_at_once(name):
 
 @torch.no_grad()
 def test_reading_out_of_order_is_refused():
-    head = head_of("eagle3").fresh(64)
+    head = head_of("eagle3").new(64)
     head.forward([[1]], [[-1]])
-    head.keep([[0]])
+    head.commit([[0]])
     with pytest.raises(md.AdviceError, match="before token 1"):
         head.forward([[1, 2]], [[-1, 0]])
     for chain in ([-1, -1], [0, 0]):
         head = prompted("eagle3", TEXTS[:1])
-        with pytest.raises(md.AdviceError, match=r"tree|as far as"):
+        with pytest.raises(md.AdviceError, match=r"tree|as far as|has parent 0"):
             head.forward([[1, 2]], [chain])
     head = prompted("eagle3", TEXTS[:1])
     head.forward([[9]], [[-1]])

@@ -26,7 +26,7 @@ def tried(state: State, config: DecodeConfig) -> Trial:
     drafted = draft_tree(state, config)
     [tokens] = expected_tokens(score(state, drafted), config)
     for model in state.models:
-        model.keep([[]])
+        model.commit([[]])
     [tree] = drafted.trees
     levels = {tree.depths[node] for node in tree.laws}
     return Trial(tokens, Work(len(levels), len(tree.laws), len(tree) - 1))

@@ -1,0 +1,249 @@
+"""The memory of GGUF models: cells of llama.cpp, and the sequences that rows borrow.
+
+All rows of all readers share the cells of one llama.cpp context. A cell holds a token and belongs to sequences, which
+are numbers that rows borrow: copying one marks cells and moves nothing, and cells of no sequence are free. A row has a
+sequence for every end of its pending tree, and all of them hold its kept tokens:
+
+    kept      pending          sequences
+    k k k k   a  b  c          1: k k k k a b c
+                 d             2: k k k k a d        so a belongs to 1 and 2, and each token sees its own path
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from threading import RLock
+from typing import Any, NamedTuple
+from weakref import finalize
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from multidraft.errors import AdviceError
+from multidraft.machine import available, format_bytes
+from multidraft.models.gguf.file import Weights, last_error
+from multidraft.models.reader import ROOT, Row
+
+BYTES = {"f16": 2, "bf16": 2, "f32": 4}  # of keys and values, by the name of their type
+MAX_PASS_TOKENS = 512  # that llama.cpp computes together; a longer batch is several passes
+GROWTH = 4  # a memory that is too small grows by a fourth at least
+MIN_SIZE = 16  # sequences of a memory, and tokens of a batch, to begin with
+ALIGNED = 256  # llama.cpp rounds the number of cells up to a multiple
+ADDRESS = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)  # a function that gives one as a number
+FULL = 1  # what llama_decode says where it finds no cells
+NONE = -1  # where a slot holds no token
+
+
+class Token(NamedTuple):
+    """What is read: a token at a position of sequences, the first of which says what it sees."""
+
+    token: int
+    position: int
+    sequences: list[int]
+
+
+class Memory:
+    """The context of one model's weights; it grows when it is full. `kind` names the type of keys and values."""
+
+    def __init__(self, weights: Weights, kind: str):
+        self.library, self.weights, self.kind = weights.library, weights, kind
+        self.address_of_logits = ctypes.cast(self.library.llama_get_logits, ADDRESS)
+        self.lock = RLock()
+        self.cells = self.sequences = self.threads = 0
+        self.free: list[int] = []
+        self.returned: deque[list[int]] = deque()  # by rows that are gone, in whatever thread they went
+        self.context: Any = None
+        self.closing: Any = None
+
+    def reserve(self, cells: int = 0, sequences: int = 0) -> None:
+        """Make room for so many cells and sequences in all, with all that has been held."""
+        if self.context and cells <= self.cells and sequences <= self.sequences:
+            return
+        cells, sequences = max(cells, self.cells), max(sequences, self.sequences, MIN_SIZE)
+        largest = self.library.llama_max_parallel_sequences()
+        if sequences > largest:
+            raise AdviceError(f"llama.cpp tells {largest} paths of all rows apart; use fewer rows, or smaller trees")
+        cells = -(-cells // ALIGNED) * ALIGNED
+        needed, free = cells * self.weights.numbers_of_token * BYTES[self.kind], available(torch.device("cpu"))
+        if free is not None and needed > free:
+            raise AdviceError(
+                f"the keys and values of {cells} tokens of {self.weights.family} take {format_bytes(needed)} of memory "
+                f"and {format_bytes(free)} are free; use fewer or shorter rows"
+            )
+        settings = self.settings(cells, sequences)
+        context = self.library.llama_init_from_model(self.weights.pointer, settings)
+        if not context:
+            raise AdviceError(f"llama.cpp has no memory for {cells} tokens: {last_error()}; use fewer, or shorter rows")
+        closing = finalize(self, self.library.llama_free, context)
+        if self.context:
+            self.move(context)
+            self.closing()
+        self.free += range(self.sequences, sequences)
+        self.context, self.closing, self.threads = context, closing, settings.n_threads
+        self.cells, self.sequences = self.library.llama_n_ctx(context), sequences
+        self.held = self.library.llama_get_memory(context)
+        self.batch = Batch(self.library, sequences)
+
+    def move(self, new: Any) -> None:
+        """Let a new context hold what the old one does."""
+        size = self.library.llama_state_get_size(self.context)
+        state = (ctypes.c_uint8 * size)()
+        written = self.library.llama_state_get_data(self.context, state, size)
+        if self.library.llama_state_set_data(new, state, written) != written:
+            raise RuntimeError(f"llama.cpp has lost the memory of the rows: {last_error()}")
+
+    def settings(self, cells: int, sequences: int) -> Any:
+        """Those of a context whose sequences share all cells, and can be cut anywhere."""
+        settings = self.library.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = cells
+        settings.n_ubatch, settings.n_seq_max = MAX_PASS_TOKENS, sequences
+        settings.n_threads = settings.n_threads_batch = torch.get_num_threads()
+        settings.type_k = settings.type_v = getattr(self.library, f"GGML_TYPE_{self.kind.upper()}")
+        settings.kv_unified = settings.swa_full = settings.no_perf = True
+        if self.kind == "f32":  # flash attention rounds to f16, whatever it is given
+            settings.flash_attn_type = self.library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return settings
+
+    def borrow(self) -> int:
+        """The number of a sequence that holds nothing."""
+        self.tidy()
+        if not self.free:
+            largest = self.library.llama_max_parallel_sequences()
+            self.reserve(
+                sequences=max(min(2 * self.sequences, largest), self.sequences + 1)
+            )  # which refuses one too many
+        return self.free.pop()
+
+    def tidy(self) -> None:
+        """Forget what rows that are gone have held."""
+        while self.returned:
+            for sequence in self.returned.popleft():
+                self.drop(sequence)
+
+    def drop(self, sequence: int) -> None:
+        """Take back a sequence, with what it holds alone."""
+        self.cut(sequence, 0)
+        self.free.append(sequence)
+
+    def cut(self, sequence: int, start: int) -> None:
+        """Forget what a sequence holds from a position on."""
+        self.library.llama_memory_seq_rm(self.held, sequence, start, -1)
+
+    def copy(self, source: int, sequence: int, end: int) -> None:
+        """Let a sequence hold what another one does, before a position."""
+        self.library.llama_memory_seq_cp(self.held, source, sequence, 0, end)
+
+    def read(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Float[np.ndarray, "scored vocabulary"]:
+        """Read tokens, those that others see before them; logits of some, in a copy, which no other pass overwrites."""
+        self.reserve(len(tokens))
+        self.tidy()
+        if self.threads != (threads := torch.get_num_threads()):  # which plans choose
+            self.library.llama_set_n_threads(self.context, threads, threads)
+            self.threads = threads
+        while result := self.library.llama_decode(self.context, self.batch.fill(tokens, is_scored)):
+            if result != FULL:
+                raise RuntimeError(f"llama.cpp has failed to read {len(tokens)} tokens ({result}): {last_error()}")
+            self.reserve(self.cells + max(self.cells // GROWTH, len(tokens)))
+        scores = np.empty((sum(is_scored), self.weights.vocabulary), np.float32)
+        if len(scores):
+            ctypes.memmove(scores.ctypes.data, self.address_of_logits(self.context), scores.nbytes)
+        return scores
+
+
+class Batch:
+    """A pass as llama.cpp takes it, in memory that stays: making it costs more than filling it."""
+
+    def __init__(self, library: Any, sequences: int):
+        self.library, self.sequences = library, sequences
+        self.make(MIN_SIZE)
+
+    def make(self, size: int) -> None:
+        """Room for so many tokens."""
+        self.size, self.batch = size, self.library.llama_batch_init(size, 0, self.sequences)
+        self.free = finalize(self, self.library.llama_batch_free, self.batch)
+
+    def fill(self, tokens: Sequence[Token], is_scored: Sequence[bool]) -> Any:
+        """These tokens, and which of them are scored."""
+        if self.size < len(tokens):
+            self.free()
+            self.make(2 * len(tokens))
+        batch = self.batch
+        ids, positions, counts, scored = batch.token, batch.pos, batch.n_seq_id, batch.logits
+        for index, ((token, position, sequences), score) in enumerate(zip(tokens, is_scored, strict=True)):
+            ids[index], positions[index], counts[index], scored[index] = token, position, len(sequences), score
+            places = batch.seq_id[index]
+            for place, sequence in enumerate(sequences):
+                places[place] = sequence
+        batch.n_tokens = len(tokens)
+        return batch
+
+
+class Sequences:
+    """The sequences of one row, which hold its tokens in llama.cpp; they go back when nobody holds them any more."""
+
+    def __init__(self, memory: Memory, length: int = 0):
+        self.memory, self.length = memory, length  # of the kept tokens, up to the context
+        self.numbers: list[int] = []
+        finalize(self, memory.returned.append, self.numbers)
+        self.numbers.append(memory.borrow())
+        self.drop_pending()
+
+    def drop_pending(self) -> None:
+        """Nothing is pending."""
+        self.ends = {ROOT: self.numbers[0]}  # by slot the sequence that ends there, if any does
+        self.through: list[int] = []  # by slot any sequence that holds it
+
+    def fork(self, length: int) -> "Sequences":
+        """Those of another row, which shares the first kept tokens of this one."""
+        fork = Sequences(self.memory, min(length, self.length))
+        self.memory.copy(self.numbers[0], fork.numbers[0], fork.length)
+        return fork
+
+    def grow(self, row: Row, tokens: list[int], context: int) -> list[Token | None]:
+        """What is to be read of the last pending tokens of a row; what lies beyond the context is not."""
+        old = len(row.tokens) - len(tokens)
+        parents, depths = row.parents[old:], row.depths[old:]
+        real = [slot for slot, depth in enumerate(depths) if self.length + depth <= context]
+        followed, carried = {parents[slot] for slot in real}, {slot: list[int]() for slot in real}
+        for end in real:
+            if old + end not in followed:
+                self.carry(row, old + end, old, carried)
+        self.through += [carried[slot][0] if slot in carried else NONE for slot in range(len(tokens))]
+        slots = enumerate(zip(tokens, depths, strict=True))
+        return [
+            Token(token, self.length + depth - 1, carried[slot]) if slot in carried else None
+            for slot, (token, depth) in slots
+        ]
+
+    def carry(self, row: Row, end: int, old: int, carried: dict[int, list[int]]) -> None:
+        """Give the path to an end, as far as it is new, a sequence."""
+        path, place = list[int](), end
+        while place >= old:
+            path.append(place - old)
+            place = row.parents[place]
+        sequence = self.ends[end] = self.sequence_after(row, place)
+        for slot in path:
+            carried[slot].append(sequence)
+
+    def sequence_after(self, row: Row, place: int) -> int:
+        """A sequence that goes on behind a slot: the one that ends there, or a copy."""
+        if place in self.ends:
+            return self.ends.pop(place)
+        source, depth = (self.numbers[0], 0) if place == ROOT else (self.through[place], row.depths[place])
+        self.numbers.append(self.memory.borrow())
+        self.memory.copy(source, self.numbers[-1], self.length + depth)
+        return self.numbers[-1]
+
+    def commit(self, path: list[int]) -> None:
+        """Append these slots, which lead from the kept tokens to one of the tree, and forget the others."""
+        held = [slot for slot in path if self.through[slot] != NONE]
+        stays = self.through[held[-1]] if held else self.numbers[0]
+        self.length += len(held)
+        if self.ends.get(held[-1] if held else ROOT) != stays:  # it goes on behind the path
+            self.memory.cut(stays, self.length)
+        for sequence in self.numbers:
+            if sequence != stays:
+                self.memory.drop(sequence)
+        self.numbers[:] = [stays]
+        self.drop_pending()

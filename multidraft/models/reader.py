@@ -1,0 +1,257 @@
+"""A reader: a language model that reads trees of tokens, for a batch of rows, and commits one path of each.
+
+A row holds *kept* tokens (the sequence so far; rows may differ in length) and *pending* ones: those read since the
+last `commit`, which form a tree below the kept tokens. `Reader` holds these and makes all checks; an engine writes the
+hooks.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from multidraft.errors import AdviceError
+
+Lists = list[list[int]]  # tokens, or places of tokens, row by row
+Scored = Literal["all", "last", "none"]  # which of the new tokens are scored: all, each row's last one, or none
+Cost = Literal["pass", "lookup", "mixed"]  # which scores need a pass of a model: all, none, some
+HiddenStates = list[Float[Tensor, "_ layers width"]]  # of each row's tokens
+ROOT = -1  # the parent of tokens that follow the kept ones
+
+
+@dataclass
+class Row:
+    """The kept tokens of a sequence, its tree of pending ones, and what the engine holds of it (`memory`)."""
+
+    memory: Any = None
+    kept: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)  # of pending tokens; those that follow the kept ones have 1
+
+    def append(self, tokens: list[int], parents: list[int]) -> None:
+        """Add pending tokens."""
+        for parent in parents:
+            self.depths.append(self.depths[parent] + 1 if parent >= 0 else 1)
+        self.parents += parents
+        self.tokens += tokens
+
+    def path(self, node: int) -> list[int]:
+        """The pending tokens that lead to one, with itself."""
+        path = list[int]()
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the tokens of a path, and drop all others."""
+        self.kept += [self.tokens[node] for node in path]
+        self.tokens, self.parents, self.depths = [], [], []
+
+    def with_memory(self, memory: Any) -> "Row":
+        """A copy that shares nothing with this row."""
+        return Row(memory, self.kept[:], self.tokens[:], self.parents[:], self.depths[:])
+
+
+class Reader(ABC):
+    """A language model that reads a tree of tokens at once, and then commits one path of it.
+
+    Column c of its logits is token c of the target, or token `ids[c]` where a draft model has `ids`: other tokens have
+    probability 0. The tokens that it reads are always the target's.
+
+    An engine writes `new` and the hooks `_read`, `_commit`, `_gather`, `_extend` and `_fork`. Those of an engine whose
+    state is in the rows' `memory` may be left out, all but `_read`.
+    """
+
+    vocabulary: int  # the number of tokens that ids go up to, the target's where it drafts for one
+    context: int | None = None  # the largest number of tokens in a sequence; None means no limit
+    device: torch.device = torch.device("cpu")  # where logits are returned
+    ids: Int[Tensor, " columns"] | None = None  # the target's token of each column; None where column c is token c
+    cost: Cost = "pass"
+    drafters: "Sequence[Reader]" = ()  # that a drafter is made of
+    generation_config: Any = None  # where a text ends, and how tokens are drawn unless somebody says otherwise
+    hidden_layers: tuple[int, ...] = ()  # of the target, whose states a drafter needs; 0 stands for the embeddings
+    hidden_states: Sequence[Float[Tensor, "_ layers width"]] = ()  # by row, of what a target has just committed
+    lookup_only: bool = False  # set by a policy that expects too little of a drafter's model to let it read
+
+    rows: list[Row] = []  # noqa: RUF012  # none before the first `forward`; replaced, never changed in place
+    source: Any = None  # what logits come from: rows of readers with one source may share a batch
+
+    @abstractmethod
+    def new(self, capacity: int) -> "Reader":
+        """A reader of the model that has read nothing, for sequences of up to `capacity` tokens with their trees."""
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a plan for it depends on, beside its class and device."""
+        return {"digest": digest(str([self.vocabulary, None]))}
+
+    def observe(self, states: HiddenStates) -> None:
+        """Take the target's states of `hidden_layers` for each row's next kept tokens, each once and in their order.
+
+        A drafter may read a token after it has observed the states of all tokens before. The fork of a row observes
+        from its last token on.
+        """
+        raise AdviceError(f"a {type(self).__name__} observes no hidden states; do not give it any")
+
+    def encode(self, tokens: list[int]) -> list[int]:
+        """The target's tokens as this model reads them."""
+        return tokens
+
+    @final
+    def begin(self, rows: int) -> None:
+        """Start with so many empty rows, if there are none."""
+        if not self.rows:
+            self.rows = [Row(memory) for memory in self._begin(rows)]
+        check_rows(rows, len(self.rows))
+
+    @final
+    def forward(self, tokens: Lists, parents: Lists, scored: Scored = "all") -> Any:
+        """Append new tokens to each row's pending ones, and return their next-token logits.
+
+        `parents[row][i]` is the index among the row's pending tokens, in the order in which they were read, of the one
+        right before new token i; -1 means that it follows the kept tokens. Rows may bring different numbers of tokens;
+        logits are (rows, most new tokens, columns), and those beyond a row's tokens mean nothing. With "last" they are
+        (rows, 1, columns), with "none" (rows, 0, columns). A target returns a tensor, a drafter an `Answer`. The first
+        call settles the number of rows, and may bring no tokens. Positions beyond the context count as the last.
+        """
+        self.begin(len(tokens))
+        for row, above in zip(self.rows, parents, strict=True):
+            check_parents(above, len(row.parents))
+        return self._append([self.encode(new) for new in tokens], parents, scored)
+
+    @final
+    def _append(self, tokens: Lists, parents: Lists, scored: Scored) -> Any:
+        for row, new, above in zip(self.rows, tokens, parents, strict=True):
+            row.append(new, above)
+        return self._read(tokens, parents, scored)
+
+    @final
+    def commit(self, paths: Lists) -> None:
+        """Append each row's pending tokens `paths[row]`, a path from its kept tokens on, and drop all others.
+
+        Paths of no tokens drop what a failed `forward` has left.
+        """
+        check_paths(paths, [row.parents for row in self.rows])
+        self._commit(paths)
+        for row, path in zip(self.rows, paths, strict=True):
+            row.commit(path)
+
+    @final
+    def gather(self, rows: list[int]) -> None:
+        """Keep these rows of the batch only, in this order; only rows whose index changes move in memory."""
+        gathered, seen = list[Row](), set[int]()
+        for index in rows:
+            row = self.rows[index]
+            gathered.append(row.with_memory(self._copy(row)) if index in seen else row)
+            seen.add(index)
+        self._gather(rows)
+        self.rows = gathered
+
+    @final
+    def extend(self, other: "Reader") -> None:
+        """Move the rows of another reader of the same model below this one's; nothing may be pending in either."""
+        if type(self) is not type(other) or self.source is not other.source:
+            raise AdviceError("rows of two different models cannot share a batch; start both with the same model")
+        if any(row.parents for row in (*self.rows, *other.rows)):
+            raise AdviceError("tokens are pending; commit some, or none, before rows are added")
+        self._extend(other)
+        self.rows, other.rows = self.rows + other.rows, []
+
+    @final
+    def fork(self, row: int, length: int, capacity: int) -> "Reader":
+        """A reader with one row, the first `length` kept tokens of this row, which stays as it is."""
+        kept = self.rows[row].kept
+        if not 0 < length <= len(kept):
+            raise AdviceError(f"cannot take {length} tokens of row {row}; take some that it has kept")
+        fork = self.new(capacity)
+        self.copy_to(fork, row, length)
+        return fork
+
+    @final
+    def copy_to(self, fork: "Reader", row: int, length: int) -> None:
+        """Give a new reader one row, with the first kept tokens of this row."""
+        fork.rows = [Row(kept=self.rows[row].kept[:length])]
+        self._fork(fork, row, length)
+
+    @final
+    def read_again(self) -> None:
+        """Read the kept tokens of all rows once more, into a reader that has read nothing."""
+        texts = [row.kept for row in self.rows]
+        self.rows = []
+        self.begin(len(texts))
+        self._append(texts, [list(range(-1, len(text) - 1)) for text in texts], "none")
+        self.commit([list(range(len(text))) for text in texts])
+
+    # Hooks. The empty ones suit an engine that holds nothing but the rows' `memory`.
+
+    def _begin(self, rows: int) -> Sequence[Any]:
+        """Start with so many rows; what the engine holds of each."""
+        return [None] * rows
+
+    @abstractmethod
+    def _read(self, tokens: Lists, parents: Lists, scored: Scored) -> Any:
+        """Read new tokens, which are the last pending ones of `self.rows` already; their logits as in `forward`."""
+
+    def _commit(self, paths: Lists) -> None:  # noqa: B027
+        """Append paths to what is held of the rows, and drop all else; the rows still have their pending tokens.
+
+        Paths of no tokens must work after a pass that failed at any place.
+        """
+
+    def _gather(self, rows: list[int]) -> None:  # noqa: B027
+        """Hold these rows only, in this order."""
+
+    def _copy(self, row: Row) -> Any:
+        """A copy of what is held of a row, which goes on as two."""
+        return deepcopy(row.memory)
+
+    def _extend(self, other: Any) -> None:  # noqa: B027
+        """Hold the rows of another reader too, below those of this one."""
+
+    def _fork(self, fork: Any, row: int, length: int) -> None:  # noqa: B027
+        """Let a new reader, whose only row has its kept tokens already, hold the beginning of a row."""
+
+
+def digest(text: str) -> str:
+    """The first 16 characters of a text's SHA-256."""
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def count_scored(scored: Scored, new: int) -> int:
+    """How many of a row's new tokens are scored, the last ones."""
+    return {"all": new, "last": min(new, 1), "none": 0}[scored]
+
+
+def check_rows(brought: int, held: int) -> None:
+    """Raise unless there are tokens, or paths, for each row that a reader holds."""
+    if brought != held:
+        raise AdviceError(
+            f"{brought} rows for a reader of {held}; rows leave by gather(rows) and come by extend(other)"
+        )
+
+
+def check_parents(parents: Sequence[int], pending: int) -> None:
+    """Raise unless each new token follows the kept ones, or a token that was read before it."""
+    for index, parent in enumerate(parents, pending):
+        if not -1 <= parent < index:
+            raise AdviceError(f"pending token {index} has parent {parent}; use -1, or a token that is read before it")
+
+
+def check_paths(paths: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
+    """Raise unless each row's path follows its kept tokens, among pending ones with these parents."""
+    check_rows(len(paths), len(parents))
+    for path, above in zip(paths, parents, strict=True):
+        for before, index in zip((-1, *path), path, strict=False):
+            if not 0 <= index < len(above) or above[index] != before:
+                raise AdviceError(
+                    f"the pending tokens {list(path)} are no path of the tree with parents {list(above)}; "
+                    "commit tokens of which each follows the one before it"
+                )
