@@ -1,23 +1,16 @@
-"""Text of tokens that come one by one; and chat templates are programs: none runs for ever, or ends in a traceback."""
-
-import sys
+"""Text of tokens that come one by one; and chat templates are programs: none ends in a traceback."""
 
 import pytest
 import torch
 from serving import letters
 
 from multidraft.errors import AdviceError
-from multidraft.generation import text as texts
 from multidraft.generation.text import IncrementalDetokenizer, written
 from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
-ROUND = "{% for i in range(99999) %}"
-ENDLESS = ROUND * 3 + "{% set x = i %}" + "{% endfor %}" * 3
-WORDY = ROUND + "{{ '" + "a" * 1000 + "' }}" + "{% endfor %}"
 BAD = {
-    "seconds": ENDLESS,
-    "too much": WORDY,
+    "5,000,000 characters": "{{ 'a' * 5000000 }}",
     "range": "{% for i in range(99999999) %}{% endfor %}",
     "division": "{{ 1 // 0 }}",
     "unsafe": "{{ messages.__class__.__mro__ }}",
@@ -28,13 +21,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_a_template_that_fails_is_one_line(monkeypatch, reason):
-    monkeypatch.setattr(texts, "MAX_TEMPLATE_SECONDS", 0.2)
-    tokenizer, before = letters(4), sys.gettrace()
+def test_a_template_that_fails_is_one_line(reason):
+    tokenizer = letters(4)
     tokenizer.chat_template = BAD[reason]
     with pytest.raises(AdviceError, match=reason):
         written(tokenizer, MESSAGES)
-    assert sys.gettrace() is before
 
 
 def test_one_that_does_not_is_written_as_it_says():
