@@ -37,6 +37,9 @@ class IncrementalDetokenizer:
 
     The pieces together equal the decoding of all tokens at once. `context` are the tokens before these: some tokenizers
     drop a space at the beginning of a text, which is part of the text here.
+
+    `DecodeStream` of tokenizers cannot replace this: it raises at bytes that make no character, which a model may
+    generate, repeats a context that ends within a character, has no end, and takes no tokenizer written in Python.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", context: Sequence[int]):
@@ -53,7 +56,7 @@ class IncrementalDetokenizer:
         num_known, nothing_held = len(self.tokens), self.num_shown == len(self.text)
         self.tokens.append(token)
         self.text = self.decode()
-        num_complete = len(self.text) - self.text.endswith(REPLACEMENT)
+        num_complete = len(self.text.rstrip(REPLACEMENT))  # sentencepiece has one for each byte
         piece, self.num_shown = self.text[self.num_shown : num_complete], max(self.num_shown, num_complete)
         if nothing_held and self.num_shown == len(self.text) and num_known > 8:  # drop tokens whose text is final
             self.tokens = self.tokens[num_known:]
