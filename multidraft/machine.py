@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+CPU_INFO = Path("/proc/cpuinfo")
 CGROUP_ROOT, CGROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 GROUP_FILES_V2 = "memory.max", "memory.current", "inactive_file "  # control groups version 2; below version 1
 GROUP_FILES_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
@@ -39,7 +39,9 @@ def hardware() -> dict[str, str | int | None]:
 @cache
 def cpu() -> str:
     """The processor's name."""
-    return read_field(CPU_INFO, "model name") or platform.processor() or platform.machine()
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()
 
 
 @cache
@@ -63,6 +65,7 @@ def commit() -> str:
 
 def available(device: "torch.device") -> int | None:
     """Available bytes on a device, if known; on the CPU at most what the container's limit leaves."""
+    import psutil
     import torch
 
     if device.type == "cuda":
@@ -70,21 +73,14 @@ def available(device: "torch.device") -> int | None:
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type != "cpu":
         return None
-    return min((size for size in (memory_of_host(), *free_in_groups()) if size is not None), default=None)
-
-
-def memory_of_host() -> int | None:
-    """Available bytes of the host's memory; its total where the system does not report what is in use."""
-    if known := read_field(MEMORY_INFO, "MemAvailable"):
-        return int(known.split()[0]) * 1024
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+    return min([psutil.virtual_memory().available, *free_in_groups()])
 
 
 def free_in_groups() -> Iterator[int]:
-    """Bytes left in each control group with a limit that this process is in, such as a container."""
+    """Bytes left in each control group with a limit that this process is in, such as a container.
+
+    psutil does not know of them.
+    """
     lines = CGROUPS_OF_PROCESS.read_text().splitlines() if CGROUPS_OF_PROCESS.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if "memory" in controllers.split(","):
@@ -107,12 +103,6 @@ def free_in_group(group: Path, names: tuple[str, str, str]) -> int | None:
         return max(free + sum(int(line.split()[1]) for line in lines if line.startswith(unused)), 0)
     except (OSError, ValueError):
         return None
-
-
-def read_field(path: Path, name: str) -> str | None:
-    """A field's value in a file of `name: value` lines; None if the file or the field is missing."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 def format_bytes(size: int) -> str:

@@ -144,9 +144,10 @@ class Report:
 
         info, plain = self.info, self.plain
         error = f" ± {info.acceptance_error:.3f}" if info.acceptance_error > 0 else ""
+        optimum = f"{info.optimal_acceptance_rate:.3f}" if info.measured else "unknown"
         acceptance_rows = [
             ["acceptance rate", f"{info.acceptance_rate:.3f}{error}", ""],
-            ["optimal acceptance rate", f"{info.optimal_acceptance_rate:.3f}", ""],
+            ["optimal acceptance rate", optimum, ""],
             ["accepted by depth", " ".join(f"{rate:.2f}" for rate in info.depth_rates), ""],
             ["accepted by order of drawing", " ".join(f"{rate:.2f}" for rate in info.rank_rates), ""],
         ]

@@ -107,7 +107,12 @@ def acceptance_of(events: list[Visit | CoinFlip]) -> float:
 
 
 def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
-    """What is to be expected of every row whose target was asked; nothing is accepted where nothing was drafted."""
+    """What is to be expected of every row whose target was asked; nothing is accepted where nothing was drafted.
+
+    Of no row where the law's optimum is not known.
+    """
+    if scheme.law.optimal is None:
+        return {}
     found, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
     for row, tree in enumerate(scored.trees):
         if tree.has_drafts(0) and row not in scored.faults:

@@ -2,14 +2,12 @@
 
 Records are plain dictionaries, for JSON. A "generation" says how its rows are decoded and gives their prompts; then
 comes one "step" for every row and step; the "end" gives the tokens that were returned (docs/metrics.md). In a file each
-is a line, complete as soon as it is written, with a checksum.
+is a line, complete as soon as it is written.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 
@@ -129,7 +127,7 @@ class TraceFile:
         self.writer, self.tokenizer = journal.Writer(path), tokenizer
         self.known: set[int] = set()
         self.next_row = self.first_row = 0
-        self.write({"record": "trace", "format": FORMAT} | settings)
+        self.writer.write({"record": "trace", "format": FORMAT} | settings)
 
     def __call__(self, record: dict[str, Any]) -> None:
         """One record; rows are counted on from one generation to the next."""
@@ -140,21 +138,12 @@ class TraceFile:
             record = record | {"row": self.first_row + record["row"]}
         new = sorted(tokens_in(record) - self.known)
         self.known |= set(new)
-        self.write(record | {"pieces": {token: self.piece(token) for token in new}})
-
-    def write(self, record: dict[str, Any]) -> None:
-        """One line, at once."""
-        self.writer.write(record | {"check": checksum(record)})
+        self.writer.write(record | {"pieces": {token: self.piece(token) for token in new}})
 
     def piece(self, token: int) -> str:
         """A token's text, or its name where it is only part of a character."""
         text = str(self.tokenizer.decode([token]))
         return text if text.strip("\ufffd") else str(self.tokenizer.convert_ids_to_tokens(token))
-
-
-def checksum(record: dict[str, Any]) -> int:
-    """CRC-32 of a record as JSON."""
-    return crc32(json.dumps(record, ensure_ascii=False).encode(errors="surrogatepass"))
 
 
 def tokens_in(record: dict[str, Any]) -> set[int]:

@@ -12,14 +12,13 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.models.huggingface import Model, prepare
 from multidraft.sampling.drafting import draft_distributions
 from multidraft.sampling.settings import Sampling
-from multidraft.verification import loops
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.scheme import Scheme
 
 
 def warm_up(config: DecodeConfig, device: torch.device) -> None:
     """Draw and verify once with every number of drafts that a node may have, where that runs as loops."""
-    if loops.HAS_NUMBA and device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
+    if device.type == "cpu" and not config.scheme.entry.small:  # solvers have no loops
         for count in config.policy.draft_counts:
             use_once(config.scheme.with_drafts(count))
         for dtype in (torch.float32, torch.float64):

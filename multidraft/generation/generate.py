@@ -30,7 +30,7 @@ from multidraft.generation import inputs as given
 from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
 from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
-from multidraft.generation.streaming import as_stream, streamer_of_transformers
+from multidraft.generation.streaming import as_stream
 from multidraft.models import compat
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.huggingface import Model
@@ -308,8 +308,7 @@ def generate_sequences(
     pad = pad_token(config, ends)
     samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
     measured = options.measure if config.return_dict_in_generate else False
-    options = replace(options, measure=measured, stream=options.stream or streamer_of_transformers())
-    new, info = run(model, draft, prompts, samplings, ends, options)
+    new, info = run(model, draft, prompts, samplings, ends, replace(options, measure=measured))
     sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
     if not config.return_dict_in_generate:
         return sequences

@@ -1,6 +1,5 @@
 """How new tokens are passed on while a generation runs: to a function, or to a streamer of transformers."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
@@ -21,26 +20,6 @@ class Streamer(Protocol):
     def put(self, value: Tensor) -> None: ...
 
     def end(self) -> None: ...
-
-
-class AfterPrompt:
-    """A streamer that already has the prompt: the one value with rows."""
-
-    def __init__(self, streamer: Streamer):
-        self.streamer, self.end = streamer, streamer.end
-
-    def put(self, value: Tensor) -> None:
-        if value.ndim < 2:
-            self.streamer.put(value)
-
-
-def streamer_of_transformers() -> Streamer | None:
-    """The `streamer` of `model.generate`, which gives it the prompt, and a custom function nothing of it."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
-        frame = frame.f_back
-    streamer = None if frame is None else frame.f_locals.get("streamer")
-    return None if streamer is None else AfterPrompt(streamer)
 
 
 @contextmanager

@@ -4,22 +4,18 @@ A journal holds the results of a long run. A run that was stopped resumes from i
 """
 
 import json
-import logging
 import os
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from weakref import finalize
-from zlib import crc32
 
 from multidraft.errors import AdviceError
 from multidraft.io import files
 
 Record = dict[str, Any]
 MAX_JOURNAL_BYTES = 2**31
-NO_JOURNAL = "it is no journal of a run: write to another place, or remove it"
-KEEP_BYTES = "surrogateescape"  # a byte that is no UTF-8 makes only its own line unusable
-DAMAGED_SUFFIX = ".damaged"  # of the copy of a journal with an unusable line
+ADVICE = "write to another place, or remove this line and those after it"
 
 
 def parse(text: str | bytes, where: str, advice: str) -> Any:
@@ -33,14 +29,21 @@ def parse(text: str | bytes, where: str, advice: str) -> Any:
     raise AdviceError(f"{where} is not JSON ({reason}); {advice}")
 
 
-def read_lines(path: Path, what: str, advice: str, errors: str = "strict") -> tuple[list[str], bytes]:
-    """The complete lines of a file, and the bytes after the last line break; `errors` as for `bytes.decode`."""
-    data = files.content(path, what, MAX_JOURNAL_BYTES)
-    end = data.rfind(b"\n") + 1
-    try:
-        return data[:end].decode(errors=errors).split("\n")[:-1], data[end:]
-    except UnicodeDecodeError as error:
-        raise AdviceError(f"{what} {path} is not UTF-8 text ({error.reason}); {advice}") from None
+def read_lines(path: Path, what: str) -> tuple[list[bytes], bytes]:
+    """The complete lines of a file, and the bytes after the last line break."""
+    *lines, torn = files.content(path, what, MAX_JOURNAL_BYTES).split(b"\n")
+    return lines, torn
+
+
+def read_records(lines: list[bytes], path: Path, advice: str = ADVICE) -> list[Record]:
+    """The JSON objects of complete lines, without the checksums of version 0.2.0; raises AdviceError at other lines."""
+    records = []
+    for number, line in enumerate(lines, 1):
+        record = parse(line, f"{path} line {number}", advice)
+        if not isinstance(record, dict):
+            raise AdviceError(f"{path} line {number} is no JSON object; {advice}")
+        records.append({name: value for name, value in record.items() if name != "check"})
+    return records
 
 
 def encode(value: Any) -> bytes:
@@ -48,37 +51,31 @@ def encode(value: Any) -> bytes:
     return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
-def with_checksum(record: Record, number: int) -> Record:
-    """A record with a checksum of its content and its line number."""
-    content = f"{number} {json.dumps(record, ensure_ascii=False)}"
-    return record | {"check": crc32(content.encode(errors="surrogatepass"))}
-
-
-def without_checksum(record: Record) -> Record:
-    """A record without its checksum."""
-    return {name: value for name, value in record.items() if name != "check"}
-
-
 class Writer:
     """A file that grows line by line; it is first cut to its first `size` bytes."""
 
     def __init__(self, path: Path, size: int = 0):
-        self.path = path
+        self.path, self.is_regular = path, files.is_regular(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open("ab", buffering=0)
             finalize(self, self.file.close)  # when this object is collected
-            if files.is_regular(path):
+            if self.is_regular:
                 os.truncate(path, size)
         except OSError as error:
             raise files.cannot_write(path, error) from None
 
-    def write(self, value: Any) -> None:
-        """Write one line, without a buffer, which would keep a part of it when the disk is full."""
+    def write(self, value: Any, sync: bool = False) -> None:
+        """Write one line, without a buffer, which would keep a part of it when the disk is full.
+
+        With `sync`, wait until it is on the disk, where it survives a power cut too.
+        """
         unwritten = memoryview(encode(value))
         try:
             while unwritten:
                 unwritten = unwritten[self.file.write(unwritten) :]
+            if sync and self.is_regular:
+                os.fsync(self.file.fileno())
         except OSError as error:
             raise files.cannot_write(self.path, error) from None
 
@@ -86,10 +83,9 @@ class Writer:
 class Journal:
     """The results of a run in a file at `path`, which begins with the `settings` that they depend on.
 
-    A torn last line, and records marked as interrupted, are cut off. If a line's checksum is wrong, the records from
-    that line on are dropped, so that they are made again, and a copy of the old file is kept beside it. Only one
-    process may open a journal at a time. Raises AdviceError if another process has it (unless `wait`), if its settings
-    differ, or if the file is no journal.
+    A torn last line, and records marked as interrupted, are cut off. Only one process may open a journal at a time.
+    Raises AdviceError if another process has it (unless `wait`), if its settings differ, or if another line than the
+    last cannot be read.
     """
 
     def __init__(self, path: Path, settings: Record, wait: bool = False):
@@ -106,66 +102,32 @@ class Journal:
         self.records = records[1:]
         self._writer = Writer(path, size)
         if not records:
-            self._writer.write(with_checksum(settings, 1))
+            self._writer.write(settings, sync=True)
 
     def append(self, record: Record) -> None:
         """Write a result to the file, and add it to `records`."""
-        self._writer.write(with_checksum(record, len(self.records) + 2))
+        self._writer.write(record, sync=True)
         self.records.append(record)
 
     def keep(self, count: int) -> None:
-        """Keep the first `count` results, and a copy of the old file beside it."""
+        """Keep the first `count` results."""
         if count < len(self.records):
-            keep_damaged(self.path, count + 2)
-            lines = self.path.read_bytes().split(b"\n")[: count + 1]
-            self._writer = Writer(self.path, sum(len(line) + 1 for line in lines))
+            lines, _ = read_lines(self.path, "the journal")
+            self._writer = Writer(self.path, size_of(lines[: count + 1]))
             del self.records[count:]
 
 
 def read(path: Path, settings: Record) -> tuple[list[Record], int]:
-    """The usable records at the beginning of a journal, and their bytes; none if there is no file."""
+    """The records of a journal up to an interrupted one, and their bytes; none if there is no file."""
     if not path.is_file():
         return [], 0
-    lines, torn = read_lines(path, "the journal", NO_JOURNAL, KEEP_BYTES)
-    head = first_record(path, lines)
-    if not isinstance(head, dict) or not (lines or encode(with_checksum(settings, 1)).startswith(torn)):
-        raise AdviceError(f"{str(path)!r} is not JSON lines of a run; {NO_JOURNAL}")
-    records = [head, *valid_records(lines)] if lines else []
-    if len(records) < len(lines):
-        keep_damaged(path, len(records) + 1)
-    kept = list(takewhile(lambda record: not record.get("interrupted"), records))
-    return kept, sum(len(line.encode(errors=KEEP_BYTES)) + 1 for line in lines[: len(kept)])
+    lines, torn = read_lines(path, "the journal")
+    if not lines and not encode(settings).startswith(torn):
+        raise AdviceError(f"{str(path)!r} is no journal of a run; write to another place, or remove it")
+    kept = list(takewhile(lambda record: not record.get("interrupted"), read_records(lines, path)))
+    return kept, size_of(lines[: len(kept)])
 
 
-def first_record(path: Path, lines: list[str]) -> Any:
-    """The value of the first line, without its checksum; an empty object if there is no line."""
-    head = parse(lines[0], f"{path} line 1", NO_JOURNAL) if lines else {}
-    return without_checksum(head) if isinstance(head, dict) else head
-
-
-def valid_records(lines: list[str]) -> list[Record]:
-    """The records after the first line, up to the first that is damaged.
-
-    Older versions wrote journals without checksums; their records are taken unchecked.
-    """
-    has_checksums, records = bool(lines) and '"check": ' in lines[0], list[Record]()
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            record = parse(line, "", "")
-        except AdviceError:
-            break
-        content = without_checksum(record) if has_checksums and isinstance(record, dict) else record
-        if not isinstance(record, dict) or (has_checksums and with_checksum(content, number) != record):
-            break
-        records.append(content)
-    return records
-
-
-def keep_damaged(path: Path, number: int) -> None:
-    """Keep a copy of a journal whose line `number` is damaged, and warn."""
-    copy = path.with_name(path.name + DAMAGED_SUFFIX)
-    files.write(copy, path.read_bytes())
-    logging.getLogger("multidraft").warning(
-        "%s line %d was changed after it was written, or two runs wrote there: going on from the line before; "
-        "the file as it was is %s", path, number, copy
-    )  # fmt: skip
+def size_of(lines: list[bytes]) -> int:
+    """The bytes that lines take in a file."""
+    return sum(len(line) + 1 for line in lines)

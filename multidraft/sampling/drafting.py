@@ -15,7 +15,7 @@ from multidraft.sampling.from_logits import distributions, lines_by_settings
 from multidraft.sampling.gate import Faults, Lines, RowFault, distribution_error, upcast
 from multidraft.sampling.processors import Prefixes, checked
 from multidraft.sampling.settings import Sampling
-from multidraft.verification.loops import compiled, lines, paired
+from multidraft.verification.loops import compiled, lines
 
 DRAFT = "the draft model"
 MAX_FULL_VOCABULARY = 512  # up to this size every token can be drafted
@@ -212,39 +212,16 @@ def keep_valid(before: Lines, after: Lines, faults: Faults) -> Lines:
 # The likeliest columns: scores are binned by their distance from the largest, which gives the cutoff without sorting
 
 
-def likeliest_loops(scores: Columns, temperature: float, max_columns: int, tail: float) -> WeightedColumns:
-    """`likeliest` by compiled loops."""
-    values = lines(scores)
+def likeliest(scores: Columns, temperature: float, max_columns: int, tail: float) -> WeightedColumns:
+    """Every line's most likely columns in ascending order, with weights: `max_columns` of them, or all but a `tail`.
+
+    The largest weight is one; of equal scores the first columns are taken. A line that makes no distribution has none.
+    """
+    values = lines(scores.cpu())
     largest, scale = values.max(-1), values.dtype.type(STEPS_PER_NAT / temperature)
     columns, logs, counts = likeliest_lines(values, largest, scale, max_columns, tail)
     results = zip(columns, logs, counts.tolist(), strict=True)
     return [(ids[:count], np.exp(log_weights[:count])) for ids, log_weights, count in results]  # NumPy's exp is faster
-
-
-@paired(likeliest_loops)
-def likeliest(scores: Columns, temperature: float, max_columns: int, tail: float) -> WeightedColumns:
-    """Every line's most likely columns in ascending order, with their weights: `most` of them, or all but a `tail`.
-
-    The largest weight is one; of equal scores the first columns are taken. A line that makes no distribution has none.
-    """
-    values = scores.cpu().numpy()
-    return [likeliest_of(line, values.dtype.type(STEPS_PER_NAT / temperature), max_columns, tail) for line in values]
-
-
-def likeliest_of(
-    line: Float[np.ndarray, " columns"], scale: np.floating, max_columns: int, tail: float
-) -> tuple[Places, Weights]:
-    """`likeliest` of one line."""
-    largest = line.max()
-    if not np.isfinite(largest):
-        return NO_COLUMNS
-    depth = (largest - line) * scale
-    step_of = np.minimum(depth, NUM_BINS).astype(np.int64)
-    last, room = cutoff(np.bincount(step_of, minlength=NUM_BINS)[:NUM_BINS], max_columns, tail)
-    candidates = np.flatnonzero(step_of == last)
-    candidates = candidates[np.argsort(-line[candidates], kind="stable")][:room]
-    columns = np.sort(np.concatenate([np.flatnonzero(step_of < last), candidates]))
-    return columns, np.exp(-depth[columns].astype(np.float64) / STEPS_PER_NAT)
 
 
 @compiled

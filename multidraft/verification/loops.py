@@ -1,24 +1,23 @@
 """Compiled loops for CPUs, where a small tensor operation costs more in being called than in its arithmetic.
 
-They need Numba. Without it, and on other devices, tensor operations do the same: a function names its compiled twin by
+Where tensors may be on another device, tensor operations do the same there: a function names its compiled twin by
 `paired` (`tests/verification/test_loops.py` compares all pairs).
 """
 
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numba import njit
 from torch import Tensor
 
 from multidraft.errors import AdviceError
 from multidraft.verification.precision import BELOW_ONE
 
-HAS_NUMBA = find_spec("numba") is not None
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -26,9 +25,7 @@ BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls 
 
 
 def usable(*arguments: object) -> bool:
-    """Whether loops can run over the tensors among these: on a CPU, with Numba, and in a precision that it has."""
-    if not HAS_NUMBA:
-        return False
+    """Whether loops can run over the tensors among these: on a CPU, and in a precision that Numba has."""
     return all(one.is_cpu and one.dtype in KINDS for one in arguments if isinstance(one, Tensor))
 
 
@@ -51,10 +48,6 @@ def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True
 def compiled(function: Callable, any_order: bool = False) -> Callable:
     """The loop compiled when it is first called, and kept on disk; it may add up in `any_order`, several at a time."""
     plain = inspect.unwrap(function)  # without what checks its types in tests
-    if not HAS_NUMBA:  # what is called all the same is short
-        return plain
-    from numba import njit
-
     make = partial(njit, error_model="numpy", fastmath={"reassoc"} if any_order else False)
     try:
         return make(cache=True)(plain)

@@ -16,10 +16,10 @@ from multidraft.verification.laws import Iid, optimal_acceptance_rate
 from multidraft.verification.precision import least
 from multidraft.verification.rules.lorenz import lorenz
 
-COMPILED = ["iid:lorenz", "anchored:lorenz"]  # the others run as tensor operations anyway
+COMPILED = ["iid:lorenz", "anchored:lorenz"]  # on a CPU; the others run as tensor operations anyway
 
 
-def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "usable", lambda *_: False)
 
 
@@ -28,7 +28,7 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thousand_pairs(name: str, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name, tensors, _ = name.partition(" as")
     if tensors:
-        without_numba(monkeypatch)
+        by_tensors(monkeypatch)
     found = try_corners(name, pairs, seed=1 if tensors else 0)
     assert found.pairs >= pairs
     assert found.worst <= 1, found
@@ -54,11 +54,11 @@ def test_corners_catch_a_remainder_divided_by_differences() -> None:
 
 @pytest.mark.parametrize("top_up", [True, False])
 @pytest.mark.parametrize("p", TINY)
-@pytest.mark.parametrize("numba", [True, False])
-def test_an_anchor_that_the_target_hardly_allows(p: float, top_up: bool, numba: bool, monkeypatch) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_anchor_that_the_target_hardly_allows(p: float, top_up: bool, compiled: bool, monkeypatch) -> None:
     """It claimed 1e275 of the law; now no more than its probability, on average over the tuples."""
-    if not numba:
-        without_numba(monkeypatch)
+    if not compiled:
+        by_tensors(monkeypatch)
     draft = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     target = torch.tensor([p, 0.5, 1 / 3, 1 / 6], dtype=torch.float64)
     found = Corners()
@@ -68,11 +68,11 @@ def test_an_anchor_that_the_target_hardly_allows(p: float, top_up: bool, numba: 
 
 @pytest.mark.parametrize("drafts", [3, 8, 16, 64])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("numba", [True, False])
-def test_many_drafts(drafts: int, kind: str, numba: bool, monkeypatch) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_many_drafts(drafts: int, kind: str, compiled: bool, monkeypatch) -> None:
     """Up to 64 drafts of two tokens: the rule looks at how often each was drawn, so 65 tuples stand for all."""
-    if not numba:
-        without_numba(monkeypatch)
+    if not compiled:
+        by_tensors(monkeypatch)
     law = md.scheme("iid:lorenz", drafts).law
     ones = torch.arange(drafts + 1)
     drafted = (torch.arange(drafts) < ones[:, None]).long()

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from multidraft.cli.main import app
-from multidraft.decoding.trace import checksum
 
 Call = list[str]
 HALF = "\udcff"  # what Python makes of a byte that is not UTF-8
@@ -195,7 +194,7 @@ def traces() -> dict[str, bytes]:
     lists |= {"skipped": [first, generation, step | {"step": 1}], "strange": [first, {"record": "dream"}]}
     lists |= {"rowless": [first, generation, {"record": "step"}], "wrong-pieces": [first | {"pieces": {"x": 1}}]}
     lists |= {"wrong-kinds": [first, generation, step | {"row": "0"}]}
-    return {name: lines(*(record | {"check": checksum(record)} for record in own)) for name, own in lists.items()}
+    return {name: lines(*own) for name, own in lists.items()}
 
 
 def shards() -> dict[str, bytes]:
@@ -250,8 +249,7 @@ def folder(tmp_path_factory) -> Path:
     files |= {"endless/config.json": b'{"model_type": "llama", "num_hidden_layers": 10000000}'}
     files |= {f"{name}.capture/manifest.jsonl": manifest for name, (manifest, _) in captures().items()}
     files |= {f"{name}.capture/0": shard for name, (_, shard) in captures().items()}
-    head = {"record": "trace", "format": 1}
-    files |= {"trace.jsonl": lines(head | {"check": checksum(head)})}
+    files |= {"trace.jsonl": lines({"record": "trace", "format": 1})}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

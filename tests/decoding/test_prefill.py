@@ -14,8 +14,10 @@ from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import use_once, warm_up
 from multidraft.models.ensemble import SideBySide
 from multidraft.models.table import TableModel, random_table
+from multidraft.sampling import drafting
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import loops
+from multidraft.verification.laws import anchored
 from multidraft.verification.registry import SCHEMES
 
 ORDERS = [(20, 10), (10, 20), (9, 30, 8, 31), (400, 8, 9), (8, 400, 9)]
@@ -47,13 +49,16 @@ def test_rows_that_join_in_another_order_than_their_caches_are_caught(monkeypatc
     assert not alike((10, 20))
 
 
-@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba there are no loops")
 @pytest.mark.parametrize("name", [name for name, entry in SCHEMES.items() if not entry.small])
 def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> None:
     asked: set[str] = set()
-    for pair, twin in loops.PAIRS.items():
-        heard = lambda *arguments, pair=pair, twin=twin: asked.add(pair) or twin(*arguments)  # noqa: E731
-        monkeypatch.setitem(loops.PAIRS, pair, heard)
+    functions = {**loops.PAIRS, "draws": anchored.draw_rows, "likeliest": drafting.likeliest}
+    for name_of_loop, loop in functions.items():
+        heard = lambda *arguments, name=name_of_loop, loop=loop: asked.add(name) or loop(*arguments)  # noqa: E731
+        functions[name_of_loop] = heard
+    monkeypatch.setattr(anchored, "draw_rows", functions.pop("draws"))
+    monkeypatch.setattr(drafting, "likeliest", functions.pop("likeliest"))
+    monkeypatch.setattr(loops, "PAIRS", functions)
     scheme = md.scheme(name, 2)
     use_once.cache_clear()
     warm_up(DecodeConfig(scheme, StaticTree(Tree.parse("2"))), torch.device("cpu"))
@@ -65,4 +70,5 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):
         state, _ = step(state, config)
+    assert asked
     assert asked <= warmed

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import multidraft as md
 from multidraft.cli.main import app
 from multidraft.decoding import trace as recording
-from multidraft.decoding.trace import TraceFile, checksum
+from multidraft.decoding.trace import TraceFile
 from multidraft.decoding.walks import WALKS, deferred
 from multidraft.models.table import TableModel, random_table
 from multidraft.zoo import load_pair
@@ -223,29 +223,16 @@ def test_replay_shows_a_step_as_a_tree_and_passes_records_through(file):
     assert shown == list(read(file[0]).steps(0, None))
 
 
-def nudge(record: Record) -> None:
-    record["nodes"][0]["draft"][0] += 1e-9
-
-
-def decide(record: Record) -> None:
-    """Otherwise than follows, with the right checksum."""
-    leave(record["last"])
-    record["check"] = checksum({name: value for name, value in record.items() if name != "check"})
-
-
-@pytest.mark.parametrize(
-    ("change", "found"), [(nudge, "line 4: changed after it was written"), (decide, "row 0, step 1: number")]
-)
-def test_check_passes_what_was_written_and_finds_what_was_changed(change, found, file, tmp_path):
+def test_check_passes_what_was_written_and_finds_what_was_changed(file, tmp_path):
     assert invoke("replay", file[0], "--check").exit_code == 0
     lines = file[0].read_text().splitlines()
     record = json.loads(lines[3])
-    change(record)
+    leave(record["last"])
     lines[3] = json.dumps(record, ensure_ascii=False)
     (tmp_path / "changed.jsonl").write_text("\n".join(lines) + "\n")
     result = invoke("replay", tmp_path / "changed.jsonl", "--check", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.stdout)["problems"][0].startswith(found)
+    assert json.loads(result.stdout)["problems"][0].startswith("row 0, step 1: number")
 
 
 def test_wrong_files_meet_with_advice(file, tmp_path):
@@ -280,7 +267,7 @@ def test_a_killed_run_leaves_a_readable_file(tmp_path):
     trace = read(file)
     assert trace.cut
     assert [record["step"] for record in trace.steps(None, None)] == [0, 1, 2, 3, 4, 5]
-    assert not trace.damaged
+    assert not trace.misplaced
     assert problems(trace.records) == []
     shown = invoke("replay", file, "--step", 1)
     assert (shown.exit_code, "cut off" in shown.stderr) == (0, True)

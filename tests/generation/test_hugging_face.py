@@ -191,18 +191,16 @@ class Recorder:
         self.ends += 1
 
 
-@pytest.mark.parametrize("name", ["stream", "streamer"])
-def test_streamers_get_the_prompt_and_then_every_token(name, tokenizer, capsys):
-    """transformers gives its own the prompt, and a custom function no streamer."""
+def test_streamers_get_the_prompt_and_then_every_token(tokenizer, capsys):
     ours, plain = Recorder(), Recorder()
-    sequence = continued(PROMPTS[1:], None, **{name: ours})
+    sequence = continued(PROMPTS[1:], None, stream=ours)
     continued(PROMPTS[1:], None, plain=True, streamer=plain)
     assert (ours.values, ours.ends) == (plain.values, plain.ends)
     assert plain.ends == 1
-    continued(PROMPTS[1:], None, **{name: TextStreamer(tokenizer)})
+    continued(PROMPTS[1:], None, stream=TextStreamer(tokenizer))
     assert capsys.readouterr().out.split() == tokenizer.decode(sequence[0]).split()
     reader = TextIteratorStreamer(tokenizer, skip_prompt=True)
-    continued(PROMPTS[1:], None, **{name: reader})
+    continued(PROMPTS[1:], None, stream=reader)
     assert "".join(reader).split() == tokenizer.decode(sequence[0, 4:]).split()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from multidraft_research.solvers.convex import minimise, potential
+from multidraft_research.solvers.distinct_optimum import Box, best_set, lower_bound, optimal_distinct, optimum_of
 from multidraft_research.solvers.global_resolution import global_resolution as resolve
 from multidraft_research.solvers.global_resolution_rule import FALLBACKS, GlobalResolution, ResolutionFailure
 from multidraft_research.solvers.linear_program import linear_program as solve_program
@@ -40,10 +41,7 @@ from multidraft.verification.laws import (
     SpecHub,
     Top,
     WithoutReplacement,
-    optimal_acceptance_rate,
-    optimum,
 )
-from multidraft.verification.laws.distinct import Box, best_set, lower_bound, optimal_distinct
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
@@ -125,7 +123,7 @@ def test_sets_are_found_in_any_order_of_their_tokens_and_what_cannot_be_drafted_
 def test_solvers_and_rules_are_lossless_and_reach_the_optimum_and_prove_it(law: Law, total: float) -> None:
     rules = [linear_program, max_flow] + [reduced_max_flow] * (law.name == "iid")
     for label, p, q in FEW[:: 2 if total == 1 else 5]:
-        p, best = total * p, float(optimum(total * p, drafting(law, q), law))
+        p, best = total * p, float(optimum_of(total * p, drafting(law, q), law))
         assert abs(best - optimal_by_linear_program(p, *law.tuples(drafting(law, q)))) < 1e-9, label
         network = network_of(law, drafting(law, q))
         for solve in (solve_program, solve_flow):
@@ -440,7 +438,7 @@ def test_distinct_optimum_meets_the_linear_program(drafts: int) -> None:
     for p, q in cases:
         expected = optimal_by_linear_program(p, *Distinct(drafts).tuples(q))
         assert float(optimal_distinct(p, q, drafts)) == pytest.approx(expected, abs=1e-9), (p, q)
-        scaled = float(optimal_acceptance_rate(p, q, "distinct", drafts=drafts, draft_probability=0.6))
+        scaled = float(optimum_of(p, q, Distinct(drafts, 0.6)))
         assert scaled == pytest.approx(optimal_by_linear_program(p, *Distinct(drafts, 0.6).tuples(q)), abs=1e-9)
 
 
@@ -477,7 +475,7 @@ def test_distinct_at_a_large_vocabulary_and_in_batches() -> None:
     logits = torch.randn(2, 1, 30_000, generator=generator) * 3
     q = (logits + torch.randn(2, 3, 30_000, generator=generator)).softmax(-1)
     p = (logits[:, 0] + torch.randn(2, 30_000, generator=generator)).softmax(-1)
-    rate = optimal_acceptance_rate(p, q, "distinct", drafts=3)
+    rate = optimum_of(p, q, Distinct(3))
     assert rate.shape == (2,)
     assert rate.dtype == torch.float32
     assert (rate > rate_of_distinct(p, q, Distinct(3))).all()

@@ -17,7 +17,6 @@ from spoiling import TENSORS, WRONG, loads_or_says_why, places, spoilt, spoilt_t
 from torch import Tensor
 
 from multidraft.errors import AdviceError
-from multidraft.io.journal import with_checksum, without_checksum
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +30,11 @@ class Kept:
     def __init__(self, folder: Path, top_k: int | None):
         self.folder = keep(folder, random_pairs(3, 10, 0), top_k=top_k)
         lines = (folder / MANIFEST).read_text().splitlines()
-        self.first, self.entry = (without_checksum(json.loads(line)) for line in lines)
+        self.first, self.entry = (json.loads(line) for line in lines)
         self.tensors = {name: value.clone() for name, value in load_file(folder / self.entry["file"]).items()}
 
     def write(self, first: Any, entry: Any) -> None:
-        lines = (with_checksum(record, number) for number, record in enumerate((first, entry), 1))
-        (self.folder / MANIFEST).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (self.folder / MANIFEST).write_text(f"{json.dumps(first)}\n{json.dumps(entry)}\n")
 
     def write_tensors(self, tensors: dict[str, Tensor]) -> None:
         content = save(tensors)

@@ -1,22 +1,21 @@
 """The compiled loops give what tensor operations give, at every setting of every law, and stay within their arrays."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from itertools import product
 
 import jaxtyping
+import oracles
 import pytest
 import torch
 from torch import Tensor
 
 import multidraft as md
-from multidraft.sampling.drafting import likeliest
+from multidraft.sampling.drafting import STEPS_PER_NAT, likeliest
 from multidraft.sampling.gate import softmax_lines
 from multidraft.verification import distributions, loops
 from multidraft.verification.law import Law
 from multidraft.verification.laws import Anchored, Greedy, Iid, anchored
-from multidraft.verification.laws.anchored import draw_anchored
 from multidraft.verification.outcome import over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.rules import lorenz_loops
@@ -33,12 +32,6 @@ ROUNDING = {torch.float32: 2e-6, torch.float64: 1e-12}
 Way = Callable[[Law, Tensor, Tensor, Tensor], Iterator[Tensor]]  # of law, target, draft, drafted
 
 
-def drawn_with_anchors(law: Anchored, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(5):
-        yield draw_anchored(draft, torch.rand(len(draft), law.width, generator=generator, dtype=torch.float64), law)
-
-
 def scheduled(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
     outcome = lorenz(target, draft, drafted, law)
     yield from (outcome.accept, outcome.residual)
@@ -53,17 +46,8 @@ def picked(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator
         yield torch.tensor(distributions.pick_each(torch.cat([target, draft, 0 * draft]), [number] * 9))
 
 
-def found(law: Law, target: Tensor, draft: Tensor, drafted: Tensor) -> Iterator[Tensor]:
-    scores = torch.cat([draft.log(), torch.zeros_like(draft)])  # equal ones, too
-    for temperature, most, tail in product((0.5, 1.0), (3, 700, 4096), (0.0, 1e-3)):
-        for places, weights in likeliest(scores, temperature, most, tail):
-            yield from (torch.from_numpy(places), torch.from_numpy(weights))
-
-
 WAYS: dict[str, tuple[list, Way]] = {
-    "multidraft.verification.laws.anchored.draw_anchored": (ANCHORED, drawn_with_anchors),
     "multidraft.sampling.gate.softmax_lines": ([Iid(1)], softened),
-    "multidraft.sampling.drafting.likeliest": ([Iid(1)], found),
     "multidraft.verification.distributions.pick_each": ([Iid(1)], picked),
     "multidraft.verification.rules.lorenz.lorenz": (IID + ANCHORED + GREEDY, scheduled),
 }
@@ -84,7 +68,6 @@ def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(one, other, rtol=0, atol=max(ROUNDING[dtype], ROUNDING.get(one.dtype, 0.0)))
 
 
-@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("size", [5, 4096])
 @pytest.mark.parametrize("name", loops.PAIRS)
@@ -106,6 +89,29 @@ def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: tor
     assert asked
 
 
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("size", [5, 4096])
+def test_draws_with_anchors_are_those_of_tensors(size: int, dtype: torch.dtype) -> None:
+    _, draft = rows(size, dtype)
+    generator = torch.Generator().manual_seed(4)
+    for law in ANCHORED * 5:
+        uniform = torch.rand(len(draft), law.width, generator=generator, dtype=torch.float64)
+        assert law.draw_all(draft, uniform).equal(oracles.draw_anchored(draft, uniform, law)), law
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("size", [5, 4096])
+def test_the_likeliest_columns_are_those_of_arrays(size: int, dtype: torch.dtype) -> None:
+    _, draft = rows(size, dtype)
+    scores = torch.cat([draft.log(), torch.zeros_like(draft), torch.full_like(draft[:1], torch.inf)])  # equal ones, too
+    for temperature, most, tail in product((0.5, 1.0), (3, 700, 4096), (0.0, 1e-3)):
+        scale = scores.numpy().dtype.type(STEPS_PER_NAT / temperature)
+        for line, (places, weights) in zip(scores.numpy(), likeliest(scores, temperature, most, tail), strict=True):
+            columns, expected = oracles.likeliest_of(line, scale, most, tail)
+            assert places.tolist() == columns.tolist()
+            assert weights == pytest.approx(expected, abs=ROUNDING[dtype])
+
+
 EXACT = 1e-12
 
 
@@ -116,7 +122,6 @@ def pair(seed: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return target, draft
 
 
-@pytest.mark.skipif(not loops.HAS_NUMBA, reason="without Numba no loop is asked")
 def test_a_loop_that_forgets_a_phase_is_caught(monkeypatch):
     """The biased twin: what survives one phase is left out."""
     target, draft = pair(3, 5)
@@ -149,7 +154,7 @@ def test_what_counts_as_a_coupling_is_one(name):
         assert torch.allclose(outcome.residual[0], (1 - accept) * over / over.sum(), rtol=0, atol=EXACT)
 
 
-# --- no loop is reached with shapes that it does not fit; run with bounds checking, and without Numba (Makefile) ------
+# --- no loop is reached with shapes that it does not fit; run with bounds checking, too (Makefile) ------------------
 
 TINY = 5e-324
 both = pytest.mark.usefixtures("way")
@@ -163,13 +168,11 @@ def way(request, monkeypatch):
         monkeypatch.setattr(loops, "usable", lambda *_: False)
 
 
-@both
-def test_the_process_is_what_the_environment_asks_for():
-    """Otherwise the runs of the Makefile would show nothing."""
-    assert loops.HAS_NUMBA == (importlib.util.find_spec("numba") is not None)
-    if loops.HAS_NUMBA and os.environ.get("NUMBA_BOUNDSCHECK") == "1":
-        with pytest.raises(IndexError):
-            lorenz_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy())
+@pytest.mark.skipif(os.environ.get("NUMBA_BOUNDSCHECK") != "1", reason="the run of the Makefile alone checks bounds")
+def test_bounds_are_checked_where_the_environment_asks_for_it():
+    """Otherwise that run would show nothing."""
+    with pytest.raises(IndexError):
+        lorenz_loops.next_target(torch.ones(3).numpy(), torch.ones(2).numpy())
 
 
 @both

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from multidraft_research.solvers.distinct_optimum import optimum_of
 from multidraft_research.solvers.linear_program import optimal_by_linear_program
 from mutants import rule_of
 from pairs import all_pairs, stacked_pairs
@@ -90,7 +91,7 @@ def test_acceptance_rate(name: str, drafts: int, draft_probability: float) -> No
         q = drafting(scheme.law, q)
         parts = [scheme.acceptance_rate(*rows) for rows in zip(p.split(FEW), q.split(FEW), strict=True)]
         assert torch.allclose(torch.cat(parts), rate, rtol=0, atol=EXACT), labels
-        optimum = scheme.optimal_acceptance_rate(p, q)
+        optimum = optimum_of(p, q, scheme.law)
         assert (rate <= optimum + 1e-9).all(), labels
         if name in OPTIMAL and (draft_probability == 1 or name in ALWAYS_OPTIMAL):
             assert torch.allclose(rate, optimum, rtol=0, atol=1e-9), labels

@@ -29,9 +29,9 @@ def optimal_acceptance_rate(
 
         alpha* = min over H of  P(H) + 1 - Q(H)
 
-    The `draft` of `distinct` has one distribution a draft: (..., drafts, vocab). `settings` are the law's: `anchors`
-    (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to less than one; the result has its
-    dtype. Raises AdviceError for an unknown law or setting, and for what is no distribution.
+    `settings` are the law's: `anchors` (None: `anchor_count`) and `top_up` (True) for `anchored`. `target` may sum to
+    less than one; the result has its dtype. Raises AdviceError for an unknown law or setting, for one whose optimum is
+    not known (`distinct`), and for what is no distribution.
 
     Towards Optimal Multi-Draft Speculative Decoding, eq. (8).
 

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from multidraft.errors import AdviceError, check_flag, check_integer
-from multidraft.verification.distributions import most_likely, pick
+from multidraft.verification.distributions import most_likely
 from multidraft.verification.law import Law, Staged, is_duplicate, one_hot, without
 from multidraft.verification.laws.iid import optimal_iid
 from multidraft.verification.laws.without_replacement import optimal_without_replacement
-from multidraft.verification.loops import compiled, forget, lines, paired, pick_into, same_shape, sum_of
+from multidraft.verification.loops import compiled, forget, lines, pick_into, same_shape, sum_of
 from multidraft.verification.precision import TIE, Past, Rates, Rows, Tuples, least
 
 Counts = int | Int[Tensor, "*batch"]
@@ -239,8 +239,8 @@ class Anchored(Staged):
         return without(draft, drafted) * is_drawn
 
     def draw_all(self, draft: Rows, uniform: Float[Tensor, "*batch width"]) -> Tuples:
-        """One search for the anchors, one sum for the draws, and top-ups only where needed."""
-        return draw_anchored(draft, uniform, self)
+        """One search for the anchors, one sum for the draws, and top-ups only where needed; on the CPU."""
+        return draw_rows(draft.cpu(), uniform.cpu(), self).to(draft.device)
 
 
 def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
@@ -314,17 +314,3 @@ def anchors_among(values, unlikely, drafts):
         mass += values[j]
         count = count + 1 if values[j] * (drafts - j) >= TIE * mass else 0
     return count
-
-
-@paired(draw_rows)
-def draw_anchored(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
-    """The tuple of the law where something is drafted."""
-    n, anchors = law.drafts, law.sure_tokens(draft)
-    draws = pick(law.without_sure(draft, anchors), uniform[..., n : 2 * n])
-    free = (anchors < 0).sum(-1, keepdim=True)
-    draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
-    drafted = torch.cat([anchors, draws], -1)
-    repeats = int(is_duplicate(draws).sum(-1).max()) if law.top_up and draws.numel() else 0
-    for j in range(2 * n, 2 * n + repeats):
-        drafted = torch.cat([drafted, pick(law.conditional(draft, drafted), uniform[..., j : j + 1])], -1)
-    return torch.nn.functional.pad(drafted, (0, law.width - drafted.shape[-1]), value=-1)

@@ -61,11 +61,11 @@ class Capture:
         path = folder / MANIFEST
         if not path.is_file():
             raise AdviceError(f"there is no capture in {str(folder)!r}; {HOW}")
-        lines, _ = journal.read_lines(path, "the manifest", HOW)
-        settings = journal.first_record(path, lines)
+        lines, _ = journal.read_lines(path, "the manifest")
+        settings, *records = journal.read_records(lines, path, HOW) or [{}]
         check_settings(settings, path)
-        entries = [entry(record, path) for record in journal.valid_records(lines)]
-        if not len(lines) == len(entries) + 1 == settings["prompts"] + 1:
+        entries = [entry(record, path) for record in records]
+        if len(entries) != settings["prompts"]:
             raise AdviceError(
                 f"the capture {str(folder)!r} has {len(entries)} of {settings['prompts']} prompts; {AGAIN}"
             )

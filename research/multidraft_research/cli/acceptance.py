@@ -94,4 +94,7 @@ def report(
 
 def cell(line: "Line | None") -> str:
     """One entry of the table."""
-    return "" if line is None else f"{100 * line.acceptance_rate:.1f} / {100 * (line.optimal_acceptance_rate or 0):.1f}"
+    if line is None:
+        return ""
+    optimum = line.optimal_acceptance_rate
+    return f"{100 * line.acceptance_rate:.1f} / {'unknown' if optimum is None else f'{100 * optimum:.1f}'}"

@@ -3,13 +3,14 @@
 import numpy as np
 
 from multidraft.verification.law import Law
-from multidraft.verification.laws import LAWS, optimum
+from multidraft.verification.laws import LAWS
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import Draft, Rows, Tuples
 from multidraft.verification.registry import OURS, register
 from multidraft_research.solvers import linear_program as programs
 from multidraft_research.solvers import max_flow as flows
 from multidraft_research.solvers.binned_lorenz import BinnedLorenz
+from multidraft_research.solvers.distinct_optimum import optimum_of
 from multidraft_research.solvers.global_resolution_rule import GlobalResolution
 from multidraft_research.solvers.moved import Moved
 from multidraft_research.solvers.network import Network
@@ -67,7 +68,7 @@ def register_all() -> None:
         exact=False,
         small=True,
     )
-    optimal = dict(rate=optimum, small=True)
+    optimal = dict(rate=optimum_of, small=True)
     flow = dict(source=f"{SOURCE}, Section 5.3", cost="two flows over token sets")
     register("iid:reduced_max_flow", law="iid", rule=reduced_max_flow, **flow, **optimal)
     for law in LAWS:

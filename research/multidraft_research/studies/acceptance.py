@@ -58,5 +58,5 @@ def one(s: Scheme, temperature: float, target: Tensor, draft: Tensor, generator:
     """Averages over positions."""
     rate, method = s.acceptance(target, draft, samples=TUPLES, generator=generator)
     error = float(rate.double().std() / len(target) ** 0.5)
-    optimum = float(s.optimal_acceptance_rate(target, draft).mean())
+    optimum = None if s.law.optimal is None else float(s.optimal_acceptance_rate(target, draft).mean())
     return Line(s.name, temperature, s.drafts, float(rate.mean()), error, optimum, method)
