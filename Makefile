@@ -1,4 +1,5 @@
-# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | docs | site | size | gpu | setup
+# make demo | test | test-loops | test-slow | test-oldest | test-gguf | test-clients | check | release-check | docs | site |
+# size | gpu | setup
 # Another Python: make PYTHON=python3.12. Options for pip: make PIP_FLAGS="..." (README, "Install").
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
@@ -10,7 +11,7 @@ PIP = $(BIN)/python -m pip install $(PIP_SETTINGS)
 TESTING = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST = $(TESTING) $(BIN)/python -m pytest -q -n 2
 
-.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check docs site size gpu setup
+.PHONY: demo test test-loops test-slow test-oldest test-gguf test-clients check release-check docs site size gpu setup
 setup: .venv/.checked
 
 # SmolLM2 answers four prompts, beside plain decoding and transformers' own ways to draft; then one step as a tree. Where
@@ -32,11 +33,21 @@ test: setup
 test-loops: setup
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.numba-checked $(TESTING) $(BIN)/python -m pytest -q tests/verification/test_loops.py
 
-# Then what uses plans once more, as on a machine that has none: a kept plan hides what a fresh one does.
+# The slow tests, folder by folder: what has passed is not run again for the same commit, so a stopped run goes on. At the
+# end what uses plans once more, as on a machine that has none: a kept plan hides what a fresh one does.
 TUNED = tests/cli/test_cli.py::test_what_tuning_finds_is_shown_drawn_and_kept
-test-slow: setup
-	$(PYTEST) -m slow
+PASSED := .venv/passed-$(shell git rev-parse --short HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || date +-%s)
+SLOW = $(sort $(shell grep -rl --include=test_*.py "mark.slow" tests | cut -d/ -f1,2))
+test-slow: setup $(SLOW:%=$(PASSED)/%.slow) $(PASSED)/plans
+	@echo "all slow tests have passed"
+
+$(PASSED)/%.slow: | setup
+	$(PYTEST) -m slow $* || test $$? -eq 5  # 5: none of them can run here
+	@mkdir -p $(@D) && touch $@
+
+$(PASSED)/plans: | setup
 	MULTIDRAFT_TEST_PLANS=fresh $(PYTEST) tests/server tests/cli tests/generation --deselect $(TUNED)
+	@mkdir -p $(@D) && touch $@
 
 # The same suite with the oldest transformers that works.
 test-oldest:
@@ -53,12 +64,23 @@ CLIENTS = .venv-clients/bin/python
 test-clients: setup .venv-clients/.made
 	OMP_NUM_THREADS=1 MULTIDRAFT=$(BIN)/multidraft $(CLIENTS) -m pytest -q -c tests/clients/pytest.ini tests/clients
 
-check: setup
+check: setup size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(TESTING) $(BIN)/python -m pytest -q --doctest-modules multidraft research tests/helpers
+
+# The wheel in an environment of its own, without this checkout: it has what it needs, and generates.
+RELEASE = .venv-release/bin
+release-check:
+	@rm -rf .venv-release dist && $(PYTHON) -m venv .venv-release
+	@$(RELEASE)/python -m pip wheel $(PIP_SETTINGS) --no-deps -w dist .
+	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) torch
+	@$(RELEASE)/python -m pip install $(PIP_SETTINGS) dist/multidraft-*.whl
+	cd dist && ../$(RELEASE)/multidraft --version
+	cd dist && ../$(RELEASE)/multidraft generate --target embedded --prompt "Once upon a time" --max-new-tokens 16
+	@ls -l dist
 
 # The pages that a command makes.
 docs: setup

@@ -1,11 +1,15 @@
-"""Print how large the parts of this repository are, beside the limits that it has set itself."""
+"""Print how large the parts of this repository are, and end with 1 where one is above its limit.
+
+A limit is what stands, rounded up: who needs more raises it in the same change, and says why.
+"""
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MADE = {"cli.md", "log.md"}  # a page that is made, and the log, which only grows
+UNCOUNTED = {"cli.md", "log.md"}  # a page that a command makes, and the log, which only grows
 
 
 def lines(paths: Iterable[Path]) -> int:
@@ -20,24 +24,25 @@ def words(path: Path) -> int:
     return sum(bool(re.search(r"\w", word)) for word in text.split())
 
 
-def main() -> None:
-    """The table."""
+def main() -> int:
+    """The table; returns how many parts are above their limits."""
     core, decoding = sorted((ROOT / "multidraft").rglob("*.py")), ROOT / "multidraft" / "decoding"
-    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in MADE] + [ROOT / "README.md"]
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in UNCOUNTED] + [ROOT / "README.md"]
     step = [decoding / f"{name}.py" for name in ("step", "draft", "verify", "walks", "tree", "state")]
     rows = [
-        ("core, lines", lines(core), 15_000),
-        ("core, files", len(core), 100),
+        ("core, lines", lines(core), 19_500),
+        ("core, files", len(core), 125),
         ("decode step, lines in six files", lines(path for path in step if path.exists()), None),
         ("decoding, lines", lines(decoding.rglob("*.py")), None),
-        ("research, lines", lines((ROOT / "research").rglob("*.py")), None),
-        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 10_000),
-        ("docs and README, written words", sum(map(words, pages)), 18_000),
+        ("research, lines", lines((ROOT / "research").rglob("*.py")), 9_600),
+        ("tests, lines", lines((ROOT / "tests").rglob("*.py")), 19_700),
+        ("docs and README, written words", sum(map(words, pages)), 14_500),
     ]
     for name, size, limit in rows:
-        told = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"
-        print(f"{name:<34}{size:>8,}{told}")
+        note = "" if limit is None else f"  limit {limit:>6,}{'' if size <= limit else '  ABOVE'}"
+        print(f"{name:<34}{size:>8,}{note}")
+    return sum(limit is not None and size > limit for _, size, limit in rows)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(min(main(), 1))
