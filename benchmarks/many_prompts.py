@@ -18,7 +18,7 @@ import multidraft as md
 from multidraft.machine import commit, hardware
 from multidraft.zoo import load_pair
 
-SHORTEST, LONGEST = 8, 96  # new tokens of a row
+SHORTEST, LONGEST = 8, 256  # new tokens of a row; their logarithms are uniform, as answers are: many short, few long
 WORDS = "the old house stood at the end of a road and nobody had lived there for a long time when one day".split()
 
 
@@ -34,7 +34,8 @@ class EndsAt:
 
     def __init__(self, prompts: list[list[int]]):
         chance = random.Random(1)
-        self.ends = [(prompt, len(prompt) + chance.randint(SHORTEST, LONGEST)) for prompt in prompts]
+        counts = [int(SHORTEST * (LONGEST / SHORTEST) ** chance.random()) for _ in prompts]
+        self.ends = [(prompt, len(prompt) + count) for prompt, count in zip(prompts, counts, strict=True)]
 
     def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
         tokens = input_ids[0].tolist()
@@ -67,8 +68,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plain", action="store_true", help="without drafts")
+    parser.add_argument("--float32", action="store_true", help="where a processor computes bfloat16 slowly")
     options = parser.parse_args()
     pair = load_pair()
+    for model in (pair.target, pair.draft) if options.float32 else ():
+        model.float()
+    if options.plain:
+        pair = pair._replace(draft=None)
     prompts = prompts_of(pair.tokenizer, options.prompts)
     print(f"{hardware()}; commit {commit()}")
     for temperature in (0.0, 1.0):
