@@ -44,8 +44,8 @@ PARTS = [
         DEVIATION,
         "Several steps of Global Resolution",
         "The 1-norm between the distribution of several emitted tokens and the target's; 3 i.i.d. drafts from the top "
-        "10 (its Theorem R.1). At each position the distribution is a sum over everything that can be drafted; the texts "
-        "are those that the target drew.",
+        "10 (its Theorem R.1). At each position the distribution is a sum over everything that can be drafted; the "
+        "texts are those that the target drew.",
     ),
     Part(
         "randomised",
