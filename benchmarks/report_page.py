@@ -6,6 +6,7 @@ python benchmarks/report_page.py runs/all
 import json
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import NamedTuple
 
 from multidraft_research.studies.listed import LISTED
@@ -42,9 +43,9 @@ PARTS = [
         "multi-step-error",
         DEVIATION,
         "Several steps of Global Resolution",
-        "The 1-norm between the law of several emitted tokens and the target's; 3 i.i.d. drafts from the top 10 (its "
-        "Theorem R.1). At each position the law is a sum over everything that can be drafted; the texts are those that "
-        "the target drew.",
+        "The 1-norm between the distribution of several emitted tokens and the target's; 3 i.i.d. drafts from the top "
+        "10 (its Theorem R.1). At each position the distribution is a sum over everything that can be drafted; the "
+        "texts are those that the target drew.",
     ),
     Part(
         "randomised",
@@ -72,7 +73,7 @@ PARTS = [
 def main() -> None:
     """All tables, one after another."""
     for part in PARTS:
-        print(f"\n## {part.heading}\n\n{part.about}\n")
+        print(f"\n## {part.heading}\n\n{fill(part.about, 118, break_on_hyphens=False)}\n")
         for row in rows(part, Path(sys.argv[1])):
             print(f"| {' | '.join(row)} |")
 
