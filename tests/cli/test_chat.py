@@ -27,7 +27,7 @@ def pair(tmp_path_factory) -> Path:
 @pytest.fixture
 def heard(monkeypatch) -> list[list[int]]:
     """The prompts that were decoded; the third one is interrupted."""
-    return stop_at(monkeypatch, call=3, tokens=2)
+    return stop_at(monkeypatch, call=3, tokens=3)
 
 
 def chat(pair: Path, *arguments: object, said: str = ""):

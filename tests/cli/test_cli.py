@@ -21,6 +21,7 @@ from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hin
 from multidraft.decoding.metrics import PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
+from multidraft.models.table import TableModel, random_table
 from multidraft.verification.registry import SCHEMES
 from multidraft.zoo import FOLDER
 
@@ -282,8 +283,8 @@ def test_a_draft_with_a_part_of_the_vocabulary_assists_transformers_too():
     assert way == {LOOKUP: {"prompt_lookup_num_tokens": 10}, ASSISTED: {"assistant_model": wide}}
 
 
-class Hearing:
-    """A head, as far as the way to a rival goes."""
+class Head(TableModel):
+    """A head, as far as transformers' ways to draft go."""
 
     hidden_layers = (1,)
 
@@ -291,4 +292,5 @@ class Hearing:
 @pytest.mark.parametrize(("target", "found"), [("smollm2", {LOOKUP, ASSISTED}), ("another", {LOOKUP})])
 def test_transformers_drafts_for_smollm2_with_its_small_model_in_place_of_a_head(target, found, monkeypatch):
     monkeypatch.setattr("multidraft.cli.report.small_draft", lambda: tiny_model("qwen2"))
-    assert baselines(Models(tiny_model("llama"), Hearing(), None), {"stop": None}, target).keys() == found
+    pair = Models(tiny_model("llama"), Head(random_table(5, 1, 1), 5), None)
+    assert baselines(pair, {"stop": None}, target).keys() == found
