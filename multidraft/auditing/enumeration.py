@@ -11,14 +11,14 @@ from itertools import product
 
 from torch import Tensor
 
-from multidraft.decoding.draft import Drafted, read_level, stacked
+from multidraft.decoding.draft import Drafted, read_level, stack_distributions
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import node_outcomes
-from multidraft.decoding.walks import Asked, Verdict, Walker, WalkResult, drive, walker
+from multidraft.decoding.walks import Queries, Verdict, Walker, WalkResult, drive, walker
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
@@ -146,7 +146,7 @@ def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> lis
     ways = [(tree, 1.0)]
     for node, count in sorted(counts.items()):
         own = law.with_drafts(count)
-        tuples, weights = own.tuples(stacked([tree.laws[node]], count)[0])
+        tuples, weights = own.tuples(stack_distributions([tree.laws[node]], count)[0])
         grown = []
         for (before, chance), (places, weight) in product(ways, zip(tuples.tolist(), weights.tolist(), strict=True)):
             grown.append((before.copy(), chance * weight))
@@ -165,7 +165,7 @@ def all_walk_results(
     begin, known = walker(walk or config.walk), dict[tuple[int, int, float], Verdict]()
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in scored.trees]
 
-    def verdicts(asked: Asked) -> dict[int, Verdict]:
+    def verdicts(asked: Queries) -> dict[int, Verdict]:
         keys = {walk: (rows[walk], *question) for walk, question in asked.items()}
         new = {key[0]: key[1:] for key in keys.values() if key not in known}
         outcomes = node_outcomes(config.scheme, scored, new) if new else {}
@@ -206,7 +206,9 @@ class Script:
 def last_tokens(scored: Scored, row: int, walk_result: WalkResult) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
     weights = (
-        scored.targets([(row, walk_result.leaf)])[0] if walk_result.residual is None else walk_result.residual.law()
+        scored.targets([(row, walk_result.leaf)])[0]
+        if walk_result.residual is None
+        else walk_result.residual.token_weights()
     ).double()
     total = float(weights.sum())
     if total <= 0:

@@ -23,7 +23,7 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig, check_generators, generators_for
-from multidraft.decoding.trace import Trace
+from multidraft.decoding.trace import TraceWriter
 from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
 from multidraft.generation import inputs as given
@@ -232,7 +232,7 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
     info, prompts = batch.info, [request.prompt for request in requests]
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
-    trace = Trace(options.trace) if options.trace is not None else None
+    trace = TraceWriter(options.trace) if options.trace is not None else None
     with torch.inference_mode(), ExitStack() as stack, info.whole():
         stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
         stack.callback(batch.config.policy.finish)  # which keeps what was measured, however the run ends

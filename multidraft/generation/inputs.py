@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
-from multidraft.decoding.state import MEASURED, DecodeConfig
-from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
+from multidraft.decoding.state import MEASURED_EVERY_STEPS, DecodeConfig
+from multidraft.decoding.tree import NO_DRAFTS, TREE_FORMS, Tree
 from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
@@ -42,9 +42,9 @@ def make_config(
     scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
     check_walk(scheme, walk)
     if not isinstance(tree, Tree | TreePolicy):
-        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
+        raise AdviceError(f"tree is {shown(tree)}; {TREE_FORMS}")
     check_all(more)
-    every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
+    every = counted(measure, MEASURED_EVERY_STEPS, 0, "measure", "True, False, or every how many steps to measure")
     return DecodeConfig(scheme, policy_of(tree), walk, every, **more)
 
 

@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCrite
 from multidraft.autotune.controller import Limits
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.trace import Tell
+from multidraft.decoding.trace import OnTraceRecord
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, shown
@@ -41,7 +41,7 @@ class Options:
     logprobs: bool | int = False
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
-    trace: Tell | None = None
+    trace: OnTraceRecord | None = None
     measure: bool | int = True
     synchronise: bool = False
     compile: bool = False

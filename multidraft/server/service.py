@@ -79,7 +79,7 @@ class Metrics(Collector):
             (counter, "vllm:prefix_cache_queries", "Prompt tokens, looked up.", engine.batch.prompt_tokens),
             (counter, "vllm:prefix_cache_hits", "Those read before.", engine.batch.reused_tokens),
             (counter, "vllm:generation_tokens", "Tokens that were emitted.", info.tokens),
-            (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.drafts),
+            (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.draft_steps),
             (counter, "vllm:spec_decode_num_draft_tokens", "Drafted nodes.", info.nodes),
             (counter, "vllm:spec_decode_num_accepted_tokens", "Accepted ones.", info.accepted),
             (counter, "multidraft:engine_faults", "Faults of the engine that it has gone on from.", engine.faults),

@@ -102,13 +102,13 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
 
 def test_a_draft_model_that_skips_what_it_has_missed_is_caught(monkeypatch):
     """The broken twin counts a piece as read without reading it."""
-    read = drafting.reading
+    read = drafting.tokens_to_read
 
     def skipping(row, tree, nodes, depth):
         if depth == 0 and tree.backlog:
             row.unread, tree.backlog = row.unread[tree.backlog :], 0
         return read(row, tree, nodes, depth)
 
-    monkeypatch.setattr(drafting, "reading", skipping)
+    monkeypatch.setattr(drafting, "tokens_to_read", skipping)
     emitted = [len(row.tokens) for record in steps(*rested(LENGTHS))[2:] for row in record.emitted]
     assert min(emitted) < 1 + DEPTH
