@@ -35,7 +35,7 @@ class Drafted(NamedTuple):
 
 def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
-    trees, policy = [TokenTree([row.root], config.scheme.law.repeats) for row in state.rows], config.policy
+    trees, policy = [TokenTree([row.root], config.scheme.law.can_repeat) for row in state.rows], config.policy
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
@@ -100,7 +100,7 @@ def read_level(
             for line, fault in row_faults.items()
         }
         parts.append((level_logits, isinstance(answer, Scores), distributions))
-    per_draft = config.scheme.law.several
+    per_draft = config.scheme.law.per_draft_distributions
     for line, (row, node) in enumerate(places):
         distributions = [part[2][line] for part in parts]
         distribution = merge_distributions(distributions) if per_draft else distributions[0]
@@ -148,7 +148,7 @@ def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[i
     drawn = dict[tuple[int, int], tuple[list[int], list[float]]]()
     for count, places in sorted(groups.items()):  # a row takes its numbers in an order of its own
         law_of_count = law.with_drafts(count)
-        uniforms = [rows[row].random.take(law_of_count.numbers) for row, _ in places]
+        uniforms = [rows[row].random.take(law_of_count.num_uniforms) for row, _ in places]
         draft = stack_distributions([trees[row].laws[node] for row, node in places], count)
         tuples = law_of_count.draw(draft, torch.tensor(uniforms, dtype=torch.float64)).tolist()
         drawn |= zip(places, zip(tuples, uniforms, strict=True), strict=True)

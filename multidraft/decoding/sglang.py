@@ -233,7 +233,7 @@ def resolve_scheme(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
     """The scheme; raises where the children of a node do not tell all that its law has drawn."""
     chosen = scheme_named(name or ("top:naive" if draft is None else "without_replacement:recursive_rejection"))
     law = chosen.law
-    if law.width != law.drafts or law.several or law.draft_probability < 1:
+    if law.width != law.drafts or law.per_draft_distributions or law.draft_probability < 1:
         raise AdviceError(f"the children of a node do not tell what the law {law.name} has drawn; use iid:lorenz")
     if draft is None and chosen.name != "top:naive":
         raise AdviceError(f"{chosen.name} needs draft_probs, the law that each node's children were drawn from")

@@ -15,11 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError, shown
-from multidraft.verification.precision import FULL
+from multidraft.verification.precision import MAX_MISSING_MASS
 
 Coin = Callable[[float], bool]
 MIN_PROBABILITY = 1e-12  # a probability below it is rounding
-MAX_PARTIAL_SHARE = 1 - 2 * FULL  # no target is asked for between it and one: a rule could not tell it from a full one
+MAX_PARTIAL_SHARE = (
+    1 - 2 * MAX_MISSING_MASS
+)  # no target is asked for between it and one: a rule could not tell it from a full one
 MIN_SHARE = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 

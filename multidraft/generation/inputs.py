@@ -146,11 +146,11 @@ def check_compiles(*models: Model | None) -> None:
 
 def check_drafters(scheme: Scheme, is_list: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    if is_list and not scheme.law.several:
+    if is_list and not scheme.law.per_draft_distributions:
         raise AdviceError(
             f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
         )
-    if not is_list and scheme.law.several:
+    if not is_list and scheme.law.per_draft_distributions:
         raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
 
 

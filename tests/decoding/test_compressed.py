@@ -31,7 +31,7 @@ def pair(seed: int) -> tuple[Tensor, NodeLaw]:
 
 def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
     """A tree in which this was drawn at the root."""
-    tree = TokenTree([0], scheme.law.repeats, laws={0: law})
+    tree = TokenTree([0], scheme.law.can_repeat, laws={0: law})
     tree.add(0, scheme.drafts, places, [])
     return tree
 
@@ -61,7 +61,11 @@ def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
 
 def scheme_of(name: str) -> tuple[Scheme, NodeLaw, Tensor]:
     scheme, (target, law) = md.scheme(name, 2), pair(len(name))
-    return scheme, law if scheme.law.several else replace(law, probabilities=law.probabilities[0]), target
+    return (
+        scheme,
+        law if scheme.law.per_draft_distributions else replace(law, probabilities=law.probabilities[0]),
+        target,
+    )
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.4])
