@@ -89,7 +89,7 @@ def test_rows_that_all_catch_up_draft_nothing(passes):
 def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And what catching up takes is not taken for the price of a step without drafts."""
     policy = Auto(Profile({}), 0.0, budget=1e9)
-    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, found=rates(0.1), spent=0.0)
+    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, true_rates=rates(0.1), spent=0.0)
     policy.expect(1, 0, 1)
     policy.pause = policy.steps_to_probe = 2
     before = policy.profile.measured(1, drafted=False)
