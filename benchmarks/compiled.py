@@ -28,7 +28,7 @@ from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import NO_DRAFTS, Tree
 from multidraft.decoding.warm_up import compile_steps
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.sampling.settings import Sampling
 from multidraft.zoo import Pair
@@ -46,7 +46,7 @@ def measure(pair: Pair, tree: str | None, options: argparse.Namespace) -> Second
     steps, draft = options.steps * len(shape), pair.draft if tree else None
     states, configs = {}, {}
     for way, compiles in WAYS.items():
-        configs[way] = config = DecodeConfig(md.scheme(SCHEME), StaticTree(shape), measure=0, compile=compiles)
+        configs[way] = config = DecodeConfig(md.scheme(DEFAULT_SCHEME), StaticTree(shape), measure=0, compile=compiles)
         if compiles:
             compile_steps(config, [pair.target, draft], texts, [steps] * len(texts), len(texts))
         states[way] = read_whole(requests_for(texts, Sampling(), steps, seed=0), pair.target, draft, config)

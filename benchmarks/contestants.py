@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 import multidraft as md
-from multidraft.generation import SCHEME, TREE
+from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE
 from multidraft.zoo import Pair
 
 
@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
 PLAIN, THEIRS, ASSISTED = Case("plain decoding, ours"), Case("`model.generate`"), "assisted generation"
 STATIC = Case("`model.generate`, compiled", "static cache")  # compiled by transformers on a GPU alone
-DEFAULT = Case(SCHEME, f"{TREE} deferred")
+DEFAULT = Case(DEFAULT_SCHEME, f"{DEFAULT_TREE} deferred")
 
 
 def assistant(tokens: int, threshold: float = 0.0, schedule: str = "constant") -> dict[str, Any]:
@@ -45,14 +45,14 @@ OURS = [
     Case("iid:lorenz", "2x1x1x1 deferred"),
     Case("anchored:lorenz", "4x2x2x1 commit"),
 ]
-FIXED = [
-    Case(SCHEME, f"{tree} deferred")
+FIXED_TREES = [
+    Case(DEFAULT_SCHEME, f"{tree} deferred")
     for tree in ("1x1", "1x1x1", "1x1x1x1", "2x1x1", "2x1x1x1", "3x1x1", "3x1x1x1", "2x2x2", "4x2x2x1")
 ]
 DYNAMIC = ["3 tokens", "5 tokens", "8 tokens, threshold 0.2", "heuristic from 5 tokens"]  # the best of each kind
-ALL = [PLAIN, THEIRS, *(Case(ASSISTED, name) for name in ASSISTANTS), *OURS, *FIXED, DEFAULT]
-SOME = [PLAIN, *(Case(ASSISTED, name) for name in DYNAMIC), *FIXED, DEFAULT]
-FEW = [PLAIN, Case(ASSISTED, "3 tokens"), Case(ASSISTED, "5 tokens, threshold 0.4"), FIXED[1], DEFAULT]
+ALL = [PLAIN, THEIRS, *(Case(ASSISTED, name) for name in ASSISTANTS), *OURS, *FIXED_TREES, DEFAULT]
+SOME = [PLAIN, *(Case(ASSISTED, name) for name in DYNAMIC), *FIXED_TREES, DEFAULT]
+FEW = [PLAIN, Case(ASSISTED, "3 tokens"), Case(ASSISTED, "5 tokens, threshold 0.4"), FIXED_TREES[1], DEFAULT]
 Run = dict[str, Any]
 
 

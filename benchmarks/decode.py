@@ -33,7 +33,7 @@ import multidraft as md
 from multidraft.autotune.plans import MeasuredPair, profile_for
 from multidraft.autotune.tuning import measure as tune
 from multidraft.errors import AdviceError
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal
 from multidraft.machine import commit, hardware, versions
 from multidraft.zoo import Pair
@@ -63,7 +63,7 @@ def prepare(pair: Pair) -> None:
     """Measure the pair for `auto`, with prompts that take no part."""
     texts = [prompt["prompt"] for prompt in map(json.loads, DEMO.read_text().splitlines())]
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
-    subject = MeasuredPair(pair.target, pair.draft, md.scheme(SCHEME), prompts=prompts)
+    subject = MeasuredPair(pair.target, pair.draft, md.scheme(DEFAULT_SCHEME), prompts=prompts)
     tune(subject, profile_for(subject), TUNE)
 
 

@@ -33,11 +33,11 @@ from servers import ZOO, Contestant, Server, contestants, cores, running
 from tqdm import tqdm
 
 from multidraft.errors import AdviceError
-from multidraft.generation import FIXED, TREE
+from multidraft.generation import DEFAULT_TREE, FIXED_TREE
 from multidraft.machine import commit, hardware, versions
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-QUICK = dict(requests=4, new_tokens=12, clients=[2], rate=[2.0], tree=[FIXED])
+QUICK = dict(requests=4, new_tokens=12, clients=[2], rate=[2.0], tree=[FIXED_TREE])
 Load = tuple[str, float]  # closed with so many clients, or open at so many requests a second
 UNIT = 1000  # times are shown in milliseconds
 
@@ -185,7 +185,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=str(ZOO / "target"), help="a folder or hub name; default: embedded")
     parser.add_argument("--draft", default=str(ZOO / "draft"), help="not a folder: ours alone, vLLM then takes n-grams")
-    parser.add_argument("--tree", nargs="+", default=[FIXED, TREE], help="our server with each of these")
+    parser.add_argument("--tree", nargs="+", default=[FIXED_TREE, DEFAULT_TREE], help="our server with each of these")
     parser.add_argument("--transformers", metavar="PROGRAM", help="of an environment with transformers[serving]")
     parser.add_argument("--vllm", metavar="PROGRAM", help="of an environment with vllm")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16], help="of the closed loop")

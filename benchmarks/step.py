@@ -28,7 +28,7 @@ from multidraft.decoding.prompts import row_at_root
 from multidraft.decoding.state import DecodeConfig, State
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.warm_up import warm_up
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.machine import commit, hardware
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 49_152, 151_936])
     parser.add_argument("--trees", nargs="+", default=["1x1x1", "2x1x1x1"])
     parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--scheme", default=SCHEME)
+    parser.add_argument("--scheme", default=DEFAULT_SCHEME)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float)

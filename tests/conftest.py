@@ -60,7 +60,7 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
 
     from multidraft.autotune import plans
     from multidraft.autotune.plans import MeasuredPair
-    from multidraft.generation import SCHEME
+    from multidraft.generation import DEFAULT_SCHEME
     from multidraft.verification.registry import scheme
     from multidraft.zoo import load_pair
 
@@ -70,4 +70,4 @@ def plans_are_made_up(tmp_path_factory: pytest.TempPathFactory) -> None:
         return
     plans.fresh = made_up
     pair = load_pair()
-    plans.save(made_up(MeasuredPair(pair.target, pair.draft, scheme(SCHEME)).identity))
+    plans.save(made_up(MeasuredPair(pair.target, pair.draft, scheme(DEFAULT_SCHEME)).identity))

@@ -14,7 +14,7 @@ from typer import cli as typer_cli
 from typer.testing import CliRunner
 
 import multidraft as md
-from multidraft.generation import TREE
+from multidraft.generation import DEFAULT_TREE
 from multidraft.zoo import FOLDER, load_pair
 
 ROOT, PACKAGE = Path(__file__).parents[1], FOLDER.parent
@@ -119,5 +119,5 @@ def test_the_page_of_the_command_line_is_its_help():
 
 
 def test_the_pages_name_the_default_and_readme_is_short():
-    assert f"default is `{TREE}`" in (ROOT / "docs" / "choosing.md").read_text()
+    assert f"default is `{DEFAULT_TREE}`" in (ROOT / "docs" / "choosing.md").read_text()
     assert len(re.findall(r"\S*\w\S*", (ROOT / "README.md").read_text())) <= 600

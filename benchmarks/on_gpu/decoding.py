@@ -8,7 +8,7 @@ from pathlib import Path
 from contestants import ASSISTED, PLAIN, STATIC, THEIRS, Case, decode
 from tqdm import tqdm
 
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io.journal import Journal
 from multidraft.zoo import Pair, load_pair
 from on_gpu import trained
@@ -17,7 +17,7 @@ from on_gpu.steps import TREES
 
 PROMPTS = Path(__file__).parents[1] / "prompts.jsonl"
 Way = tuple[Case, bool]  # who, and whether compiled
-OURS = [Case(SCHEME, f"{tree} deferred") for tree in TREES]
+OURS = [Case(DEFAULT_SCHEME, f"{tree} deferred") for tree in TREES]
 WAYS: list[Way] = [(PLAIN, False), (THEIRS, False), (STATIC, False), (Case(ASSISTED, "3 tokens"), False)]
 WAYS += [(Case(ASSISTED, "5 tokens, threshold 0.4"), False)] + [(case, way) for case in OURS for way in (False, True)]
 WAYS += [(PLAIN, True)]

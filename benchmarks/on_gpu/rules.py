@@ -27,7 +27,7 @@ def line_of(asked: Asked, vocabulary: int, rows: int, drafts: int, name: str) ->
     """One case."""
     pairs, scheme = random_pairs(rows, vocabulary, 0), md.scheme(name, drafts=drafts)
     target, draft = (logits.to(asked.device).softmax(-1) for logits in (pairs.target, pairs.draft))
-    uniform = torch.rand(rows, scheme.law.numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(rows, scheme.law.num_uniforms, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     uniform = uniform.to(asked.device)
     drafted = scheme.law.draw(draft, uniform)
     works: dict[str, Callable[[], object]] = {

@@ -6,7 +6,7 @@ import torch
 
 import multidraft as md
 from multidraft.decoding.metrics import Info
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from on_gpu.asked import Asked, Line
 from on_gpu.published import model_of
 
@@ -40,7 +40,7 @@ def parts(info: Info) -> dict[str, float]:
 
 def run(asked: Asked, name: str, tree: str | None, way: bool, new: int, synchronise: bool = False) -> Info:
     """So many new tokens."""
-    settings: dict[str, Any] = dict(scheme=SCHEME, tree=tree) if tree else {}
+    settings: dict[str, Any] = dict(scheme=DEFAULT_SCHEME, tree=tree) if tree else {}
     _, info = md.generate(
         model_of(name, asked),
         model_of(DRAFT, asked) if tree else None,

@@ -11,20 +11,20 @@ from itertools import product
 
 from torch import Tensor
 
-from multidraft.decoding.draft import Drafted, read_level, stacked
+from multidraft.decoding.draft import Drafted, read_level, stack_distributions
 from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, Scored, State, gather
 from multidraft.decoding.step import score
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import node_outcomes
-from multidraft.decoding.walks import Asked, Verdict, Walker, WalkResult, drive, walker
+from multidraft.decoding.walks import Queries, Verdict, Walker, WalkResult, drive, walker
 from multidraft.models.reader import Reader
 from multidraft.sampling.settings import Sampling
 from multidraft.verification import law as drafting
 
 PLAIN = Sampling()
-SURE = 1e-15  # a coin this close to 0 or 1 has one side
+MAX_CERTAIN_GAP = 1e-15  # a coin this close to 0 or 1 has one side
 Law = dict[tuple[int, ...], float]  # probabilities of sequences of tokens
 Conditional = Callable[[tuple[int, ...]], Tensor]  # from new tokens to the target's distribution of the next one
 
@@ -85,8 +85,8 @@ def first_tokens(law: Law, conditional: Conditional, count: int) -> Law:
     """The law of the first `count` tokens: longer sequences are cut, shorter ones go on as the target does."""
     result: Law = {}
     for tokens, probability in law.items():
-        for more, weight in target_law(conditional, count - len(tokens), tokens).items():
-            add(result, (tokens + more)[:count], probability * weight)
+        for following, weight in target_law(conditional, count - len(tokens), tokens).items():
+            add(result, (tokens + following)[:count], probability * weight)
     return result
 
 
@@ -97,8 +97,8 @@ def target_law(conditional: Conditional, count: int, after: tuple[int, ...] = ()
     result: Law = {}
     for token, probability in enumerate(conditional(after).tolist()):
         if probability > 0:
-            rest = target_law(conditional, count - 1, (*after, token))
-            result |= {(token, *tokens): probability * weight for tokens, weight in rest.items()}
+            following = target_law(conditional, count - 1, (*after, token))
+            result |= {(token, *tokens): probability * weight for tokens, weight in following.items()}
     return result
 
 
@@ -127,16 +127,16 @@ def all_branches(state: State, config: DecodeConfig) -> tuple[Forest, list[Branc
 def all_trees(state: State, config: DecodeConfig) -> Forest:
     """As `draft_tree` and `score`, but every tuple takes its turn instead of being drawn."""
     law, policy, depth = config.scheme.law, config.policy, 0
-    trees = [TokenTree([row.root], law.repeats) for row in state.rows]
+    trees = [TokenTree([row.root], law.can_repeat) for row in state.rows]
     origin, probability = list(range(len(trees))), [1.0] * len(trees)
     drafts = all(row.root_logits is None for row in state.rows)
     while drafts and any((plan := policy.plan(trees, depth)).nodes):
         places = [(row, node) for row, nodes in enumerate(plan.nodes) for node in nodes]
         read_level(state, config, trees, places, depth, plan.lookup_only)
         ways = [all_draws(law, *pair) for pair in zip(trees, policy.counts(trees, depth), strict=True)]
-        rows = [row for row, own in enumerate(ways) for _ in own]
-        trees = [tree for own in ways for tree, _ in own]
-        probability = [probability[row] * chance for row, own in enumerate(ways) for _, chance in own]
+        rows = [row for row, row_ways in enumerate(ways) for _ in row_ways]
+        trees = [tree for row_ways in ways for tree, _ in row_ways]
+        probability = [probability[row] * chance for row, row_ways in enumerate(ways) for _, chance in row_ways]
         origin, state, depth = [origin[row] for row in rows], gather(state, rows), depth + 1
     return Forest(state, score(state, Drafted(trees, depth, {})), origin, probability)
 
@@ -145,8 +145,8 @@ def all_draws(law: drafting.Law, tree: TokenTree, counts: dict[int, int]) -> lis
     """The tree with every combination of tuples that can be drawn at nodes of a level, and their probabilities."""
     ways = [(tree, 1.0)]
     for node, count in sorted(counts.items()):
-        own = law.with_drafts(count)
-        tuples, weights = own.tuples(stacked([tree.laws[node]], count)[0])
+        law_of_count = law.with_drafts(count)
+        tuples, weights = law_of_count.tuples(stack_distributions([tree.laws[node]], count)[0])
         grown = []
         for (before, chance), (places, weight) in product(ways, zip(tuples.tolist(), weights.tolist(), strict=True)):
             grown.append((before.copy(), chance * weight))
@@ -165,11 +165,11 @@ def all_walk_results(
     begin, known = walker(walk or config.walk), dict[tuple[int, int, float], Verdict]()
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in scored.trees]
 
-    def verdicts(asked: Asked) -> dict[int, Verdict]:
-        keys = {walk: (rows[walk], *question) for walk, question in asked.items()}
-        new = {key[0]: key[1:] for key in keys.values() if key not in known}
-        outcomes = node_outcomes(config.scheme, scored, new) if new else {}
-        known.update({(row, *new[row]): verdict for row, verdict in outcomes.items()})
+    def verdicts(queries: Queries) -> dict[int, Verdict]:
+        keys = {walk: (rows[walk], *question) for walk, question in queries.items()}
+        new_queries = {key[0]: key[1:] for key in keys.values() if key not in known}
+        outcomes = node_outcomes(config.scheme, scored, new_queries) if new_queries else {}
+        known.update({(row, *new_queries[row]): verdict for row, verdict in outcomes.items()})
         return {walk: known[key] for walk, key in keys.items()}
 
     while rows := [row for row, left in enumerate(scripts) if left]:
@@ -195,8 +195,8 @@ class Script:
     def __call__(self, probability: float) -> bool:
         """The next answer."""
         written = self.answers[len(self.given) :]
-        answer = written[0] if written else probability > SURE
-        if not written and SURE < probability < 1 - SURE:
+        answer = written[0] if written else probability > MAX_CERTAIN_GAP
+        if not written and MAX_CERTAIN_GAP < probability < 1 - MAX_CERTAIN_GAP:
             self.others.append((*self.given, False))
         self.given += (answer,)
         self.probability *= min(probability, 1.0) if answer else 1 - max(probability, 0.0)
@@ -206,7 +206,9 @@ class Script:
 def last_tokens(scored: Scored, row: int, walk_result: WalkResult) -> list[tuple[int, float]]:
     """The tokens that can come last and their probabilities; -1, as `pick` has it, where no token has any weight."""
     weights = (
-        scored.targets([(row, walk_result.leaf)])[0] if walk_result.residual is None else walk_result.residual.law()
+        scored.targets([(row, walk_result.leaf)])[0]
+        if walk_result.residual is None
+        else walk_result.residual.token_weights()
     ).double()
     total = float(weights.sum())
     if total <= 0:

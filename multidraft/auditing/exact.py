@@ -22,11 +22,11 @@ from multidraft.verification.outcome import Outcome, over_all_tuples
 from multidraft.verification.registry import entries
 from multidraft.verification.scheme import Scheme
 
-SHOWN = 6
+SHOWN_TUPLES = 6
 SOLVER = "iid:linear_program"  # whose rule is optimal for any law
 TREES = ("1x1x1", "2x1", "2x2")
 KINDS = {"peaked": 0.3, "flat": 5.0}  # concentration of the Dirichlet law of the conditionals
-MOST_TREES = 5_000
+MAX_TREES = 5_000
 PROMPT = (0,)
 
 
@@ -80,20 +80,20 @@ def examine_all(scheme: Scheme, pairs: list[Pair], totals: tuple[float, ...]) ->
 
 def examine(scheme: Scheme, label: str, target: Tensor, draft: Tensor) -> Case:
     """One pair: sum of P(drafted) * (accept + residual) over all tuples."""
-    found = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
-    law, drafted, weight = found.emitted[0], found.drafted, found.probability
-    likely = weight.argsort(descending=True, stable=True)[:SHOWN].tolist()
+    summed = over_all_tuples(scheme.entry.rule, scheme.law, target[None], draft[None])
+    emitted, drafted, weight = summed.emitted[0], summed.drafted, summed.probability
+    likely = weight.argsort(descending=True, stable=True)[:SHOWN_TUPLES].tolist()
     return Case(
         label,
         target.tolist(),
         draft.tolist(),
         [(drafted[i].tolist(), float(weight[i])) for i in likely],
         len(drafted),
-        law.tolist(),
-        number((law - target).abs().max()),
-        number((law - target).abs().sum() / 2),
-        impossible(found.outcome, target),
-        float(found.acceptance),
+        emitted.tolist(),
+        number((emitted - target).abs().max()),
+        number((emitted - target).abs().sum() / 2),
+        impossible(summed.outcome, target),
+        float(summed.acceptance),
         optimum(scheme.law, target, draft, SOLVER) if float(target.sum()) > 1 - 1e-9 else None,
     )
 
@@ -141,10 +141,10 @@ class Walked:
 def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: int) -> Walked:
     """The law of the first tokens of a step, over every tuple at every node, every answer to every coin."""
     shape = Tree.parse(tree)
-    vocabulary = 3 if 3 ** sum(shape.drafts) <= MOST_TREES else 2
+    vocabulary = 3 if 3 ** sum(shape.drafts) <= MAX_TREES else 2
     tables = [random_table(vocabulary, 3, 3 * seed + model, KINDS[kind]) for model in range(3)]
     target, *drafters = (TableModel(table, vocabulary) for table in tables)
-    draft: Reader = SideBySide(drafters) if scheme.law.several else drafters[0]
+    draft: Reader = SideBySide(drafters) if scheme.law.per_draft_distributions else drafters[0]
     step = step_law(target, draft, list(PROMPT), DecodeConfig(scheme, StaticTree(shape), walk))
 
     def conditional(tokens: tuple[int, ...]) -> Tensor:
@@ -162,7 +162,7 @@ def follow_walk(scheme: Scheme, walk: str | Walker, tree: str, kind: str, seed: 
 def fits(scheme: Scheme, tree: str) -> bool:
     """Whether the scheme can draw this tree; raises where there are too many ways to draw it."""
     counts = set(Tree.parse(tree).drafts) - {0}
-    if 2 ** (drawn := sum(Tree.parse(tree).drafts)) > MOST_TREES:
+    if 2 ** (drawn := sum(Tree.parse(tree).drafts)) > MAX_TREES:
         raise AdviceError(
             f"tree {tree} can be drawn in up to 2^{drawn} ways, too many to enumerate; audit a smaller one, such as 2x2"
         )

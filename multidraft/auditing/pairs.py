@@ -110,4 +110,4 @@ def double(values: object) -> Tensor:
 
 def drafting(law: Law, draft: Float[Tensor, "*batch vocabulary"]) -> Tensor:
     """The draft distribution, or as many (shifted by a token each) as the law takes."""
-    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.several else draft
+    return torch.stack([draft.roll(j, -1) for j in range(law.drafts)], -2) if law.per_draft_distributions else draft

@@ -79,14 +79,14 @@ def audit(
         jobs.append(partial(examine_all, audited, small, (1.0,) if whole or pairs is not None else (1.0, 0.37)))
     jobs += sampling(audited, vocabulary, trials, odds, within, seed)
     if walks or trees is not None:
-        every = ("commit",) if whole else tuple(WALKS)
-        jobs += walking(audited, every if isinstance(walks, bool) else walks, trees, seed)
+        default_walks = ("commit",) if whole else tuple(WALKS)
+        jobs += walking(audited, default_walks if isinstance(walks, bool) else walks, trees, seed)
     if not jobs:
         raise AdviceError("nothing to do: a sampler is audited by its tokens, so give vocabulary sizes")
-    found = [job() for job in progress(jobs)]
-    exact = next((part for part in found if isinstance(part, Exact)), None)
-    sampled = [part for part in found if isinstance(part, Sampled)]
-    return Report(audited, odds, within, exact, sampled, [part for part in found if isinstance(part, Walked)])
+    findings = [job() for job in progress(jobs)]
+    exact = next((part for part in findings if isinstance(part, Exact)), None)
+    sampled = [part for part in findings if isinstance(part, Sampled)]
+    return Report(audited, odds, within, exact, sampled, [part for part in findings if isinstance(part, Walked)])
 
 
 def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: dict[str, Any]) -> Subject:
@@ -99,8 +99,8 @@ def subject(verifier: Any, law: str | Law | None, drafts: int | None, settings: 
     count = 2 if drafts is None and not isinstance(verifier, Scheme) and not isinstance(law, Law) else drafts
     if takes_generator(verifier):
         return Sampler(name, scheme(lambda target, draft, drafted: None, count, law=law, **settings).law, verifier)
-    made = scheme(verifier, count, law=law, **settings)
-    return made if isinstance(verifier, Scheme) else replace(made, name=name)
+    made_scheme = scheme(verifier, count, law=law, **settings)
+    return made_scheme if isinstance(verifier, Scheme) else replace(made_scheme, name=name)
 
 
 def takes_generator(verifier: Any) -> bool:
@@ -123,9 +123,9 @@ def sampling(
     sizes = (vocabulary,) if isinstance(vocabulary, int) else tuple(vocabulary)
     jobs: list[Job] = []
     for size in sizes:
-        usual = 75_000 if isinstance(audited, Sampler) else 10_000 if size <= 8_192 else 6_000
-        draws, each = usual if trials is None else trials, odds / (TESTS * len(sizes) * len(DRAFTS))
-        jobs += [partial(sample, audited, size, kind, draws, each, within, seed) for kind in DRAFTS]
+        default_draws = 75_000 if isinstance(audited, Sampler) else 10_000 if size <= 8_192 else 6_000
+        draws, odds_of_test = default_draws if trials is None else trials, odds / (TESTS * len(sizes) * len(DRAFTS))
+        jobs += [partial(sample, audited, size, kind, draws, odds_of_test, within, seed) for kind in DRAFTS]
     return jobs
 
 

@@ -53,7 +53,7 @@ class Report:
             "statistical": any(part.biased for part in self.sampled),
             "walks": any(self.off(part) for part in self.walks),
         }
-        return [name for name, found in checks.items() if found]
+        return [name for name, is_guilty in checks.items() if is_guilty]
 
     def off(self, part: Exact | Walked) -> bool:
         """Whether an exact finding is beyond rounding and beyond what was stated.
@@ -78,8 +78,8 @@ class Report:
     def sentence(self) -> str:
         """The verdict with its reason."""
         name, verdict = self.subject.name, self.verdict
-        found = f"no bias was found in {name}" if verdict == "no bias found" else f"{name} is {verdict}"
-        return f"{found}: {self.reason()}"
+        judgement = f"no bias was found in {name}" if verdict == "no bias found" else f"{name} is {verdict}"
+        return f"{judgement}: {self.reason()}"
 
     def reason(self) -> str:
         """What the verdict rests on."""

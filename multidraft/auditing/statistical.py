@@ -33,14 +33,14 @@ from multidraft.verification.law import Law
 from multidraft.verification.scheme import Scheme
 
 POWER = 2.326  # standard deviations: 99 % of a normal law lie above the mean less these
-MOST = 0.9  # of the capital is lost at worst
-SURE = 1e12  # the stake on what cannot happen
+MAX_LOST_CAPITAL = 0.9  # of the capital is lost at worst
+MAX_STAKE = 1e12  # the stake on what cannot happen
 GROUPS, BLOCKS = 12, 8  # of tokens by how much the draft overrates them; by their probability, and by their ids
 FREQUENT, MOST_FREQUENT = 1e-3, 64  # tokens that are looked at one by one
-AT_ONCE = 500_000  # numbers in a batch of rows
-DOUBTFUL = 1e-3  # how far float32 outcomes may be from summing to one
-ROUNDING = 2e-6  # sums of float32 outcomes may be off by so much
-PILOT = 5  # one draw in so many tells what to stake, and is no part of the test
+BATCH_NUMBERS = 500_000  # numbers in a batch of rows
+MAX_SUM_ERROR = 1e-3  # how far float32 outcomes may be from summing to one
+SUM_ROUNDING = 2e-6  # sums of float32 outcomes may be off by so much
+DRAWS_PER_PILOT = 5  # one draw in so many tells what to stake, and is no part of the test
 RIDGE = 2.5e-4  # keeps what the pilot explains by chance small
 
 
@@ -90,7 +90,7 @@ class Sampled:
     def biased(self) -> bool:
         """Whether something raises the alarm."""
         alarm = min(self.p_values.values()) < self.alarm
-        return alarm or self.out_of_range > 0 or self.impossible > DOUBTFUL
+        return alarm or self.out_of_range > 0 or self.impossible > MAX_SUM_ERROR
 
 
 class Draws(NamedTuple):
@@ -112,7 +112,7 @@ def sample(subject: Subject, vocabulary: int, kind: str, trials: int, odds: floa
     target, draft = large_pair(subject.law, vocabulary, kind, seed)
     features, only_tokens = Features.of(target, draft), isinstance(subject, Sampler)
     draws = look(subject, target, draft, features, trials, torch.Generator().manual_seed(seed))
-    allowed = within + (0.0 if only_tokens else ROUNDING)
+    allowed = within + (0.0 if only_tokens else SUM_ROUNDING)
     tests = {name: bet(draws, features, part, allowed, odds) for name, part in features.parts.items()}
     least = min((leak for _, leak in tests.values() if leak is not None), default=None)
     rates, wrong = draws.accepted, draws.wrong
@@ -179,10 +179,10 @@ def look(
     subject: Subject, target: Tensor, draft: Tensor, features: Features, trials: int, generator: torch.Generator
 ) -> Draws:
     """Draw tuples and see what comes of them, batch by batch; where that is a law, once of every distinct tuple."""
-    law, size, drawn = subject.law, max(1, AT_ONCE // draft.numel()), []
+    law, size, drawn = subject.law, max(1, BATCH_NUMBERS // draft.numel()), []
     for first in range(0, trials, size):
         rows = min(size, trials - first)
-        numbers = uniform((rows, law.numbers), generator, draft.device)
+        numbers = uniform((rows, law.num_uniforms), generator, draft.device)
         drafts = (numbers[:, law.width :] < law.draft_probability).all(-1, keepdim=True)  # whether at all
         drawn.append(torch.cat([drafts, law.draw_all(draft.expand(rows, *draft.shape), numbers[:, : law.width])], -1))
     tuples, back = torch.cat(drawn), torch.arange(trials)
@@ -220,14 +220,14 @@ def surprises(
 
     `drawn` are the tuples of rows that draft, and would be those of the others.
     """
-    found = [drafts.double() - law.draft_probability]
+    parts = [drafts.double() - law.draft_probability]
     for j in range(law.width):
-        here = torch.zeros(len(drawn), values.shape[1], dtype=torch.float64)
+        surprise = torch.zeros(len(drawn), values.shape[1], dtype=torch.float64)
         if (drawn[:, j] >= 0).any():  # else it was sure to stay empty
             expected = law.conditional(draft, drawn[:, :j]) @ values.to(draft)
-            here = values[drawn[:, j].clamp(min=0)] * (drawn[:, j, None] >= 0) - expected.double()
-        found.append(drafts * here)
-    return torch.cat(found, -1)
+            surprise = values[drawn[:, j].clamp(min=0)] * (drawn[:, j, None] >= 0) - expected.double()
+        parts.append(drafts * surprise)
+    return torch.cat(parts, -1)
 
 
 def bet(draws: Draws, features: Features, part: slice, allowed: float, odds: float) -> tuple[float, float | None]:
@@ -236,7 +236,7 @@ def bet(draws: Draws, features: Features, part: slice, allowed: float, odds: flo
     The first draws, the pilot, tell the stakes, which are fixed for all others.
     """
     y, low, high = draws.values[:, part].clone(), -features.mean[part], 1 - features.mean[part]
-    pilot = -(-len(y) // PILOT)
+    pilot = -(-len(y) // DRAWS_PER_PILOT)
     if part.start == 0:
         known, first = draws.surprises[:pilot], y[:pilot, 0] - y[:pilot, 0].mean()  # least squares, pulled to nothing
         square = known.T @ known + RIDGE * pilot * torch.eye(known.shape[1], dtype=known.dtype)
@@ -263,9 +263,9 @@ class Bets:
     @cached_property
     def stake(self) -> Float[Tensor, "sides features"]:
         """What wins with the smallest bias: sqrt(2 log(1 / odds) / (draws s^2)), as far as `y` allows."""
-        most = MOST / (torch.stack([-self.low, self.high]) + self.allowed).clamp(min=1 / SURE)
-        wanted = 2 * math.log(2 * len(self.variance) / self.odds) / self.draws / self.variance.clamp(min=1e-30)
-        return torch.minimum(most, wanted.sqrt())
+        max_stake = MAX_LOST_CAPITAL / (torch.stack([-self.low, self.high]) + self.allowed).clamp(min=1 / MAX_STAKE)
+        best_square = 2 * math.log(2 * len(self.variance) / self.odds) / self.draws / self.variance.clamp(min=1e-30)
+        return torch.minimum(max_stake, best_square.sqrt())
 
     def p_value(self, y: Float[Tensor, "draws features"]) -> float:
         """One over the mean capital of all bets, at most one: a lossless verifier is below x with odds x at most."""
@@ -280,9 +280,9 @@ class Bets:
         log capital has mean draws (stake d - stake^2 (s^2 + d^2) / 2) and variance draws stake^2 s^2.
         """
         spread = self.stake * self.variance.sqrt()
-        wanted = math.log(self.stake.numel() / self.odds) / self.draws
-        wanted = wanted + spread**2 / 2 + POWER * spread / self.draws**0.5
-        off = (1 - (1 - 2 * wanted).clamp(min=0).sqrt()) / self.stake + self.allowed
-        need = torch.where(wanted < 0.5, off, torch.inf) / torch.stack([shift, -shift]).clamp(min=1e-30)
-        least = float(need.min())
+        needed = math.log(self.stake.numel() / self.odds) / self.draws
+        needed = needed + spread**2 / 2 + POWER * spread / self.draws**0.5
+        off = (1 - (1 - 2 * needed).clamp(min=0).sqrt()) / self.stake + self.allowed
+        leaks = torch.where(needed < 0.5, off, torch.inf) / torch.stack([shift, -shift]).clamp(min=1e-30)
+        least = float(leaks.min())
         return least if least <= 1 else None

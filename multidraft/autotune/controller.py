@@ -233,7 +233,7 @@ def note(profile: Profile, temperature: float | int, record: "StepRecord", kind:
 def can_choose(scheme: Scheme) -> bool:
     """Whether a scheme takes any number of drafts, and is fast on large vocabularies."""
     law = scheme.law
-    return not (law.several or law.fixed_drafts or law.draft_probability < 1 or scheme.entry.small)
+    return not (law.per_draft_distributions or law.fixed_drafts or law.draft_probability < 1 or scheme.entry.small)
 
 
 def auto(

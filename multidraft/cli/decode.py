@@ -63,11 +63,11 @@ class Job:
     @cached_property
     def limits(self) -> "Limits | None":
         """The limits of trees that are chosen while decoding; None for a fixed tree, or without a draft."""
-        from multidraft.generation.inputs import configured
+        from multidraft.generation.inputs import resolve_config
 
         settings = self.settings
         scheme, tree, walk, plan = (settings[name] for name in ("scheme", "tree", "walk", "plan"))
-        return configured(scheme, tree, walk, plan, len(parse(self.draft)))[1]
+        return resolve_config(scheme, tree, walk, plan, len(parse(self.draft)))[1]
 
     def check(self) -> None:
         """Raise on settings that cannot work, before anything is loaded."""

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from multidraft.cli.executors import RAY_HELP, WORKERS_HELP
 from multidraft.cli.models import DRAFT_HELP, ENGINE_HELP, TARGET_HELP, TRUST_HELP
 from multidraft.errors import AdviceError
-from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
+from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
 
 MODELS, PROMPTS, SAMPLING, DRAFTING, RUN, OUTPUT = "Models", "Prompts", "Sampling", "Drafting", "Run", "Output"
 FILE_HELP = 'File with one {"id", "task", "prompt"} a line.'
@@ -59,10 +59,10 @@ class ModelOptions:
 class DraftingOptions:
     """What is drafted, and how it is verified."""
 
-    scheme: Scheme = SCHEME
-    tree: Annotated[str, option(TREES_HELP, DRAFTING)] = TREE
+    scheme: Scheme = DEFAULT_SCHEME
+    tree: Annotated[str, option(TREES_HELP, DRAFTING)] = DEFAULT_TREE
     plan: Annotated[str | None, option("A file that `multidraft tune --out` wrote, for --tree auto.", DRAFTING)] = None
-    tune_budget: Annotated[float, option(SECONDS_HELP, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET
+    tune_budget: Annotated[float, option(SECONDS_HELP, DRAFTING, "--tune-budget", min=0)] = TUNE_BUDGET_SECONDS
     walk: Walk = "deferred"
 
 

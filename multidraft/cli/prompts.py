@@ -15,7 +15,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import EMBEDDED
 from multidraft.cli.options import LONE_SURROGATE
 from multidraft.errors import AdviceError
-from multidraft.generation.text import Message, written
+from multidraft.generation.text import Message, encode_messages
 from multidraft.io import files, journal
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def encode(prompts: list[Prompt], pair: "Models | Pair", chat: bool = False) -> 
     bos = [] if pair.tokenizer.bos_token_id is None else [pair.tokenizer.bos_token_id]
     for prompt in prompts:
         if chat:
-            tokens = written(pair.tokenizer, [{"role": "user", "content": prompt.text}])
+            tokens = encode_messages(pair.tokenizer, [{"role": "user", "content": prompt.text}])
             prompt.text += "\n"  # the answer begins on a line of its own
         else:
             # verbose=False: no warning of long prompts, which raise an error below
@@ -135,7 +135,7 @@ def converse(pair: "Models", answer: Callable[[Prompt], tuple[str, str]]) -> Non
             messages.append({"role": "user", "content": line})
             prompt = Prompt(answers, "the conversation", "", line)
             try:
-                prompt.tokens = written(pair.tokenizer, messages)
+                prompt.tokens = encode_messages(pair.tokenizer, messages)
                 check_length(prompt, pair)
                 answers += 1
                 text, summary = answer(prompt)

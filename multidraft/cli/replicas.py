@@ -57,10 +57,10 @@ class Serving(o.DraftingOptions, o.ModelOptions):
 
     def configured(self) -> "tuple[DecodeConfig, TreeLimits | None, Path | None]":
         """The decoding configuration; for trees chosen while decoding also their limits and the plan's file."""
-        from multidraft.generation.inputs import configured
+        from multidraft.generation.inputs import resolve_config
 
         draft = default_pair(self.target, self.draft, Loader(self.engine).gives_hidden_states)[1]
-        return configured(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
+        return resolve_config(self.scheme, self.tree, self.walk, self.plan, len(parse(draft)))
 
     def app(self) -> "FastAPI":
         """Load the models and build the app; call it in a thread that ends.

@@ -140,7 +140,7 @@ class Report:
 
     def summary_rows(self) -> list[list[str]]:
         """Rows of the summary: a name, our value, plain decoding's value."""
-        from multidraft.decoding.metrics import PARTS
+        from multidraft.decoding.metrics import TIMED_PARTS
 
         info, plain = self.info, self.plain
         error = f" ± {info.acceptance_error:.3f}" if info.acceptance_error > 0 else ""
@@ -156,9 +156,9 @@ class Report:
             ["tokens per second", f"{info.tokens_per_second:.1f}", f"{plain.tokens_per_second:.1f}"],
             ["tokens a pass (block efficiency)", f"{info.block_efficiency:.3f}", f"{plain.block_efficiency:.3f}"],
             ["trees", self.trees, ""],
-            *(acceptance_rows if info.drafts else []),
+            *(acceptance_rows if info.draft_steps else []),
             ["seconds", f"{info.total_seconds:.2f}", f"{plain.total_seconds:.2f}"],
-            *([f"  {part}", share(info, part), share(plain, part)] for part in PARTS),
+            *([f"  {part}", share(info, part), share(plain, part)] for part in TIMED_PARTS),
         ]
 
     @property
@@ -180,7 +180,7 @@ def share(info: "Info", part: str) -> str:
 def hint(info: "Info", plain: "Info", tree: str) -> str | None:
     """A line of advice if decoding was measurably slower with drafts."""
     speedup = info.tokens_per_second / max(plain.tokens_per_second, 1e-9)
-    if not (info.drafts and info.tokens and plain.tokens) or speedup * HINT_MARGIN >= 1:
+    if not (info.draft_steps and info.tokens and plain.tokens) or speedup * HINT_MARGIN >= 1:
         return None
     reason = f"tree {tree} runs at {speedup:.2f} times plain decoding"
     accepted = (info.rank_rates or [0.0])[0]

@@ -13,7 +13,7 @@ from multidraft.cli import terminal
 from multidraft.cli.models import load, parse
 from multidraft.cli.prompts import DEMO, encode, read_prompts
 from multidraft.errors import AdviceError
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.io import files
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def tune(
     prompt: Annotated[str | None, Option(help="Text to measure with.")] = None,
     prompts: Annotated[Path | None, Option(help=o.FILE_HELP)] = None,
     limit: o.Limit = None,
-    scheme: o.Scheme = SCHEME,
+    scheme: o.Scheme = DEFAULT_SCHEME,
     walk: o.Walk = "deferred",
     temperature: Annotated[list[float] | None, Option(help="May be repeated. Default: 0, 0.7, 1.")] = None,
     rows: Annotated[
@@ -58,7 +58,7 @@ def tune(
     """Measure the costs and acceptance of drafting for a pair on this machine, and which tree is fastest."""
     import multidraft as md
     from multidraft.autotune.plans import MeasuredPair
-    from multidraft.generation.inputs import configured
+    from multidraft.generation.inputs import resolve_config
     from multidraft.sampling.checks import check
 
     temperatures = temperature or TEMPERATURES
@@ -67,7 +67,7 @@ def tune(
         files.check_picture(plot, [prompts, target, draft, out])
     for value in temperatures:
         check("temperature", value)
-    if configured(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
+    if resolve_config(scheme, "auto", walk, None, max(len(parse(draft)), 1))[1] is None:
         raise AdviceError(
             f"{scheme} allows no choice of trees; tune a scheme of one draft model and any number of drafts"
         )

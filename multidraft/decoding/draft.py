@@ -20,7 +20,7 @@ from multidraft.sampling.drafting import DraftDistribution, draft_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.law import Law
 
-SUPPORT: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
+MAX_SUPPORT_TOKENS: int | None = None  # tokens that a draft law has at most; None leaves it to `draft_distributions`
 Places = list[tuple[int, int]]  # rows with nodes
 MAX_LAG = 64  # tokens before the root that are read in the same pass as it
 
@@ -35,7 +35,7 @@ class Drafted(NamedTuple):
 
 def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     """Let the policy decide on each level, then draw there; what the prompt's pass has answered needs no drafts."""
-    trees, policy = [TokenTree([row.root], config.scheme.law.repeats) for row in state.rows], config.policy
+    trees, policy = [TokenTree([row.root], config.scheme.law.can_repeat) for row in state.rows], config.policy
     rows = [number for number, row in enumerate(state.rows) if row.root_logits is None]
     if state.draft is None or not rows:
         return Drafted(trees, 0, {})
@@ -44,7 +44,7 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     while any((plan := policy.plan(growing, depth)).nodes):
         places = [(row, node) for row, nodes in zip(rows, plan.nodes, strict=True) for node in nodes]
         if not depth:
-            places = catching_up(state.rows, trees, places)
+            places = drafting_roots(state.rows, trees, places)
         faults |= read_level(state, config, trees, places, depth, plan.lookup_only)
         drafting = {row for row, _ in places}.difference(faults)
         counts = dict(zip(rows, policy.counts(growing, depth), strict=True))
@@ -54,14 +54,14 @@ def draft_tree(state: State, config: DecodeConfig) -> Drafted:
     return Drafted(trees, depth, faults)
 
 
-def catching_up(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:
+def drafting_roots(rows: list[Row], trees: list[TokenTree], places: Places) -> Places:
     """The roots to draft at; rows that lag far behind read on instead, a chunk at most of all together."""
-    drafting, room = Places(), MAX_CHUNK_TOKENS
+    drafting, free_tokens = Places(), MAX_CHUNK_TOKENS
     for row, root in places:
         lag = len(rows[row].unread)
         if lag > MAX_LAG:
-            trees[row].backlog = min(lag, room)
-            room -= trees[row].backlog
+            trees[row].backlog = min(lag, free_tokens)
+            free_tokens -= trees[row].backlog
         else:
             drafting.append((row, root))
     return drafting
@@ -72,41 +72,43 @@ def read_level(
 ) -> dict[int, RowFault]:
     """Let the draft model read nodes of a level, the root with the chain above it, and note what is drawn from."""
     assert state.draft is not None
-    nodes, lines = defaultdict[int, list[int]](list), list[int]()
+    nodes, columns = defaultdict[int, list[int]](list), list[int]()
     for row, node in places:
-        lines.append(len(nodes[row]))
+        columns.append(len(nodes[row]))
         nodes[row].append(node)
-    new = [
-        reading(row, tree, nodes.get(number, []), depth)
+    pending = [
+        tokens_to_read(row, tree, nodes.get(number, []), depth)
         for number, (row, tree) in enumerate(zip(state.rows, trees, strict=True))
     ]
     state.draft.lookup_only = lookup_only
-    tokens, parents = map(list, zip(*new, strict=True))
+    tokens, parents = map(list, zip(*pending, strict=True))
     answer = state.draft.forward(tokens, parents, "all" if depth else "last" if places else "none")
     if not places:  # all of them are still catching up
         return {}
     rows = [row for row, _ in places]
     settings, prefixes = [state.rows[row].sampling for row in rows], prefixes_of(state.rows, trees, places)
-    more: dict[str, Any] = {"drafts": config.policy.max_drafts, "vocabulary": state.target.vocabulary}
+    options: dict[str, Any] = {"drafts": config.policy.max_drafts, "vocabulary": state.target.vocabulary}
     parts, faults = [], dict[int, RowFault]()
     for logits, ids in answers(state.draft, answer, (len(tokens), max(map(len, tokens)) if depth else 1)):
-        said = at(logits, rows, lines)
-        ids = at(ids, rows, lines) if ids is not None and ids.ndim > 1 else ids
-        laws, wrong = draft_distributions(said, settings, prefixes, ids=ids, support=SUPPORT, **more)
+        level_logits = values_at(logits, rows, columns)
+        ids = values_at(ids, rows, columns) if ids is not None and ids.ndim > 1 else ids
+        distributions, row_faults = draft_distributions(
+            level_logits, settings, prefixes, ids=ids, support=MAX_SUPPORT_TOKENS, **options
+        )
         faults |= {
             rows[line]: fault.at(rows[line], state.rows[rows[line]].position + depth + 1)
-            for line, fault in wrong.items()
+            for line, fault in row_faults.items()
         }
-        parts.append((said, isinstance(answer, Scores), laws))
-    several = config.scheme.law.several
+        parts.append((level_logits, isinstance(answer, Scores), distributions))
+    per_draft = config.scheme.law.per_draft_distributions
     for line, (row, node) in enumerate(places):
-        laws = [own[2][line] for own in parts]
-        law = together(laws) if several else laws[0]
-        trees[row].laws[node] = NodeLaw(*law, parts[0][0][line], parts[0][1])
+        distributions = [part[2][line] for part in parts]
+        distribution = merge_distributions(distributions) if per_draft else distributions[0]
+        trees[row].laws[node] = NodeLaw(*distribution, parts[0][0][line], parts[0][1])
     return faults
 
 
-def reading(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
+def tokens_to_read(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[list[int], list[int]]:
     """The tokens of nodes, and the places that they follow among the draft model's pending ones."""
     if depth == 0:
         if nodes:
@@ -119,48 +121,50 @@ def reading(row: Row, tree: TokenTree, nodes: list[int], depth: int) -> tuple[li
     return [tree.tokens[node] for node in nodes], parents
 
 
-def at(
-    values: Shaped[Tensor, "rows new columns"], rows: list[int], lines: list[int]
+def values_at(
+    values: Shaped[Tensor, "rows new columns"], rows: list[int], columns: list[int]
 ) -> Shaped[Tensor, "lines columns"]:
-    """The lines that stand in these places of these rows; a view where that is all of them."""
+    """The values in these columns of these rows; a view where that is all of them."""
     if len(rows) == values.shape[0] * values.shape[1]:
         return values.flatten(0, 1)
-    return values[rows, lines]
+    return values[rows, columns]
 
 
-def together(laws: Sequence[DraftDistribution]) -> DraftDistribution:
+def merge_distributions(distributions: Sequence[DraftDistribution]) -> DraftDistribution:
     """The tokens of several drafters' laws, and a line of probabilities for each."""
-    ids = np.unique(np.concatenate([own.ids for own in laws]))
-    lines = np.zeros((len(laws), len(ids)))
-    for line, (own, probabilities) in zip(lines, laws, strict=True):
-        line[np.searchsorted(ids, own)] = probabilities
+    ids = np.unique(np.concatenate([distribution.ids for distribution in distributions]))
+    lines = np.zeros((len(distributions), len(ids)))
+    for line, (support, probabilities) in zip(lines, distributions, strict=True):
+        line[np.searchsorted(ids, support)] = probabilities
     return DraftDistribution(ids, lines)
 
 
 def draw_level(rows: list[Row], law: Law, trees: list[TokenTree], counts: dict[int, dict[int, int]]) -> None:
     """Draw as many tokens as are wanted at every node, fresh from its law, and note what came."""
     groups = defaultdict[int, Places](list)
-    for row, own in counts.items():
-        for node, count in own.items():
+    for row, node_counts in counts.items():
+        for node, count in node_counts.items():
             groups[count].append((row, node))
     drawn = dict[tuple[int, int], tuple[list[int], list[float]]]()
     for count, places in sorted(groups.items()):  # a row takes its numbers in an order of its own
-        own_law = law.with_drafts(count)
-        numbers = [rows[row].random.take(own_law.numbers) for row, _ in places]
-        draft = stacked([trees[row].laws[node] for row, node in places], count)
-        tuples = own_law.draw(draft, torch.tensor(numbers, dtype=torch.float64)).tolist()
-        drawn |= zip(places, zip(tuples, numbers, strict=True), strict=True)
-    for row, own in counts.items():
-        for node in sorted(own):
-            trees[row].add(node, own[node], *drawn[row, node])
+        law_of_count = law.with_drafts(count)
+        uniforms = [rows[row].random.take(law_of_count.num_uniforms) for row, _ in places]
+        draft = stack_distributions([trees[row].laws[node] for row, node in places], count)
+        tuples = law_of_count.draw(draft, torch.tensor(uniforms, dtype=torch.float64)).tolist()
+        drawn |= zip(places, zip(tuples, uniforms, strict=True), strict=True)
+    for row, node_counts in counts.items():
+        for node in sorted(node_counts):
+            trees[row].add(node, node_counts[node], *drawn[row, node])
 
 
-def stacked(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Float[Tensor, "nodes *drafts support"]:
-    """The laws over places in their ids, filled up with zeros, and `more` of them; several drafters take turns."""
-    lines = [law.probabilities for law in laws]
+def stack_distributions(
+    node_laws: Sequence[NodeLaw], drafts: int, padding: int = 0
+) -> Float[Tensor, "nodes *drafts support"]:
+    """The distributions over places in their ids, and `padding` zeros or more; several drafters take turns."""
+    lines = [law.probabilities for law in node_laws]
     if lines[0].ndim > 1:
         lines = [line[np.arange(drafts) % len(line)] for line in lines]
-    filled = np.zeros((len(laws), *lines[0].shape[:-1], more + max(line.shape[-1] for line in lines)))
+    filled = np.zeros((len(node_laws), *lines[0].shape[:-1], padding + max(line.shape[-1] for line in lines)))
     for place, line in enumerate(lines):
         filled[place, ..., : line.shape[-1]] = line
     return torch.from_numpy(filled)

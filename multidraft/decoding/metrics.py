@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
 
-from multidraft.decoding.record import PARTS as STEP_PARTS
-from multidraft.decoding.record import Logprob, StepRecord, acceptance_of
+from multidraft.decoding.record import STEP_PARTS, Logprob, StepRecord, acceptance_of
 from multidraft.sampling.gate import RowFault
 
-PARTS = (*STEP_PARTS, "rest")
+TIMED_PARTS = (*STEP_PARTS, "rest")
 
 
 @dataclass
@@ -22,7 +21,7 @@ class Info:
 
     target_passes: int = 0  # forward passes of the target, each over the whole batch
     row_passes: int = 0  # the same, counted once for every row in it
-    drafts: int = 0  # row passes in which anything was drafted
+    draft_steps: int = 0  # row passes in which anything was drafted
     tokens: int = 0  # emitted, after cutting at the end of text and at max_new_tokens
     accepted: int = 0  # drafted tokens on accepted paths
     bonus: int = 0
@@ -37,18 +36,18 @@ class Info:
     gaps: int = 0  # of them without a formula
     gap: float = 0.0  # the sum of their differences from what was drawn to the optimum, and of squares
     gap_squares: float = 0.0
-    levels: int = 0  # forward passes of the draft model, each over the whole batch
+    draft_passes: int = 0  # forward passes of the draft model, each over the whole batch
     shapes: Counter[str] = field(default_factory=Counter)  # trees by how many row passes had them
     predicted_tokens: float = 0.0  # by the plan, over all row passes that it has predicted
     predicted_seconds: float = 0.0
     logprobs: list[list[Logprob]] = field(default_factory=list)  # of every row's tokens, if asked for
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))  # wall-clock, by part
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))  # wall-clock, by part
     faults: dict[int, RowFault] = field(default_factory=dict)  # by row, of those that could not go on
 
     def add(self, record: StepRecord) -> None:
         """One more step."""
         self.target_passes += any(record.scored)
-        self.levels += record.draft_passes
+        self.draft_passes += record.draft_passes
         self.add_seconds(record.seconds)
         if record.forecast is not None:
             self.predicted_tokens += record.forecast.tokens
@@ -56,12 +55,12 @@ class Info:
         for row, scored in enumerate(record.scored):
             if scored and row not in record.faults:
                 self.add_row(record, row)
-        for own in record.measured.values():
+        for acceptance in record.measured.values():
             self.measured += 1
-            self.expected_acceptance += own.expected
-            self.optimal_acceptance += own.optimal
-            if not own.exact:
-                gap = own.optimal - own.expected
+            self.expected_acceptance += acceptance.expected
+            self.optimal_acceptance += acceptance.optimal
+            if not acceptance.exact:
+                gap = acceptance.optimal - acceptance.expected
                 self.gaps, self.gap, self.gap_squares = self.gaps + 1, self.gap + gap, self.gap_squares + gap**2
 
     def add_seconds(self, seconds: dict[str, float]) -> None:
@@ -80,7 +79,7 @@ class Info:
         self.corrected += record.emitted[row].kinds[-1] == "corrected"
         self.acceptance += acceptance_of(record.events[row])
         if len(tree) > 1:
-            self.drafts += 1
+            self.draft_steps += 1
             tally(self.lengths, len(path), tree.depths[-1])
             for node in path:
                 tally(self.ranks, tree.rank(node), tree.counts[0] - 1)
@@ -88,12 +87,12 @@ class Info:
     def __add__(self, other: "Info") -> "Info":
         """Two generations taken together."""
         names = {f.name for f in fields(self)} - {"lengths", "ranks", "seconds", "faults"}
-        both = Info(**{name: getattr(self, name) + getattr(other, name) for name in names})
-        both.lengths = [x + y for x, y in zip_longest(self.lengths, other.lengths, fillvalue=0)]
-        both.ranks = [x + y for x, y in zip_longest(self.ranks, other.ranks, fillvalue=0)]
-        both.seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        both.faults = self.faults | other.faults
-        return both
+        total = Info(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        total.lengths = [x + y for x, y in zip_longest(self.lengths, other.lengths, fillvalue=0)]
+        total.ranks = [x + y for x, y in zip_longest(self.ranks, other.ranks, fillvalue=0)]
+        total.seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
+        total.faults = self.faults | other.faults
+        return total
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -103,6 +102,18 @@ class Info:
             yield
         finally:
             self.seconds["rest"] += time.perf_counter() - start - (self.total_seconds - before)
+
+    @property
+    def drafts(self) -> int:
+        """The old name of `draft_steps`; deprecated."""
+        warnings.warn("info.drafts is now info.draft_steps", DeprecationWarning, stacklevel=2)
+        return self.draft_steps
+
+    @property
+    def levels(self) -> int:
+        """The old name of `draft_passes`; deprecated."""
+        warnings.warn("info.levels is now info.draft_passes", DeprecationWarning, stacklevel=2)
+        return self.draft_passes
 
     @property
     def watch(self) -> "Info":
@@ -118,7 +129,7 @@ class Info:
     @property
     def mean_acceptance_length(self) -> float:
         """The same over the passes with drafts alone, which are all but where randomised drafting draws nothing."""
-        return 1 + self.accepted / max(self.drafts, 1)
+        return 1 + self.accepted / max(self.draft_steps, 1)
 
     @property
     def draft_acceptance_rate(self) -> float:
@@ -133,7 +144,7 @@ class Info:
     @property
     def depth_rates(self) -> list[float]:
         """The same as fractions of the passes with drafts."""
-        return [count / max(self.drafts, 1) for count in self.accepted_at_depth]
+        return [count / max(self.draft_steps, 1) for count in self.accepted_at_depth]
 
     @property
     def rank_rates(self) -> list[float]:
@@ -177,7 +188,7 @@ class Info:
 
     def as_dict(self) -> dict[str, object]:
         """Plain names and numbers, for `--json`; None for what was not measured."""
-        own = dict(
+        values = dict(
             tokens=self.tokens,
             target_passes=self.target_passes,
             block_efficiency=self.block_efficiency,
@@ -189,7 +200,7 @@ class Info:
             bonus_tokens=self.bonus,
             corrected_tokens=self.corrected,
             drafted_nodes=self.nodes,
-            draft_levels=self.levels,
+            draft_levels=self.draft_passes,
             trees=dict(self.shapes.most_common()),
             predicted_tokens=self.predicted_tokens or None,
             predicted_seconds=self.predicted_seconds or None,
@@ -197,7 +208,7 @@ class Info:
             rank_acceptance_rates=self.rank_rates,
             seconds=self.seconds | {"total": self.total_seconds},
         )
-        return own | self.as_vllm()
+        return values | self.as_vllm()
 
     def as_vllm(self) -> dict[str, object]:
         """What vLLM reports too, in its names."""
@@ -205,7 +216,7 @@ class Info:
             mean_acceptance_length=self.mean_acceptance_length,
             draft_acceptance_rate=self.draft_acceptance_rate,
             acceptance_histogram=self.lengths,
-            num_drafts=self.drafts,
+            num_drafts=self.draft_steps,
             num_draft_tokens=self.nodes,
             num_accepted_tokens=self.accepted,
             num_accepted_tokens_per_pos=self.accepted_at_depth,

@@ -26,9 +26,9 @@ class PrefixCache:
         """Slots that are taken."""
         return sum(len(row.tokens) for row in self.rows)
 
-    def put(self, new: KeptRow) -> None:
+    def put(self, new_row: KeptRow) -> None:
         """Add a row, and drop the rows that are prefixes of it."""
-        self.rows = [row for row in self.rows if common(row.tokens, new.tokens) < len(row.tokens)] + [new]
+        self.rows = [row for row in self.rows if common(row.tokens, new_row.tokens) < len(row.tokens)] + [new_row]
 
     def shrink(self, max_tokens: float | int) -> None:
         """Keep no more than so many tokens."""

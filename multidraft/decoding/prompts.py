@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from multidraft.decoding.prefix_cache import KeptRow
-from multidraft.decoding.record import Logprob, listed
+from multidraft.decoding.record import Logprob, top_logprobs
 from multidraft.decoding.request import Request
 from multidraft.decoding.state import DecodeConfig, Row, State, gather
 from multidraft.errors import AdviceError
@@ -84,9 +84,9 @@ class Reading:
         if self.state is None:
             return self.advance_target(budget)
         assert self.state.draft is not None
-        pieces, rests = pieces_of([row.unread for row in self.state.rows], budget)
-        for row, rest in zip(self.state.rows, rests, strict=True):
-            row.unread = rest
+        pieces, unread_texts = pieces_of([row.unread for row in self.state.rows], budget)
+        for row, unread in zip(self.state.rows, unread_texts, strict=True):
+            row.unread = unread
         read(self.state.draft, pieces, "none")
         return sum(map(len, pieces))
 
@@ -121,7 +121,7 @@ class Reading:
         probs, bad = softmax(logits[: len(following)])
         if bad:
             raise RowFault("the target model", str(distribution_error(logits[bad[0]])))
-        self.prompt_logprobs += listed(probs.log(), following, top)
+        self.prompt_logprobs += top_logprobs(probs.log(), following, top)
 
     def drop_ended(self) -> None:
         """Let the rows go that have ended."""

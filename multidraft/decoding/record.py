@@ -11,25 +11,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.draft import stacked
+from multidraft.decoding.draft import stack_distributions
 from multidraft.decoding.policy import StepForecast
 from multidraft.decoding.state import Scored, prefixes_of
 from multidraft.decoding.tree import TokenTree
-from multidraft.decoding.verify import CoinFlip, Decision, Visit, compressed
+from multidraft.decoding.verify import CoinFlip, Decision, Visit, compress_targets
 from multidraft.decoding.walks import WalkResult
 from multidraft.sampling.from_logits import log_distributions
 from multidraft.sampling.gate import RowFault
 from multidraft.verification.laws import optimum
 from multidraft.verification.scheme import Scheme
 
-PARTS = ("draft", "target", "rule", "cache", "measure")
+STEP_PARTS = ("draft", "target", "rule", "cache", "measure")
 
 
 class Clock:
     """Seconds by the parts of a step."""
 
     def __init__(self, synchronise: bool):
-        self.seconds, self.synchronise = dict.fromkeys(PARTS, 0.0), synchronise
+        self.seconds, self.synchronise = dict.fromkeys(STEP_PARTS, 0.0), synchronise
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -106,42 +106,42 @@ def acceptance_of(events: list[Visit | CoinFlip]) -> float:
     return next((event.verdict.acceptance for event in events if isinstance(event, Visit)), 0.0)
 
 
-def measured(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
+def measured_acceptance(scheme: Scheme, scored: Scored, decision: Decision) -> dict[int, Measured]:
     """What is to be expected of every row whose target was asked; nothing is accepted where nothing was drafted.
 
     Of no row where the law's optimum is not known.
     """
     if scheme.law.optimal is None:
         return {}
-    found, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
+    rates_by_row, groups = dict[int, Measured](), defaultdict[int, list[int]](list)
     for row, tree in enumerate(scored.trees):
         if tree.has_drafts(0) and row not in scored.faults:
             groups[tree.counts[0]].append(row)
         elif scored.rows[row].root_logits is None and row not in scored.faults:
-            found[row] = Measured(0.0, 0.0, True)
+            rates_by_row[row] = Measured(0.0, 0.0, True)
     for count, rows in groups.items():
-        own, laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]
-        target = torch.from_numpy(compressed(scored.targets([(row, 0) for row in rows]), laws))
-        draft = stacked(laws, count, more=1)
-        best, expected = optimum(target, draft, own.law), own.expected_acceptance(target, draft)
-        came = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
-        rates = came if expected is None else expected.minimum(best)  # above the optimum only by rounding
+        scheme_of_count, node_laws = scheme.with_drafts(count), [scored.trees[row].laws[0] for row in rows]
+        target = torch.from_numpy(compress_targets(scored.targets([(row, 0) for row in rows]), node_laws))
+        draft = stack_distributions(node_laws, count, padding=1)
+        best, expected = optimum(target, draft, scheme_of_count.law), scheme_of_count.expected_acceptance(target, draft)
+        drawn_rates = torch.tensor([acceptance_of(decision.events[row]) for row in rows], dtype=best.dtype)
+        rates = drawn_rates if expected is None else expected.minimum(best)  # above the optimum only by rounding
         for row, rate, optimal in zip(rows, rates.tolist(), best.tolist(), strict=True):
-            found[row] = Measured(rate, optimal, expected is not None)
-    return found
+            rates_by_row[row] = Measured(rate, optimal, expected is not None)
+    return rates_by_row
 
 
-def look_up(scored: Scored, row: int, path: list[int], tokens: list[int], top: int) -> list[Logprob]:
+def lookup_logprobs(scored: Scored, row: int, path: list[int], tokens: list[int], top: int) -> list[Logprob]:
     """For the accepted tokens of one row and its last one, each from the node above it."""
     places = [(row, node) for node in (0, *path)]
     settings = [scored.rows[row].sampling] * len(places)
     logs = log_distributions(scored.lines(places), settings, prefixes_of(scored.rows, scored.trees, places))
-    return listed(logs, tokens, top)
+    return top_logprobs(logs, tokens, top)
 
 
-def listed(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
+def top_logprobs(logs: Float[Tensor, "tokens vocabulary"], tokens: list[int], top: int) -> list[Logprob]:
     """Every token's logarithm in its line, and the largest of the line."""
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     best = logs.topk(min(top, logs.shape[-1]), -1)
-    pairs = [tuple(zip(*both, strict=True)) for both in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    return [Logprob(*both) for both in zip(chosen, pairs, strict=True)]
+    pairs = [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [Logprob(*pair) for pair in zip(chosen, pairs, strict=True)]

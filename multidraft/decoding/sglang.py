@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from multidraft.decoding.verify import check_walk, claims
-from multidraft.decoding.walks import Asked, Coin, Residual, Verdict, Walker, WalkResult, drive, walker
+from multidraft.decoding.verify import accept_masses, check_walk
+from multidraft.decoding.walks import Coin, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError, is_integer, shown
 from multidraft.verification.distributions import check_distribution, described, has_values, pick_each, uniform
 from multidraft.verification.outcome import Outcome
@@ -23,7 +23,7 @@ from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
 TABLES = ("candidates", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
-LAST = "uniform_samples_for_final_sampling"
+LAST_UNIFORMS = "uniform_samples_for_final_sampling"
 MAX_DEPTH = 2**16  # nodes of a path: the answer has room for as many
 Verified = tuple[Int[Tensor, " nodes_of_all"], Int[Tensor, "rows depth"], Int[Tensor, " rows"]]
 
@@ -61,18 +61,27 @@ def verify_tree(
     (tensor([1, 0], dtype=torch.int32), tensor([[0, 1]], dtype=torch.int32), tensor([1], dtype=torch.int32))
     """
     tables = (candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    trees, chosen = trees_of(tables, target_probs), scheme_of(scheme, draft_probs)
+    trees, chosen = read_trees(tables, target_probs), resolve_scheme(scheme, draft_probs)
     check_walk(chosen, walk)
     check_drafting(draft_probs, target_probs)
     shape, device = candidates.shape, target_probs.device
     numbers, final = uniform_samples, uniform_samples_for_final_sampling
-    numbers = uniform(shape, generator, device) if numbers is None else checked(numbers, "uniform_samples", *shape)
-    final = uniform(shape[:1], generator, device) if final is None else checked(final, LAST, shape[0])
-    walk_results = Batch(trees, target_probs, draft_probs, chosen).walked(
+    numbers = (
+        uniform(shape, generator, device) if numbers is None else check_uniforms(numbers, "uniform_samples", *shape)
+    )
+    final = uniform(shape[:1], generator, device) if final is None else check_uniforms(final, LAST_UNIFORMS, shape[0])
+    walk_results = Batch(trees, target_probs, draft_probs, chosen).walk_trees(
         walk, [Coins(row) for row in numbers.tolist()]
     )
-    laws = torch.stack([law_at(walk_result, own) for walk_result, own in zip(walk_results, target_probs, strict=True)])
-    predicts, accepted, counts = written(trees, walk_results, pick_each(laws, final.tolist()), num_speculative_tokens)
+    weights = torch.stack(
+        [
+            last_token_weights(walk_result, node_targets)
+            for walk_result, node_targets in zip(walk_results, target_probs, strict=True)
+        ]
+    )
+    predicts, accepted, counts = answer_tensors(
+        trees, walk_results, pick_each(weights, final.tolist()), num_speculative_tokens
+    )
     return predicts.to(device), accepted.to(device), counts.to(device)
 
 
@@ -111,7 +120,7 @@ class VocabularyResidual(Residual):
     weights: Float[Tensor, " vocabulary"]
     mass: float = 0.0
 
-    def law(self) -> Float[Tensor, " vocabulary"]:
+    def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token."""
         return self.weights
 
@@ -125,36 +134,36 @@ class Batch:
     draft: Float[Tensor, "rows inner vocabulary"] | None
     scheme: Scheme
 
-    def walked(self, walk: str | Walker, coins: Sequence[Coin]) -> list[WalkResult]:
+    def walk_trees(self, walk: str | Walker, coins: Sequence[Coin]) -> list[WalkResult]:
         """Where the walk over every row's tree ends."""
         start = walker(walk)
         return drive([start(0, 1.0, tree.has_drafts, coin) for tree, coin in zip(self.trees, coins, strict=True)], self)
 
-    def __call__(self, asked: Asked) -> dict[int, Verdict]:
+    def __call__(self, queries: Queries) -> dict[int, Verdict]:
         """Verdicts at one node of each row; nodes with as many children go together."""
-        siblings = {row: self.trees[row].children[node] for row, (node, _) in asked.items()}
+        siblings = {row: self.trees[row].children[node] for row, (node, _) in queries.items()}
         answers: dict[int, Verdict] = {}
-        for count in {len(own) for own in siblings.values()}:
-            rows = [row for row, own in siblings.items() if len(own) == count]
+        for count in {len(children) for children in siblings.values()}:
+            rows = [row for row, children in siblings.items() if len(children) == count]
             tokens = [[self.trees[row].tokens[node] for node in siblings[row]] for row in rows]
-            outcome = self.outcome(rows, asked, torch.tensor(tokens, device=self.target.device))
+            outcome = self.outcome(rows, queries, torch.tensor(tokens, device=self.target.device))
             parts = zip(outcome.accept.tolist(), outcome.residual, outcome.residual_mass.tolist(), strict=True)
             for row, drawn, (accept, *left) in zip(rows, tokens, parts, strict=True):
                 first = dict(zip(reversed(drawn), reversed(siblings[row]), strict=True))  # of equal ones
-                answers[row] = Verdict(claims(first, drawn, accept), VocabularyResidual(*left))
+                answers[row] = Verdict(accept_masses(first, drawn, accept), VocabularyResidual(*left))
         return answers
 
-    def outcome(self, rows: list[int], asked: Asked, drafted: Int[Tensor, "some children"]) -> Outcome:
+    def outcome(self, rows: list[int], queries: Queries, drafted: Int[Tensor, "some children"]) -> Outcome:
         """The rule's outcome at a node of each row."""
-        nodes, own = [asked[row][0] for row in rows], self.scheme.with_drafts(drafted.shape[-1])
+        nodes, scheme_of_count = [queries[row][0] for row in rows], self.scheme.with_drafts(drafted.shape[-1])
         target = self.target[rows, nodes].double()
-        weighted = target * target.new_tensor([[asked[row][1]] for row in rows])
+        weighted = target * target.new_tensor([[queries[row][1]] for row in rows])
         if self.draft is None:  # as if from the target: the rule does not look at it
-            own.check_pair(weighted, target)
-            return own.verify(weighted, target, drafted)
+            scheme_of_count.check_pair(weighted, target)
+            return scheme_of_count.verify(weighted, target, drafted)
         if max(nodes) >= self.draft.shape[1]:
             raise AdviceError(f"draft_probs has no row for node {max(nodes)}, which has children; give one for it")
-        return own.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
+        return scheme_of_count.outcome(weighted, self.draft[rows, nodes].to(target), drafted)
 
 
 def check_tensor(values: Any, name: str, use: str) -> None:
@@ -163,7 +172,7 @@ def check_tensor(values: Any, name: str, use: str) -> None:
         raise AdviceError(f"{name} is {described(values)}; give {use}")
 
 
-def checked(numbers: Any, name: str, rows: int, columns: int | None = None) -> Tensor:
+def check_uniforms(numbers: Any, name: str, rows: int, columns: int | None = None) -> Tensor:
     """Uniform numbers in float64, one a row or some; raises where they are others, for coins would not be fair."""
     shape = (rows,) if columns is None else (rows, columns)
     check_tensor(numbers, name, use := f"a float tensor of shape {shape} of numbers in [0, 1)")
@@ -186,7 +195,7 @@ def check_drafting(draft: Any, target: Float[Tensor, "rows nodes vocabulary"]) -
         raise AdviceError(f"draft_probs is {described(draft)}; give {use}")
 
 
-def trees_of(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
+def read_trees(tables: Sequence[Tensor], target: Tensor) -> list[Table]:
     """The tree of every row; raises where shapes do not fit, and where a table leads nowhere or to a node twice."""
     for name, table in zip(TABLES, tables, strict=True):
         check_tensor(table, name, "a tensor of integers (rows, nodes)")
@@ -209,37 +218,39 @@ def children_of(first: list[int], sibling: list[int]) -> list[list[int]]:
     """The children of every node, in their order."""
     children: list[list[int]] = [[] for _ in first]
     seen = {0, -1}
-    for node, own in enumerate(children):
+    for node, children_of_node in enumerate(children):
         child = first[node]
         while child != -1:
             if child in seen or not 0 <= child < len(first):
                 raise AdviceError(f"node {child}, listed below node {node}, makes no tree; every node has one parent")
             seen.add(child)
-            own.append(child)
+            children_of_node.append(child)
             child = sibling[child]
     return children
 
 
-def scheme_of(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
+def resolve_scheme(name: str | Scheme | None, draft: Tensor | None) -> Scheme:
     """The scheme; raises where the children of a node do not tell all that its law has drawn."""
     chosen = scheme_named(name or ("top:naive" if draft is None else "without_replacement:recursive_rejection"))
     law = chosen.law
-    if law.width != law.drafts or law.several or law.draft_probability < 1:
+    if law.width != law.drafts or law.per_draft_distributions or law.draft_probability < 1:
         raise AdviceError(f"the children of a node do not tell what the law {law.name} has drawn; use iid:lorenz")
     if draft is None and chosen.name != "top:naive":
         raise AdviceError(f"{chosen.name} needs draft_probs, the law that each node's children were drawn from")
     return chosen
 
 
-def law_at(walk_result: WalkResult, target: Float[Tensor, "nodes vocabulary"]) -> Float[Tensor, " vocabulary"]:
+def last_token_weights(
+    walk_result: WalkResult, target: Float[Tensor, "nodes vocabulary"]
+) -> Float[Tensor, " vocabulary"]:
     """What the one more token of a row is drawn from."""
     if walk_result.residual is not None:
-        return walk_result.residual.law()
+        return walk_result.residual.token_weights()
     check_distribution(target[walk_result.leaf].double(), "target_probs")
     return target[walk_result.leaf].double()
 
 
-def written(trees: list[Table], walk_results: list[WalkResult], last: list[int], depth: int | None) -> Verified:
+def answer_tensors(trees: list[Table], walk_results: list[WalkResult], last: list[int], depth: int | None) -> Verified:
     """The paths and the last tokens as tensors."""
     longest = 1 + max(len(walk_result.path) for walk_result in walk_results)
     if depth is not None and (not is_integer(depth) or depth > MAX_DEPTH):

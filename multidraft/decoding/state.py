@@ -19,8 +19,10 @@ from multidraft.sampling.gate import RowFault
 from multidraft.sampling.settings import Sampling
 from multidraft.verification.scheme import Scheme
 
-BLOCK = 64  # random numbers that are made at once: one by one they cost far more
-MEASURED = 16  # every how many steps a run compares its acceptance with the optimum, unless somebody says otherwise
+RANDOM_BLOCK_NUMBERS = 64  # random numbers that are made at once: one by one they cost far more
+MEASURED_EVERY_STEPS = (
+    16  # every how many steps a run compares its acceptance with the optimum, unless somebody says otherwise
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class DecodeConfig:
     scheme: Scheme
     policy: TreePolicy
     walk: str | Walker = "deferred"
-    measure: int = MEASURED  # compare acceptance with the optimum every so many steps; 0 for never
+    measure: int = MEASURED_EVERY_STEPS  # compare acceptance with the optimum every so many steps; 0 for never
     compile: bool = False  # the steps of Hugging Face models
     synchronise: bool = False  # wait for the GPU after every part of a step, so that time is booked where it belongs
 
@@ -50,9 +52,9 @@ class Randomness:
     def take(self, count: int) -> list[float]:
         """So many numbers."""
         if len(self.block) < count:
-            size = max(BLOCK, count)
-            more = torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.generator.device)
-            self.block = more.tolist() + self.block
+            num_new = max(RANDOM_BLOCK_NUMBERS, count)
+            numbers = torch.rand(num_new, generator=self.generator, dtype=torch.float64, device=self.generator.device)
+            self.block = numbers.tolist() + self.block
         taken, self.block = self.block[len(self.block) - count :], self.block[: len(self.block) - count]
         self.taken.append(taken)
         return taken
@@ -135,12 +137,12 @@ def extend(state: State, other: State) -> State:
     return State(state.target, state.draft, state.rows + other.rows, state.steps)
 
 
-def gather(state: State, going: list[int]) -> State:
+def gather(state: State, staying: list[int]) -> State:
     """The state of the rows that go on, in this order; the one before cannot be used any more."""
     state.take_over()
-    for model in state.models if going else ():
-        model.gather(going)
-    return State(state.target, state.draft, [state.rows[row] for row in going], state.steps)
+    for model in state.models if staying else ():
+        model.gather(staying)
+    return State(state.target, state.draft, [state.rows[row] for row in staying], state.steps)
 
 
 def prefixes_of(rows: list[Row], trees: list[TokenTree], places: list[tuple[int, int]]) -> list[Tensor | None] | None:
@@ -171,12 +173,14 @@ class Scored:
 
     def targets(self, places: list[tuple[int, int]]) -> list[Float[Tensor, " vocabulary"]]:
         """The distributions that the output must have at nodes; rows with none are noted as faults."""
-        if new := [place for place in places if place not in self.known]:
-            settings = [self.rows[row].sampling for row, _ in new]
-            laws, faults = target_distributions(self.lines(new), settings, prefixes_of(self.rows, self.trees, new))
-            self.known |= zip(new, laws, strict=True)
+        if new_places := [place for place in places if place not in self.known]:
+            settings = [self.rows[row].sampling for row, _ in new_places]
+            distributions, faults = target_distributions(
+                self.lines(new_places), settings, prefixes_of(self.rows, self.trees, new_places)
+            )
+            self.known |= zip(new_places, distributions, strict=True)
             for line, fault in faults.items():
-                row, node = new[line]
+                row, node = new_places[line]
                 self.faults[row] = fault.at(row, self.rows[row].position + self.trees[row].depths[node] + 1)
         return [self.known[place] for place in places]
 
@@ -193,8 +197,8 @@ def generators_for(generator: torch.Generator | list[torch.Generator] | None, ro
 
 def check_generators(generator: Any, rows: int) -> None:
     """Raise unless there is none, one, or a list of one for each row."""
-    listed = generator if isinstance(generator, list) else [generator] if generator is not None else []
-    if wrong := [type(g).__name__ for g in listed if not isinstance(g, torch.Generator)]:
+    generators = generator if isinstance(generator, list) else [generator] if generator is not None else []
+    if wrong := [type(g).__name__ for g in generators if not isinstance(g, torch.Generator)]:
         raise AdviceError(f"generator is of type {wrong[0]}; pass a torch.Generator, or a list of one for each row")
     if isinstance(generator, list) and len(generator) != rows:
         raise AdviceError(f"there are {len(generator)} generators and {rows} rows; pass one for each, or a single one")

@@ -3,7 +3,7 @@
 import torch
 
 from multidraft.decoding.draft import Drafted, draft_tree
-from multidraft.decoding.record import Clock, Emitted, StepRecord, look_up, measured
+from multidraft.decoding.record import Clock, Emitted, StepRecord, lookup_logprobs, measured_acceptance
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import TokenTree
 from multidraft.decoding.verify import Decision, verify
@@ -27,7 +27,7 @@ def step(state: State, config: DecodeConfig) -> tuple[State, StepRecord]:
             emitted = [emit(scored, decision, row) for row in range(len(state.rows))]
         with clock.part("measure"):
             now = config.measure > 0 and state.steps % config.measure == 0
-            acceptance = measured(config.scheme, scored, decision) if now else {}
+            acceptance = measured_acceptance(config.scheme, scored, decision) if now else {}
     with clock.part("cache"):
         following = commit(state, scored, decision)
     record = StepRecord(
@@ -67,8 +67,8 @@ def emit(scored: Scored, decision: Decision, row: int) -> Emitted:
     walk_result, tree, num_logprobs = decision.walk_results[row], scored.trees[row], scored.rows[row].num_logprobs
     tokens = [*(tree.tokens[node] for node in walk_result.path), decision.last[row]]
     kinds = ["accepted"] * len(walk_result.path) + ["bonus" if walk_result.residual is None else "corrected"]
-    logs = [] if num_logprobs is None else look_up(scored, row, walk_result.path, tokens, num_logprobs)
-    return Emitted(tokens, kinds, logs)
+    logprobs = [] if num_logprobs is None else lookup_logprobs(scored, row, walk_result.path, tokens, num_logprobs)
+    return Emitted(tokens, kinds, logprobs)
 
 
 def commit(state: State, scored: Scored, decision: Decision) -> State:
@@ -82,14 +82,14 @@ def commit(state: State, scored: Scored, decision: Decision) -> State:
     unread = [list[int]() for _ in paths]
     if state.draft is not None:
         pairs = zip(state.rows, scored.trees, paths, strict=True)
-        kept, unread = map(list, zip(*(kept_of(row, tree, path) for row, tree, path in pairs), strict=True))
+        kept, unread = map(list, zip(*(committed_places(row, tree, path) for row, tree, path in pairs), strict=True))
         if any(kept):
             state.draft.commit(kept)
-    rows = [moved(*parts) for parts in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
+    rows = [next_row(*parts) for parts in zip(state.rows, scored.trees, paths, decision.last, unread, strict=True)]
     return State(state.target, state.draft, rows, state.steps + (scored.logits is not None))
 
 
-def kept_of(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:
+def committed_places(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list[int]]:
     """The pending places that the draft model keeps, and the tokens that it has not read.
 
     `path` leads from the root to the last accepted node. The backlog stands before the tree, and is kept.
@@ -98,7 +98,7 @@ def kept_of(row: Row, tree: TokenTree, path: list[int]) -> tuple[list[int], list
     return kept, row.unread[tree.backlog :] + [tree.tokens[node] for node in path if node not in tree.read]
 
 
-def moved(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[int]) -> Row:
+def next_row(row: Row, tree: TokenTree, path: list[int], last: int, unread: list[int]) -> Row:
     """The row after a step."""
     prefix = row.prefix
     if prefix is not None:

@@ -21,31 +21,31 @@ from multidraft.sampling.settings import Sampling
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Tell = Callable[[dict[str, Any]], None]
-FORMAT = 1
+OnTraceRecord = Callable[[dict[str, Any]], None]
+FORMAT_VERSION = 1
 
 
-class Trace:
-    """Tells somebody what happens, in records."""
+class TraceWriter:
+    """Passes on what happens, in records."""
 
-    def __init__(self, tell: Tell):
-        self.tell, self.steps = tell, dict[int, int]()
+    def __init__(self, write: OnTraceRecord):
+        self.write, self.steps = write, dict[int, int]()
 
     def begin(self, config: DecodeConfig, sampling: list[Sampling], prompts: list[list[int]]) -> None:
         """Say what is going to happen."""
         self.steps = dict.fromkeys(range(len(prompts)), 0)
-        self.tell({"record": "generation", "first_row": 0} | describe(config, sampling[0]) | {"prompts": prompts})
+        self.write({"record": "generation", "first_row": 0} | describe(config, sampling[0]) | {"prompts": prompts})
 
     def add(self, record: StepRecord, rows: list[int]) -> None:
         """One step of these rows."""
         for index, row in enumerate(rows):
             if index not in record.faults:
-                self.tell({"record": "step", "row": row, "step": self.steps[row]} | describe_step(record, index))
+                self.write({"record": "step", "row": row, "step": self.steps[row]} | describe_step(record, index))
                 self.steps[row] += 1
 
     def end(self, tokens: list[list[int]]) -> None:
         """Say what is returned: what the last step had to cut is missing from it."""
-        self.tell({"record": "end", "tokens": tokens})
+        self.write({"record": "end", "tokens": tokens})
 
 
 def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
     shape = policy.shape if isinstance(policy, StaticTree) else None
     return {
         "scheme": config.scheme.name,
-        "settings": {name: plain(value) for name, value in settings.items()},
+        "settings": {name: json_value(value) for name, value in settings.items()},
         "tree": {"parents": list(shape.parents), "drafts": list(shape.drafts)} if shape else repr(policy),
-        "walk": plain(config.walk),
+        "walk": json_value(config.walk),
         "sampling": describe_sampling(sampling),
         "draft_sampling": describe_sampling(sampling.for_draft or sampling),
     }
@@ -65,12 +65,14 @@ def describe(config: DecodeConfig, sampling: Sampling) -> dict[str, Any]:
 
 def describe_sampling(sampling: Sampling) -> dict[str, Any]:
     """How logits become distributions; processors by their names."""
-    listed = [one for part in (sampling.before, sampling.after) if part is not None for one in part.listed]
+    processors = [
+        processor for part in (sampling.before, sampling.after) if part is not None for processor in part.listed
+    ]
     numbers = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p")}
-    return numbers | {"processors": list(dict.fromkeys(type(one).__name__ for one in listed))}
+    return numbers | {"processors": list(dict.fromkeys(type(processor).__name__ for processor in processors))}
 
 
-def plain(value: object) -> object:
+def json_value(value: object) -> object:
     """A value that JSON has; of a function, what it looks like."""
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
@@ -81,7 +83,7 @@ def describe_step(record: StepRecord, index: int) -> dict[str, Any]:
     weights = (
         record.scores.targets([(index, walk_result.leaf)])[0]
         if walk_result.residual is None
-        else walk_result.residual.law()
+        else walk_result.residual.token_weights()
     )
     cumulative, token = weights.cumsum(-1, dtype=torch.float64), emitted.tokens[-1]
     share = {"from": float(cumulative[token - 1]) if token > 0 else 0.0, "to": float(cumulative[token])}
@@ -100,8 +102,8 @@ def describe_node(record: StepRecord, index: int, node: int) -> dict[str, Any]:
     described = {"node": node, "above": tree.parents[node], "token": tree.tokens[node]}
     if not tree.has_drafts(node):
         return described
-    law, places = tree.laws[node].probabilities, [place for place in tree.places[node] if place >= 0]
-    lines = [law if law.ndim == 1 else law[position % len(law)] for position in range(len(places))]
+    probs, places = tree.laws[node].probabilities, [place for place in tree.places[node] if place >= 0]
+    lines = [probs if probs.ndim == 1 else probs[position % len(probs)] for position in range(len(places))]
     drafted = [token for token in tree.tuples[node] if token >= 0]
     (target,) = record.scores.targets([(index, node)])
     return described | {
@@ -127,7 +129,7 @@ class TraceFile:
         self.writer, self.tokenizer = journal.Writer(path), tokenizer
         self.known: set[int] = set()
         self.next_row = self.first_row = 0
-        self.writer.write({"record": "trace", "format": FORMAT} | settings)
+        self.writer.write({"record": "trace", "format": FORMAT_VERSION} | settings)
 
     def __call__(self, record: dict[str, Any]) -> None:
         """One record; rows are counted on from one generation to the next."""
@@ -136,9 +138,9 @@ class TraceFile:
             record = record | {"first_row": self.first_row}
         elif "row" in record:
             record = record | {"row": self.first_row + record["row"]}
-        new = sorted(tokens_in(record) - self.known)
-        self.known |= set(new)
-        self.writer.write(record | {"pieces": {token: self.piece(token) for token in new}})
+        new_tokens = sorted(tokens_in(record) - self.known)
+        self.known |= set(new_tokens)
+        self.writer.write(record | {"pieces": {token: self.piece(token) for token in new_tokens}})
 
     def piece(self, token: int) -> str:
         """A token's text, or its name where it is only part of a character."""

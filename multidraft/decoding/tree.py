@@ -15,9 +15,9 @@ from torch import Tensor
 from multidraft.errors import AdviceError
 
 Path = tuple[int, ...]
-MOST_NODES = 4096
-WHOLE = 0.999  # the sum of probabilities from which on nothing is missing
-FORMS = (
+MAX_NODES = 4096
+MIN_COMPLETE_MASS = 0.999  # the sum of probabilities from which on nothing is missing
+TREE_FORMS = (
     "write a chain or k-config such as 4x2x2x1, every slot's drafts such as 3/2,1,0, i.i.d. paths such as "
     "'8 paths of 4', or paths [[0],[0,0],[1]] as JSON"
 )
@@ -39,21 +39,21 @@ class TreeShape:
         """A k-config: `counts[d]` drafts at every node of depth d. All ones make a chain."""
         if not counts or min(counts) < 1:
             raise AdviceError(
-                f"tree {'x'.join(map(str, counts)) or 'of no levels'} has a level without drafts; {FORMS}"
+                f"tree {'x'.join(map(str, counts)) or 'of no levels'} has a level without drafts; {TREE_FORMS}"
             )
         drafts, width = list[int](), 1
         for count in counts:
             drafts += [count] * width
             width *= count
-            limited(len(drafts) + width)  # before they are made
+            check_num_nodes(len(drafts) + width)  # before they are made
         return cls.from_drafts(drafts + [0] * width)
 
     @classmethod
     def paths(cls, paths: Sequence[Sequence[int]]) -> "TreeShape":
         """A list of paths as in EAGLE: every node by the ranks of the children leading to it, parents added."""
-        limited(max([len(paths), *map(len, paths)]))
+        check_num_nodes(max([len(paths), *map(len, paths)]))
         nodes = {tuple(path[:length]) for path in paths for length in range(len(path) + 1)} | {()}
-        limited(len(nodes))
+        check_num_nodes(len(nodes))
         ordered = sorted(nodes, key=lambda path: (len(path), path))
         index = {path: slot for slot, path in enumerate(ordered)}
         drafts = [0] * len(ordered)
@@ -74,19 +74,21 @@ class TreeShape:
         """
         text = text.strip().lower()
         if re.fullmatch(r"\d+(x\d+)*", text):
-            return cls.levels([number(count) for count in text.split("x")])
+            return cls.levels([parse_count(count) for count in text.split("x")])
         if re.fullmatch(r"\d+(,\d+)*(/\d+(,\d+)*)+", text):
-            drafts = [number(count) for count in re.split("[/,]", text)]
-            return cls.from_drafts(drafts + [0] * (1 + limited(sum(drafts)) - len(drafts)))  # the last level's: leaves
+            drafts = [parse_count(count) for count in re.split("[/,]", text)]
+            return cls.from_drafts(
+                drafts + [0] * (1 + check_num_nodes(sum(drafts)) - len(drafts))
+            )  # the last level's: leaves
         if match := re.fullmatch(r"(\d+) paths? of ([1-9]\d*)", text):
-            return cls.levels([number(match[1])] + [1] * (number(match[2]) - 1))
+            return cls.levels([parse_count(match[1])] + [1] * (parse_count(match[2]) - 1))
         try:
-            listed = json.loads(text)
+            paths = json.loads(text)
         except (ValueError, RecursionError):  # of JSON, of the digits that Python reads, of its depth
-            listed = None
-        if not is_paths(listed):
-            raise AdviceError(f"tree {text!r} does not parse; {FORMS}")
-        return cls.paths(listed)
+            paths = None
+        if not is_list_of_paths(paths):
+            raise AdviceError(f"tree {text!r} does not parse; {TREE_FORMS}")
+        return cls.paths(paths)
 
     @classmethod
     def from_drafts(cls, drafts: Sequence[int]) -> "TreeShape":
@@ -153,7 +155,7 @@ class NodeLaw:
         if self.logits is None or not self.partial:
             return None
         likely = self.logits.exp()
-        return likely.topk(min(8, len(likely))).values.tolist() if float(likely.sum()) < WHOLE else None
+        return likely.topk(min(8, len(likely))).values.tolist() if float(likely.sum()) < MIN_COMPLETE_MASS else None
 
     @cached_property
     def confidence(self) -> float:
@@ -174,7 +176,7 @@ class TokenTree:
     """
 
     tokens: list[int]
-    repeats: bool = False  # whether two drafts at a node may be the same token by their law
+    can_repeat: bool = False  # whether two drafts at a node may be the same token by their law
     parents: list[int] = field(default_factory=lambda: [-1])
     depths: list[int] = field(default_factory=lambda: [0])
     levels: list[list[int]] = field(default_factory=lambda: [[0]])  # the nodes of every depth
@@ -228,7 +230,7 @@ class TokenTree:
     def drawn(self, node: int) -> list[int]:
         """The tokens drawn at a node in their order, duplicates kept if the law repeats tokens."""
         tokens = [token for token in self.tuples[node] if token >= 0]
-        return tokens if self.repeats else list(dict.fromkeys(tokens))
+        return tokens if self.can_repeat else list(dict.fromkeys(tokens))
 
     def rank(self, child: int) -> int:
         """Which of the drafts at its parent made a node: 0 for the one drawn first."""
@@ -236,8 +238,8 @@ class TokenTree:
 
     def copy(self) -> "TokenTree":
         """Another tree that has grown to the same, and may go on by itself."""
-        held = {name: copy(value) for name, value in vars(self).items()}
-        return TokenTree(**held | {"levels": deepcopy(self.levels), "slots": deepcopy(self.slots)})
+        values = {name: copy(value) for name, value in vars(self).items()}
+        return TokenTree(**values | {"levels": deepcopy(self.levels), "slots": deepcopy(self.slots)})
 
     @property
     def shape(self) -> TreeShape:
@@ -245,20 +247,20 @@ class TokenTree:
         return TreeShape(tuple(self.parents), tuple(len(self.children.get(node, ())) for node in range(len(self))))
 
 
-def number(digits: str) -> int:
+def parse_count(digits: str) -> int:
     """A number of drafts or levels, as long as a tree can have so many."""
-    return limited(int(digits) if len(digits) < 10 else 10**9)
+    return check_num_nodes(int(digits) if len(digits) < 10 else 10**9)
 
 
-def limited(nodes: int) -> int:
+def check_num_nodes(nodes: int) -> int:
     """So many nodes, if anybody can want them."""
-    if nodes > MOST_NODES:
-        raise AdviceError(f"the tree has more than {MOST_NODES} nodes; use a smaller one")
+    if nodes > MAX_NODES:
+        raise AdviceError(f"the tree has more than {MAX_NODES} nodes; use a smaller one")
     return nodes
 
 
-def is_paths(listed: object) -> bool:
+def is_list_of_paths(values: object) -> bool:
     """Whether JSON is a list of paths that lead somewhere."""
-    if not isinstance(listed, list) or not listed or not all(isinstance(path, list) and path for path in listed):
+    if not isinstance(values, list) or not values or not all(isinstance(path, list) and path for path in values):
         return False
-    return all(type(rank) is int and 0 <= rank < MOST_NODES for path in listed for rank in path)
+    return all(type(rank) is int and 0 <= rank < MAX_NODES for path in values for rank in path)

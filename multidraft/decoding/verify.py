@@ -16,19 +16,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from multidraft.decoding.draft import stacked
+from multidraft.decoding.draft import stack_distributions
 from multidraft.decoding.state import DecodeConfig, Row, Scored, State
 from multidraft.decoding.tree import NodeLaw, TokenTree
-from multidraft.decoding.walks import Asked, Child, Residual, Verdict, Walker, WalkResult, drive, walker
+from multidraft.decoding.walks import Child, Queries, Residual, Verdict, Walker, WalkResult, drive, walker
 from multidraft.errors import AdviceError
 from multidraft.verification.distributions import pick_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.rules.recursive_rejection import left_by_one
 from multidraft.verification.scheme import Scheme
 
-Line = Float[np.ndarray, " places"]
-Parts = Callable[[], tuple[Line, Line]]  # of one node, the target and what is left of it
-NEGLIGIBLE = 1e-15  # claims below it are rounding: whether they take a coin must not depend on a row's neighbours
+PlaceValues = Float[np.ndarray, " places"]
+LazyParts = Callable[[], tuple[PlaceValues, PlaceValues]]  # of one node, the target and what is left of it
+MIN_ACCEPT_MASS = 1e-15  # what is below it is rounding: whether they take a coin must not depend on a row's neighbours
 
 
 class Visit(NamedTuple):
@@ -62,18 +62,18 @@ def verify(state: State, config: DecodeConfig, scored: Scored) -> Decision:
     events: list[list[Visit | CoinFlip]] = [[] for _ in state.rows]
     start = walker(config.walk)
     walks = [
-        start(0, 1.0, tree.has_drafts, thrower(row, own))
-        for row, tree, own in zip(state.rows, scored.trees, events, strict=True)
+        start(0, 1.0, tree.has_drafts, recording_coin(row, row_events))
+        for row, tree, row_events in zip(state.rows, scored.trees, events, strict=True)
     ]
 
-    def verdicts(asked: Asked) -> dict[int, Verdict]:
-        answers = node_outcomes(config.scheme, scored, asked)
+    def verdicts(queries: Queries) -> dict[int, Verdict]:
+        answers = node_outcomes(config.scheme, scored, queries)
         for row, verdict in answers.items():
-            events[row].append(Visit(*asked[row], verdict))
+            events[row].append(Visit(*queries[row], verdict))
         return answers
 
     walk_results = drive(walks, verdicts)
-    return Decision(walk_results, draw_last(scored, walk_results, numbers), numbers, events)
+    return Decision(walk_results, draw_last_tokens(scored, walk_results, numbers), numbers, events)
 
 
 def check_walk(scheme: Scheme, walk: str | Walker) -> None:
@@ -86,7 +86,7 @@ def check_walk(scheme: Scheme, walk: str | Walker) -> None:
         )
 
 
-def thrower(row: Row, events: list[Visit | CoinFlip]) -> Callable[[float], bool]:
+def recording_coin(row: Row, events: list[Visit | CoinFlip]) -> Callable[[float], bool]:
     """A row's coin, which notes what it showed."""
 
     def coin(probability: float) -> bool:
@@ -97,14 +97,14 @@ def thrower(row: Row, events: list[Visit | CoinFlip]) -> Callable[[float], bool]
     return coin
 
 
-def node_outcomes(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Verdict]:
+def node_outcomes(scheme: Scheme, scored: Scored, queries: Queries) -> dict[int, Verdict]:
     """For each row the rule's verdict at a node with its target scaled by a weight; none for rows with a fault.
 
     A single draft is coupled with the target, which takes two numbers; nodes with as many drafts go in one batch.
     """
-    targets = dict(zip(asked, scored.targets([(row, node) for row, (node, _) in asked.items()]), strict=True))
-    answers, groups = dict[int, Verdict](), defaultdict[int, Asked](dict)
-    for row, (node, weight) in asked.items():
+    targets = dict(zip(queries, scored.targets([(row, node) for row, (node, _) in queries.items()]), strict=True))
+    answers, groups = dict[int, Verdict](), defaultdict[int, Queries](dict)
+    for row, (node, weight) in queries.items():
         tree = scored.trees[row]
         if row in scored.faults:
             continue
@@ -113,28 +113,31 @@ def node_outcomes(scheme: Scheme, scored: Scored, asked: Asked) -> dict[int, Ver
             answers[row] = single_draft_outcome(tree, node, weight, targets[row])
         else:
             groups[count][row] = node, weight
-    for count, some in groups.items():
-        answers |= batched_outcomes(scheme.with_drafts(count), scored.trees, some, targets)
-    return {row: answers[row] for row in asked if row in answers}
+    for count, group in groups.items():
+        answers |= batched_outcomes(scheme.with_drafts(count), scored.trees, group, targets)
+    return {row: answers[row] for row in queries if row in answers}
 
 
 def batched_outcomes(
-    scheme: Scheme, trees: list[TokenTree], asked: Asked, targets: dict[int, Tensor]
+    scheme: Scheme, trees: list[TokenTree], queries: Queries, targets: dict[int, Tensor]
 ) -> dict[int, Verdict]:
     """Verdicts at nodes that drew the same number of tokens."""
-    laws = [trees[row].laws[node] for row, (node, _) in asked.items()]
-    target = torch.from_numpy(compressed([targets[row] for row in asked], laws))
-    weights = torch.tensor([[weight] for _, weight in asked.values()], dtype=torch.float64)
-    drafted = torch.tensor([trees[row].places[node] for row, (node, _) in asked.items()])
-    outcome = scheme.verify(target * weights, stacked(laws, scheme.drafts, more=1), drafted)
+    node_laws = [trees[row].laws[node] for row, (node, _) in queries.items()]
+    target = torch.from_numpy(compress_targets([targets[row] for row in queries], node_laws))
+    weights = torch.tensor([[weight] for _, weight in queries.values()], dtype=torch.float64)
+    drafted = torch.tensor([trees[row].places[node] for row, (node, _) in queries.items()])
+    outcome = scheme.verify(target * weights, stack_distributions(node_laws, scheme.drafts, padding=1), drafted)
     answers, accepts = {}, outcome.accept.tolist()
-    for index, (row, (node, _)) in enumerate(asked.items()):
-        tree, residual = trees[row], CompressedResidual(laws[index], targets[row], *parts_of(target, outcome, index))
-        answers[row] = Verdict(claims(tree.children[node], tree.tuples[node], accepts[index]), residual)
+    for index, (row, (node, _)) in enumerate(queries.items()):
+        tree, residual = (
+            trees[row],
+            CompressedResidual(node_laws[index], targets[row], *lazy_parts(target, outcome, index)),
+        )
+        answers[row] = Verdict(accept_masses(tree.children[node], tree.tuples[node], accepts[index]), residual)
     return answers
 
 
-def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Parts, Callable[[], float]]:
+def lazy_parts(target: Tensor, outcome: Outcome, index: int) -> tuple[LazyParts, Callable[[], float]]:
     """One node's residual beside the target, and its sum, computed when they are asked for."""
     return (
         lambda: (target[index].numpy(), outcome.residual[index].numpy()),
@@ -142,41 +145,45 @@ def parts_of(target: Tensor, outcome: Outcome, index: int) -> tuple[Parts, Calla
     )
 
 
-def compressed(targets: list[Float[Tensor, " vocabulary"]], laws: list[NodeLaw]) -> Float[np.ndarray, "nodes places"]:
-    """The targets on the laws' ids, filled up with zeros, and in the last place their mass on all other tokens."""
-    lines = np.zeros((len(laws), 1 + max(len(law.ids) for law in laws)))
-    for line, target, law in zip(lines, targets, laws, strict=True):
-        own = line[: len(law.ids)]
+def compress_targets(
+    targets: list[Float[Tensor, " vocabulary"]], node_laws: list[NodeLaw]
+) -> Float[np.ndarray, "nodes places"]:
+    """The targets on the ids of draft distributions, zeros, and in the last place their mass on all other tokens."""
+    lines = np.zeros((len(node_laws), 1 + max(len(node_law.ids) for node_law in node_laws)))
+    for line, target, node_law in zip(lines, targets, node_laws, strict=True):
+        on_support = line[: len(node_law.ids)]
         if target.is_cpu:  # where NumPy's calls cost a fraction
             values = target.numpy()
-            own[:], whole = values[law.ids], values.sum(dtype=np.float64)
+            on_support[:], whole = values[node_law.ids], values.sum(dtype=np.float64)
         else:
-            own[:] = target[torch.from_numpy(law.ids).to(target.device)].cpu().numpy()
+            on_support[:] = target[torch.from_numpy(node_law.ids).to(target.device)].cpu().numpy()
             whole = float(target.sum(dtype=torch.float64))
-        line[-1] = max(whole - own.sum(), 0.0)
+        line[-1] = max(whole - on_support.sum(), 0.0)
     return lines
 
 
-def claims(children: dict[int, int], drafted: list[int], accept: list[float]) -> tuple[Child, ...]:
+def accept_masses(children: dict[int, int], drafted: list[int], accept: list[float]) -> tuple[Child, ...]:
     """What each child of a node may claim, by token; duplicates added up."""
-    claimed = dict.fromkeys(drafted, 0.0)
-    for token, claim in zip(drafted, accept, strict=True):
-        claimed[token] += claim
-    return tuple(Child(children[token], claim) for token, claim in claimed.items() if claim > NEGLIGIBLE)
+    masses = dict.fromkeys(drafted, 0.0)
+    for token, mass in zip(drafted, accept, strict=True):
+        masses[token] += mass
+    return tuple(Child(children[token], mass) for token, mass in masses.items() if mass > MIN_ACCEPT_MASS)
 
 
 def single_draft_outcome(tree: TokenTree, node: int, weight: float, target: Float[Tensor, " vocabulary"]) -> Verdict:
     """The verdict on a single draft: p/q says what it may claim, and the rest is computed if it is rejected."""
     ((token, child),) = tree.children[node].items()
-    law, place = tree.laws[node], max(tree.places[node])
-    likely, drawn = weight * float(target[token]), float(law.probabilities[place])
+    node_law, place = tree.laws[node], max(tree.places[node])
+    likely, drawn = weight * float(target[token]), float(node_law.probabilities[place])
     accept = 1.0 if likely >= drawn else likely / drawn
 
-    def parts() -> tuple[Line, Line]:
-        places = compressed([target], [law])[0]
-        return places, left_by_one(places, law.probabilities, weight, accept)
+    def parts() -> tuple[PlaceValues, PlaceValues]:
+        places = compress_targets([target], [node_law])[0]
+        return places, left_by_one(places, node_law.probabilities, weight, accept)
 
-    return Verdict((Child(child, accept),) if accept > NEGLIGIBLE else (), CompressedResidual(law, target, parts))
+    return Verdict(
+        (Child(child, accept),) if accept > MIN_ACCEPT_MASS else (), CompressedResidual(node_law, target, parts)
+    )
 
 
 @dataclass(eq=False)
@@ -185,29 +192,29 @@ class CompressedResidual(Residual):
 
     draft: NodeLaw
     target: Float[Tensor, " vocabulary"]
-    parts: Parts
+    parts: LazyParts
     total: Callable[[], float] | None = None  # the sum, if it can be had without the parts
 
     @cached_property
-    def known(self) -> tuple[Line, Line]:
+    def target_and_residual(self) -> tuple[PlaceValues, PlaceValues]:
         """The target in these places, and what is left of it."""
         return self.parts()
 
     @property
     def mass(self) -> float:
         """Its sum."""
-        return float(self.known[1].sum()) if self.total is None else self.total()
+        return float(self.target_and_residual[1].sum()) if self.total is None else self.total()
 
-    def law(self) -> Float[Tensor, " vocabulary"]:
+    def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token: the others have their share of the target."""
-        target, residual = self.known
+        target, residual = self.target_and_residual
         share = residual[-1] / target[-1] if target[-1] > 0 else 0.0
         weights = np.multiply(self.target.cpu().numpy(), share, dtype=np.float64)
         weights[self.draft.ids] = residual[: len(self.draft.ids)]
         return torch.from_numpy(weights)
 
 
-def draw_last(scored: Scored, walk_results: list[WalkResult], numbers: list[float]) -> list[int]:
+def draw_last_tokens(scored: Scored, walk_results: list[WalkResult], numbers: list[float]) -> list[int]:
     """The one more token of every row: from what a rule left, or for a bonus from the target at the leaf."""
     bonus = {
         row: walk_result.leaf
@@ -216,12 +223,12 @@ def draw_last(scored: Scored, walk_results: list[WalkResult], numbers: list[floa
     }
     last = [-1] * len(walk_results)
     if bonus:
-        laws = torch.stack(scored.targets(list(bonus.items())))
-        for row, token in zip(bonus, pick_each(laws, [numbers[row] for row in bonus]), strict=True):
+        targets = torch.stack(scored.targets(list(bonus.items())))
+        for row, token in zip(bonus, pick_each(targets, [numbers[row] for row in bonus]), strict=True):
             last[row] = token
     for row, walk_result in enumerate(walk_results):
         if walk_result.residual is not None:
-            (token,) = pick_each(walk_result.residual.law()[None], [numbers[row]])
+            (token,) = pick_each(walk_result.residual.token_weights()[None], [numbers[row]])
             if token < 0:  # nothing but rounding is left: the likeliest
                 token = int(scored.targets([(row, walk_result.leaf)])[0].argmax())
             last[row] = token

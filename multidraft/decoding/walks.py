@@ -15,12 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from multidraft.errors import AdviceError, shown
-from multidraft.verification.precision import FULL
+from multidraft.verification.precision import MAX_MISSING_MASS
 
 Coin = Callable[[float], bool]
-UNSEEN = 1e-12  # a probability below it is rounding
-NEARLY_ONE = 1 - 2 * FULL  # no target is asked for between it and one: a rule could not tell it from a full one
-SMALLEST_SHARE = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
+MIN_PROBABILITY = 1e-12  # a probability below it is rounding
+MAX_PARTIAL_SHARE = (
+    1 - 2 * MAX_MISSING_MASS
+)  # no target is asked for between it and one: a rule could not tell it from a full one
+MIN_SHARE = 0.05  # more than halves the nodes that a walk visits; tokens per pass stay within noise (docs/log.md)
 
 
 class Child(NamedTuple):
@@ -38,7 +40,7 @@ class Residual:
         """Its sum, computed when it is first asked for."""
         raise NotImplementedError
 
-    def law(self) -> Float[Tensor, " vocabulary"]:
+    def token_weights(self) -> Float[Tensor, " vocabulary"]:
         """The weight of every token, unnormalised."""
         raise NotImplementedError
 
@@ -78,8 +80,8 @@ class WalkResult:
 
 
 Walk = Generator[tuple[int, float], Verdict, WalkResult | None]
-Asked = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
-Verdicts = Callable[[Asked], dict[int, Verdict]]  # a row without an answer has ended
+Queries = dict[int, tuple[int, float]]  # by row a node, and the weight that its target is scaled to
+Verdicts = Callable[[Queries], dict[int, Verdict]]  # a row without an answer has ended
 Walker = Callable[[int, float, Callable[[int], bool], Coin], Walk]
 
 
@@ -88,7 +90,7 @@ def deferred(
     weight: float,
     has_drafts: Callable[[int], bool],
     coin: Coin,
-    smallest: float = SMALLEST_SHARE,
+    smallest: float = MIN_SHARE,
 ) -> Walk:
     """Passes through `node` with probability `weight` exactly, deciding only after its children have had their say.
 
@@ -102,17 +104,21 @@ def deferred(
         return WalkResult() if coin(weight) else None
     verdict, left = (yield node, weight), 1.0
     for child, accept in sorted(verdict.children, key=lambda child: -child.accept):
-        if left <= UNSEEN:
+        if left <= MIN_PROBABILITY:
             return None
         share = min(accept / left, 1.0)
-        entered = max(share, smallest) if share <= NEARLY_ONE else 1.0
-        if smallest <= share <= NEARLY_ONE or coin(share / entered):  # near one always: rounding must not take a coin
+        entered = max(share, smallest) if share <= MAX_PARTIAL_SHARE else 1.0
+        if smallest <= share <= MAX_PARTIAL_SHARE or coin(
+            share / entered
+        ):  # near one always: rounding must not take a coin
             walk_result = yield from deferred(child, entered, has_drafts, coin, smallest)
             if walk_result is not None:
                 walk_result.path.insert(0, child)
                 return walk_result
         left -= accept
-    return WalkResult(residual=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return (
+        WalkResult(residual=verdict.residual) if left > MIN_PROBABILITY and coin(verdict.residual_mass / left) else None
+    )
 
 
 def commit(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Coin) -> Walk:
@@ -121,14 +127,14 @@ def commit(node: int, weight: float, has_drafts: Callable[[int], bool], coin: Co
         return WalkResult()
     verdict, left = (yield node, 1.0), 1.0
     for child, accept in verdict.children:
-        if left > UNSEEN and coin(accept / left):
+        if left > MIN_PROBABILITY and coin(accept / left):
             walk_result = yield from commit(child, 1.0, has_drafts, coin)
             assert walk_result is not None  # committing never fails
             walk_result.path.insert(0, child)
             return walk_result
         left -= accept
     # Where the children's claims add up to one but for rounding, nothing is left to draw from: the target stands in.
-    return WalkResult(residual=verdict.residual if verdict.residual_mass > UNSEEN else None)
+    return WalkResult(residual=verdict.residual if verdict.residual_mass > MIN_PROBABILITY else None)
 
 
 WALKS: dict[str, Walker] = {"deferred": deferred, "commit": commit}
@@ -148,14 +154,14 @@ def drive(walks: list[Walk], verdicts: Verdicts) -> list[WalkResult]:
     walk_results: dict[int, WalkResult | None] = {}
     answers: dict[int, Verdict | None] = dict.fromkeys(range(len(walks)))
     while answers:
-        asked: Asked = {}
+        queries: Queries = {}
         for row, verdict in answers.items():
             try:
-                asked[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
+                queries[row] = next(walks[row]) if verdict is None else walks[row].send(verdict)
             except StopIteration as stop:
                 if not isinstance(stop.value, WalkResult | None):
                     raise AdviceError(f"a walk of yours ends with {shown(stop.value)}; return a WalkResult") from None
                 walk_results[row] = stop.value
-        answers = dict(verdicts(asked)) if asked else {}
+        answers = dict(verdicts(queries)) if queries else {}
     # The root passes with probability one; where rounding makes it fail, its target stands in for an empty residual.
     return [walk_results.get(row) or WalkResult() for row in range(len(walks))]

@@ -40,10 +40,10 @@ def compile_steps(
 @cache
 def use_once(scheme: Scheme) -> None:
     """All loops that a step may call, on a few tokens: with duplicates and without, with an anchor and without."""
-    numbers = torch.zeros(1, scheme.law.numbers, dtype=torch.float64)
+    numbers = torch.zeros(1, scheme.law.num_uniforms, dtype=torch.float64)
     for first in (0.0, 2.0):
         target = torch.tensor([[first] + [0.0] * (2 * scheme.drafts)], dtype=torch.float64).softmax(-1)
         for weights in (target, target.float()):
             pick_each(weights, [0.5])
-        draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.several else target
+        draft = target[:, None].expand(-1, scheme.drafts, -1) if scheme.law.per_draft_distributions else target
         _ = scheme.verify(target, draft, scheme.law.draw(draft, numbers)).residual

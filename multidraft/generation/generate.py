@@ -23,10 +23,10 @@ from multidraft.decoding.metrics import Info
 from multidraft.decoding.record import Logprob
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.decoding.state import DecodeConfig, check_generators, generators_for
-from multidraft.decoding.trace import Trace
+from multidraft.decoding.trace import TraceWriter
 from multidraft.decoding.warm_up import compile_steps, warm_up
 from multidraft.errors import AdviceError
-from multidraft.generation import inputs as given
+from multidraft.generation import inputs as user_inputs
 from multidraft.generation.inputs import Prompts, as_lists, vocabulary_of
 from multidraft.generation.options import Options, signature_with_keywords
 from multidraft.generation.stopping import Ends, after, ends_from_criteria, stop_strings
@@ -43,7 +43,9 @@ from multidraft.sampling.processors import check_pure, for_row, is_bound
 from multidraft.sampling.settings import Sampling
 
 MAX_PROMPT_TOKENS_BESIDE_ROWS = 512  # that are read between two steps of rows that decode
-OURS = "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()  # or of no use
+IGNORED_MODEL_INPUTS = (  # which decoding sets itself, or which are of no use
+    "attention_mask use_cache logits_to_keep num_logits_to_keep cache_position synced_gpus".split()
+)
 
 
 @overload
@@ -100,12 +102,12 @@ def generate(
     Raises `AdviceError` on bad input. A row whose model or processors give no distribution ends with a `RowFault`; it
     is raised when the other rows are done, and holds their tokens.
     """
-    given.check_model(target_model, "target")
-    draft = given.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
-    given.check_pieces(target_model, draft)
+    user_inputs.check_model(target_model, "target")
+    draft = user_inputs.as_drafter(draft_model if inputs is None else draft_or_prompts, target_model)
+    user_inputs.check_pieces(target_model, draft)
     options = Options.take_from(keywords, drafters=0 if draft is None else 1 + isinstance(draft, SideBySide))
     if options.compile:
-        given.check_compiles(target_model, draft)
+        user_inputs.check_compiles(target_model, draft)
     if inputs is None:
         check_custom(draft, draft_or_prompts, generation_config, params)
         return generate_sequences(target_model, draft, draft_or_prompts, options, generation_config, keywords)
@@ -146,7 +148,7 @@ def budgets_of(
     """How many new tokens each prompt may get; raises AdviceError where prompts do not fit the models or generators."""
     check_generators(options.generator, len(prompts))
     params.check(vocabulary_of(target))
-    limits = given.lengths(prompts, target, draft, new_tokens)
+    limits = user_inputs.sequence_limits(prompts, target, draft, new_tokens)
     return [limit - len(prompt) for limit, prompt in zip(limits, prompts, strict=True)]
 
 
@@ -232,7 +234,7 @@ def decode(batch: Batch, requests: list[Request], ends: Ends, options: Options) 
     info, prompts = batch.info, [request.prompt for request in requests]
     if options.num_logprobs is not None:
         info.logprobs = [request.logprobs for request in requests]
-    trace = Trace(options.trace) if options.trace is not None else None
+    trace = TraceWriter(options.trace) if options.trace is not None else None
     with torch.inference_mode(), ExitStack() as stack, info.whole():
         stream = stack.enter_context(as_stream(options.stream, ends.padded_prompts))
         stack.callback(batch.config.policy.finish)  # which keeps what was measured, however the run ends
@@ -301,15 +303,17 @@ def generate_sequences(
     mask = prepared.get("attention_mask")
     prompts = as_lists({"input_ids": input_ids, "attention_mask": mask})
     check_prepared(prepared, torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool())
-    room = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
-    budgets = budgets_of(model, draft, prompts, room, options, params)
+    max_new_tokens = [max(config.max_length - input_ids.shape[1], 1)] * len(prompts)
+    budgets = budgets_of(model, draft, prompts, max_new_tokens, options, params)
     criteria = [*(options.stopping_criteria or ()), *stop_strings(params.stop, options.stop_tokenizer)]
     ends = ends_from_criteria(criteria, input_ids.tolist(), budgets, input_ids.device)
     pad = pad_token(config, ends)
     samplings = prepared_samplings(params, ends, vocabulary_of(model), options.logits_processor or ())
-    measured = options.measure if config.return_dict_in_generate else False
-    new, info = run(model, draft, prompts, samplings, ends, replace(options, measure=measured))
-    sequences: Any = torch.cat([input_ids, pad_sequence(new, batch_first=True, padding_value=pad).to(input_ids)], 1)
+    measure = options.measure if config.return_dict_in_generate else False
+    new_tokens, info = run(model, draft, prompts, samplings, ends, replace(options, measure=measure))
+    sequences: Any = torch.cat(
+        [input_ids, pad_sequence(new_tokens, batch_first=True, padding_value=pad).to(input_ids)], 1
+    )
     if not config.return_dict_in_generate:
         return sequences
     return MultiDraftOutput(sequences=sequences, info=info, logprobs=info.logprobs or None)
@@ -338,7 +342,7 @@ def check_prepared(prepared: Mapping[str, Any], mask: Bool[Tensor, "batch length
     """Raise on inputs for the model that cannot be honoured: only token ids and a mask of padding can."""
     positions = (mask.long().cumsum(-1) - 1)[mask]
     for name, value in prepared.items():
-        if value is None or value is False or name in OURS:
+        if value is None or value is False or name in IGNORED_MODEL_INPUTS:
             continue
         if name == "past_key_values" and value.get_seq_length() == 0:
             continue

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from multidraft.autotune.controller import Limits, can_choose
 from multidraft.decoding.policy import TreePolicy, policy_of
-from multidraft.decoding.state import MEASURED, DecodeConfig
-from multidraft.decoding.tree import FORMS, NO_DRAFTS, Tree
+from multidraft.decoding.state import MEASURED_EVERY_STEPS, DecodeConfig
+from multidraft.decoding.tree import NO_DRAFTS, TREE_FORMS, Tree
 from multidraft.decoding.verify import check_walk
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, is_integer, shown
-from multidraft.generation import FIXED
+from multidraft.generation import FIXED_TREE
 from multidraft.models import compat
 from multidraft.models.base import check_ids, check_method_names, check_sizes, hidden_layers_of
 from multidraft.models.ensemble import SideBySide
@@ -29,47 +29,51 @@ from multidraft.sampling.checks import check_all
 from multidraft.verification.registry import scheme as scheme_named
 from multidraft.verification.scheme import Scheme
 
-PROMPTS = (
+PROMPT_FORMS = (
     'a list of lists, a tensor (batch, length), or what tokenizer(texts, padding=True, return_tensors="pt") returns'
 )
 Prompts = Tensor | Mapping[str, Tensor] | Sequence[Sequence[int]]
 
 
 def make_config(
-    scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **more: Any
+    scheme: str | Scheme, tree: str | Tree | TreePolicy, walk: str | Walker, measure: bool | int, **flags: Any
 ) -> DecodeConfig:
     """Names made into objects."""
     scheme, tree = scheme_named(scheme), Tree.parse(tree) if isinstance(tree, str) else tree
     check_walk(scheme, walk)
     if not isinstance(tree, Tree | TreePolicy):
-        raise AdviceError(f"tree is {shown(tree)}; {FORMS}")
-    check_all(more)
-    every = counted(measure, MEASURED, 0, "measure", "True, False, or every how many steps to measure")
-    return DecodeConfig(scheme, policy_of(tree), walk, every, **more)
+        raise AdviceError(f"tree is {shown(tree)}; {TREE_FORMS}")
+    check_all(flags)
+    measured_every = number_or_default(
+        measure, MEASURED_EVERY_STEPS, 0, "measure", "True, False, or every how many steps to measure"
+    )
+    return DecodeConfig(scheme, policy_of(tree), walk, measured_every, **flags)
 
 
-def configured(
+def resolve_config(
     scheme: str | Scheme,
     tree: str | Tree | TreePolicy,
     walk: str | Walker,
     plan: Any,
     drafters: int,
     measure: bool | int = False,
-    **more: Any,
+    **flags: Any,
 ) -> tuple[DecodeConfig, Limits | None, Path | None]:
     """The configuration for so many drafters; where trees are to be chosen, their limits and the plan's file, too."""
     limits = Limits.parse(tree) if isinstance(tree, str) and tree.strip().lower().startswith("auto") else None
-    given = tree if limits is None else FIXED
-    given = Tree.parse(given) if isinstance(given, str) else given  # also where nothing is drafted: it may be wrong
-    config = make_config(scheme, given if drafters else NO_DRAFTS, walk, measure, **more)
+    chosen_tree = tree if limits is None else FIXED_TREE
+    chosen_tree = (
+        Tree.parse(chosen_tree) if isinstance(chosen_tree, str) else chosen_tree
+    )  # also where nothing is drafted: it may be wrong
+    config = make_config(scheme, chosen_tree if drafters else NO_DRAFTS, walk, measure, **flags)
     limits = limits if drafters and can_choose(config.scheme) else None
-    file = plan_file(plan, limits)
+    plan_path = plan_file(plan, limits)
     if drafters:
         check_drafters(config.scheme, drafters > 1)
-    return config, limits, file
+    return config, limits, plan_path
 
 
-def counted(value: bool | int, yes: Any, no: Any, name: str, use: str) -> Any:
+def number_or_default(value: bool | int, yes: Any, no: Any, name: str, use: str) -> Any:
     """A number, or what True and False stand for."""
     if isinstance(value, bool):
         return yes if value else no
@@ -108,11 +112,14 @@ def check_model(model: Any, name: str) -> None:
 
 def as_drafter(draft: Any, target: Model) -> Model | None:
     """The drafter that was passed, or named as a head, several of them as one; raises AdviceError on what is none."""
-    listed = list(draft) if isinstance(draft, list | tuple) else [draft]
-    listed = [head(one, target) if isinstance(one, str) and NAMED.fullmatch(one) else one for one in listed]
-    for model in listed if draft is not None else ():
+    drafters = list(draft) if isinstance(draft, list | tuple) else [draft]
+    drafters = [
+        head(drafter, target) if isinstance(drafter, str) and NAMED.fullmatch(drafter) else drafter
+        for drafter in drafters
+    ]
+    for model in drafters if draft is not None else ():
         check_model(model, "draft")
-    return SideBySide(listed) if isinstance(draft, list | tuple) else listed[0]
+    return SideBySide(drafters) if isinstance(draft, list | tuple) else drafters[0]
 
 
 def check_pieces(target: Model, draft: Model | None) -> None:
@@ -137,17 +144,17 @@ def check_compiles(*models: Model | None) -> None:
         raise AdviceError("compile=True compiles Hugging Face models, and there is none here; leave it out")
 
 
-def check_drafters(scheme: Scheme, several: bool) -> None:
+def check_drafters(scheme: Scheme, is_list: bool) -> None:
     """Raise unless there are several drafters for the law `distinct`, and one for any other."""
-    if several and not scheme.law.several:
+    if is_list and not scheme.law.per_draft_distributions:
         raise AdviceError(
             f"{scheme.name} draws from one draft model; use distinct:recursive_rejection for several, or a Mixture"
         )
-    if not several and scheme.law.several:
+    if not is_list and scheme.law.per_draft_distributions:
         raise AdviceError("distinct drafts need several draft models; pass a list of them, or use iid, for example")
 
 
-def lengths(
+def sequence_limits(
     prompts: list[list[int]], target_model: Model, draft_model: Model | None, new_tokens: list[int]
 ) -> list[int]:
     """How long each sequence may become: the prompt and its new tokens, but not beyond the models' context."""
@@ -162,8 +169,8 @@ def lengths(
             raise AdviceError(
                 f"prompt {row} has token {strange[0]}, but the vocabulary is 0 to {size - 1}; check the tokenizer"
             )
-    wanted = [len(prompt) + new for prompt, new in zip(prompts, new_tokens, strict=True)]
-    return [min(length, context or length) for length in wanted]
+    lengths = [len(prompt) + count for prompt, count in zip(prompts, new_tokens, strict=True)]
+    return [min(length, context or length) for length in lengths]
 
 
 def check_vocabularies(target: Model, draft: Model | None) -> None:
@@ -179,9 +186,11 @@ def check_vocabularies(target: Model, draft: Model | None) -> None:
 
 def context_of(*models: Model | None) -> int | None:
     """The largest number of tokens in a sequence that all of them can read; None for no limit."""
-    real = [model for model in models if model is not None]
-    known = [compat.context(one.config) if isinstance(one, PreTrainedModel) else one.context for one in real]
-    return min((context for context in known if context is not None), default=None)
+    present = [model for model in models if model is not None]
+    contexts = [
+        compat.context(model.config) if isinstance(model, PreTrainedModel) else model.context for model in present
+    ]
+    return min((context for context in contexts if context is not None), default=None)
 
 
 def vocabulary_of(model: Model) -> int:
@@ -201,14 +210,14 @@ def as_lists(inputs: Any) -> list[list[int]]:
     if isinstance(inputs, Mapping):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
-            raise AdviceError(f"the prompts have no input_ids; pass token ids as {PROMPTS}")
-    prompts = rows_of(ids, "prompts")
+            raise AdviceError(f"the prompts have no input_ids; pass token ids as {PROMPT_FORMS}")
+    prompts = table_rows(ids, "prompts")
     for token in (token for row in prompts for token in row):
         if type(token) is not int and not is_integer(token):
-            raise AdviceError(f"a prompt holds {shown(token)}, which is no token id; pass {PROMPTS}")
+            raise AdviceError(f"a prompt holds {shown(token)}, which is no token id; pass {PROMPT_FORMS}")
     prompts = [[int(token) for token in row] for row in prompts]
     if mask is not None:
-        prompts = unpadded(prompts, rows_of(mask, "attention_mask"))
+        prompts = without_padding(prompts, table_rows(mask, "attention_mask"))
     if not prompts:
         raise AdviceError("there are no prompts; pass at least one")
     if not all(prompts):
@@ -216,7 +225,7 @@ def as_lists(inputs: Any) -> list[list[int]]:
     return prompts
 
 
-def unpadded(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
+def without_padding(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
     """The tokens that an attention mask does not hide."""
     if [len(row) for row in mask] != [len(row) for row in ids]:
         raise AdviceError("attention_mask has another shape than input_ids; give it a number for every token")
@@ -225,18 +234,18 @@ def unpadded(ids: list[list[int]], mask: list[list]) -> list[list[int]]:
     return [[token for token, kept in zip(row, seen, strict=True) if kept] for row, seen in zip(ids, mask, strict=True)]
 
 
-def rows_of(values: Any, name: str) -> list[list]:
+def table_rows(values: Any, name: str) -> list[list]:
     """The rows of a table of numbers; a single row stands for a table of one."""
-    rows = plain(values)
+    rows = as_plain_lists(values)
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        rows = [plain(row) for row in rows]
+        rows = [as_plain_lists(row) for row in rows]
         rows = [rows] if rows and not any(isinstance(row, Sequence) for row in rows) else rows
         if all(isinstance(row, list | tuple) for row in rows):
             return [list(row) for row in rows]
-    raise AdviceError(f"{name} are {shown(values)}; pass token ids, not text, as {PROMPTS}")
+    raise AdviceError(f"{name} are {shown(values)}; pass token ids, not text, as {PROMPT_FORMS}")
 
 
-def plain(values: Any) -> Any:
+def as_plain_lists(values: Any) -> Any:
     """A tensor or an array as lists."""
     if isinstance(values, Tensor) and (values.layout != torch.strided or values.device.type == "meta"):
         raise AdviceError(f"the prompts are a {values.layout} tensor on {values.device}; pass a dense one with values")

@@ -14,12 +14,12 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCrite
 from multidraft.autotune.controller import Limits
 from multidraft.decoding.policy import TreePolicy
 from multidraft.decoding.state import DecodeConfig
-from multidraft.decoding.trace import Tell
+from multidraft.decoding.trace import OnTraceRecord
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker
 from multidraft.errors import AdviceError, shown
-from multidraft.generation import SCHEME, TREE, TUNE_BUDGET
-from multidraft.generation.inputs import configured, counted
+from multidraft.generation import DEFAULT_SCHEME, DEFAULT_TREE, TUNE_BUDGET_SECONDS
+from multidraft.generation.inputs import number_or_default, resolve_config
 from multidraft.generation.streaming import Stream, Streamer
 from multidraft.sampling.checks import check
 from multidraft.sampling.generation_config import OWN
@@ -32,16 +32,16 @@ class Options:
     """How rows are decoded and what comes out; docs/generate.md explains every keyword."""
 
     drafters: int  # the number of draft models, and no keyword
-    scheme: str | Scheme = SCHEME
-    tree: str | Tree | TreePolicy = TREE
+    scheme: str | Scheme = DEFAULT_SCHEME
+    tree: str | Tree | TreePolicy = DEFAULT_TREE
     walk: str | Walker = "deferred"
     plan: str | PathLike | None = None
-    tune_budget: float | int = TUNE_BUDGET
+    tune_budget: float | int = TUNE_BUDGET_SECONDS
     stop_tokenizer: Any = None
     logprobs: bool | int = False
     generator: torch.Generator | list[torch.Generator] | None = None
     stream: Stream | Streamer | None = None
-    trace: Tell | None = None
+    trace: OnTraceRecord | None = None
     measure: bool | int = True
     synchronise: bool = False
     compile: bool = False
@@ -77,12 +77,12 @@ class Options:
     def resolved(self) -> tuple[DecodeConfig, Limits | None, Path | None]:
         """The configuration of steps; where trees are chosen while decoding, also their limits and the plan's file."""
         flags = dict(compile=self.compile, synchronise=self.synchronise)
-        return configured(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
+        return resolve_config(self.scheme, self.tree, self.walk, self.plan, self.drafters, self.measure, **flags)
 
     @property
     def num_logprobs(self) -> int | None:
         """The number of most likely tokens to list beside each token's log-probability; None without these."""
-        return counted(self.logprobs, 0, None, "logprobs", "True, or the number of alternatives")
+        return number_or_default(self.logprobs, 0, None, "logprobs", "True, or the number of alternatives")
 
     @property
     def config(self) -> DecodeConfig:

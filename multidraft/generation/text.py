@@ -13,7 +13,7 @@ MAX_TEMPLATE_CHARACTERS = 1 << 22  # of a conversation that a template has rende
 REPLACEMENT = "\ufffd"  # decoded from an incomplete character; a character may span several tokens
 
 
-def written(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> list[int]:
+def encode_messages(tokenizer: "PreTrainedTokenizerBase", messages: list[Message], **settings: Any) -> list[int]:
     """A conversation as tokens, up to where the model's next answer begins; `settings` go to the template.
 
     transformers renders in jinja's sandbox, which protects the machine, but does not limit the time.

@@ -163,7 +163,7 @@ class Answers:
         self.info.accepted += len(step.path)
         self.info.row_passes += 1
         if len(step.tokens) > 1:
-            self.info.drafts, self.info.nodes = self.info.drafts + 1, self.info.nodes + len(step.tokens) - 1
+            self.info.draft_steps, self.info.nodes = self.info.draft_steps + 1, self.info.nodes + len(step.tokens) - 1
             tally(self.info.lengths, len(step.path), step.depth)
         now, histograms = time.monotonic(), self.service.metrics.histograms
         if not choice.num_tokens:

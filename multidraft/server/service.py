@@ -19,8 +19,8 @@ from prometheus_client.registry import Collector
 from multidraft.decoding.batch import Updates
 from multidraft.decoding.request import Request, Stop, Update
 from multidraft.errors import AdviceError
-from multidraft.generation.inputs import context_of, lengths, vocabulary_of
-from multidraft.generation.text import written
+from multidraft.generation.inputs import context_of, sequence_limits, vocabulary_of
+from multidraft.generation.text import encode_messages
 from multidraft.sampling.generation_config import ends_of
 from multidraft.server import CLOSED, Refused
 from multidraft.server.bodies import ChatBody, CompletionBody, GenerationBody, check, sampling_of
@@ -79,7 +79,7 @@ class Metrics(Collector):
             (counter, "vllm:prefix_cache_queries", "Prompt tokens, looked up.", engine.batch.prompt_tokens),
             (counter, "vllm:prefix_cache_hits", "Those read before.", engine.batch.reused_tokens),
             (counter, "vllm:generation_tokens", "Tokens that were emitted.", info.tokens),
-            (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.drafts),
+            (counter, "vllm:spec_decode_num_drafts", "Rows' steps with drafts.", info.draft_steps),
             (counter, "vllm:spec_decode_num_draft_tokens", "Drafted nodes.", info.nodes),
             (counter, "vllm:spec_decode_num_accepted_tokens", "Accepted ones.", info.accepted),
             (counter, "multidraft:engine_faults", "Faults of the engine that it has gone on from.", engine.faults),
@@ -170,7 +170,7 @@ class Service:
     def encode_chat(self, messages: list[dict[str, Any]], **settings: Any) -> list[int]:
         """The tokens of messages, formatted by the chat template."""
         fitting_messages = [message | {"content": self.check_text(text_of(message))} for message in messages]
-        tokens = written(self.tokenizer, fitting_messages, **settings | {"chat_template": self.template})
+        tokens = encode_messages(self.tokenizer, fitting_messages, **settings | {"chat_template": self.template})
         if not tokens:
             raise AdviceError("the conversation is empty; say something in it")
         return tokens
@@ -201,7 +201,7 @@ class Service:
         """One request per answer to each prompt; raises AdviceError on invalid or excessive requests."""
         check(body, self.limits, self.vocabulary)
         prompts = self.prompts(body)
-        lengths(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
+        sequence_limits(prompts, self.engine.target, self.engine.draft, [0] * len(prompts))  # checks them
         rows = [(prompt, self.new_tokens(body, prompt)) for prompt in prompts for _ in range(body.choices)]
         return [self.make_request(body, *row, index) for index, row in enumerate(rows)]
 

@@ -15,7 +15,7 @@ from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.verification.distributions import normalise, pick
 from multidraft.verification.precision import Draft, Past, Rates, Rows, Tokens, Tuples, least
 
-MOST_TUPLES = 1_000_000
+MAX_TUPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Law(ABC):
 
     name: ClassVar[str]
     optimal: ClassVar[Callable[..., Tensor] | None] = None  # rate, from (target, draft, drafts, **settings)
-    repeats: ClassVar[bool] = False  # whether it may give a tree node equal children
-    several: ClassVar[bool] = False  # whether `draft` holds one distribution a draft: (..., drafts, vocabulary)
+    can_repeat: ClassVar[bool] = False  # whether it may give a tree node equal children
+    per_draft_distributions: ClassVar[bool] = False  # whether `draft` has one a draft: (..., drafts, vocabulary)
     fixed_drafts: ClassVar[int | None] = None  # the one number of drafts that it takes, if it takes but one
 
     @classmethod
@@ -59,12 +59,12 @@ class Law(ABC):
         return self.drafts
 
     @property
-    def numbers(self) -> int:
+    def num_uniforms(self) -> int:
         """Uniform numbers that one tuple takes: one a position, and one for whether to draft at all."""
         return self.width + (self.draft_probability < 1)
 
     @property
-    def draws_one(self) -> bool:
+    def is_single_draw(self) -> bool:
         """Whether a tuple is a single token drawn from q itself, and never empty."""
         return self.drafts == 1 and self.draft_probability == 1
 
@@ -77,7 +77,7 @@ class Law(ABC):
         """Distribution of the next drafted token given the past ones; all zero where that position stays empty."""
 
     def draw(self, draft: Draft, uniform: Float[Tensor, "*batch numbers"]) -> Tuples:
-        """A tuple as a function of uniform numbers, `numbers` of them."""
+        """A tuple as a function of uniform numbers, `num_uniforms` of them."""
         drafted = self.draw_all(draft, uniform[..., : self.width])
         if self.draft_probability < 1:
             drafted = drafted.masked_fill(uniform[..., self.width :] >= self.draft_probability, -1)
@@ -103,12 +103,12 @@ class Law(ABC):
 
     def factors(self, draft: Tensor, drafted: Tensor) -> Tensor:
         """Probability of each position given those before it."""
-        found = []
+        factors = []
         for j in range(self.width):
-            law, token = self.conditional(draft, drafted[..., :j]), drafted[..., j : j + 1]
-            empty = (law.sum(-1, keepdim=True) == 0).to(law.dtype)
-            found.append(torch.where(token >= 0, at_each(law, token), empty))
-        return torch.cat(found, -1)
+            probs, token = self.conditional(draft, drafted[..., :j]), drafted[..., j : j + 1]
+            empty = (probs.sum(-1, keepdim=True) == 0).to(probs.dtype)
+            factors.append(torch.where(token >= 0, at_each(probs, token), empty))
+        return torch.cat(factors, -1)
 
     def tuples(self, draft: Draft) -> tuple[Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of one small draft distribution, with its probability."""
@@ -118,19 +118,24 @@ class Law(ABC):
         self, draft: Float[Tensor, "rows *drafting vocabulary"]
     ) -> tuple[Int[Tensor, " tuples"], Int[Tensor, "tuples width"], Float[Tensor, " tuples"]]:
         """Every possible tuple of each row, with its row and its probability."""
-        row = every = torch.arange(len(draft), device=draft.device)
+        row = all_rows = torch.arange(len(draft), device=draft.device)
         drafted, weight = row.new_empty((len(row), 0)), draft.new_ones(len(row))
         for _ in range(self.width):
-            law = self.conditional(draft[row], drafted)
-            law = torch.cat([law, (law.sum(-1, keepdim=True) == 0).to(law.dtype)], -1)  # last column: stays empty
-            earlier, token = law.nonzero(as_tuple=True)
-            if len(earlier) > MOST_TUPLES:
-                raise AdviceError(f"more than {MOST_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
-            row, weight = row[earlier], weight[earlier] * law[earlier, token]
+            probs = self.conditional(draft[row], drafted)
+            probs = torch.cat(
+                [probs, (probs.sum(-1, keepdim=True) == 0).to(probs.dtype)], -1
+            )  # last column: stays empty
+            earlier, token = probs.nonzero(as_tuple=True)
+            if len(earlier) > MAX_TUPLES:
+                raise AdviceError(f"more than {MAX_TUPLES:,} tuples; enumerate fewer drafts or a smaller vocabulary")
+            row, weight = row[earlier], weight[earlier] * probs[earlier, token]
             drafted = torch.cat([drafted[earlier], token.masked_fill(token == draft.shape[-1], -1)[:, None]], -1)
         if self.draft_probability < 1:
-            row, drafted = torch.cat([row, every]), torch.cat([drafted, drafted.new_full((len(every), self.width), -1)])
-            nothing = weight.new_full((len(every),), 1 - self.draft_probability)
+            row, drafted = (
+                torch.cat([row, all_rows]),
+                torch.cat([drafted, drafted.new_full((len(all_rows), self.width), -1)]),
+            )
+            nothing = weight.new_full((len(all_rows),), 1 - self.draft_probability)
             weight = torch.cat([self.draft_probability * weight, nothing])
         return row, drafted, weight
 
@@ -139,7 +144,7 @@ class Staged(Law):
     """Sure tokens, i.i.d. draws among the others, then top-ups, any of which may be left out (`rules.lorenz`)."""
 
     @cached_property
-    def has_sure(self) -> bool:
+    def has_deterministic(self) -> bool:
         """Whether a token can be sure."""
         return len(self.parts(np.arange(self.width))[0]) > 0
 
@@ -148,13 +153,13 @@ class Staged(Law):
         """Whether there can be top-ups."""
         return len(self.parts(np.arange(self.width))[2]) > 0
 
-    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
+    def deterministic_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
         """The tokens that are drafted for sure where anything is, padded with -1."""
         return torch.empty((*draft.shape[:-1], 0), dtype=torch.int64, device=draft.device)
 
-    def without_sure(self, draft: Rows, sure: Int[Tensor, "*batch sure"]) -> Rows:
+    def without_deterministic(self, draft: Rows, deterministic: Int[Tensor, "*batch sure"]) -> Rows:
         """q', what the draws come from: the draft distribution without its sure tokens."""
-        return without(draft, sure) if self.has_sure else draft
+        return without(draft, deterministic) if self.has_deterministic else draft
 
     def parts(self, drafted: Any) -> tuple[Any, Any, Any]:
         """The positions of tuples, or of their beginning: sure tokens, draws, top-ups."""

@@ -21,12 +21,12 @@ from multidraft.verification.precision import BELOW_ONE
 KINDS = frozenset((torch.float32, torch.float64, torch.int64, torch.bool))
 PAIRS: dict[str, Callable[..., Any]] = {}  # from a function, by its module and name, to its compiled twin
 Function = TypeVar("Function", bound=Callable[..., Any])
-BLOCK = 256  # tokens whose sum is taken before it is known that the draw falls among them
+BLOCK_TOKENS = 256  # tokens whose sum is taken before it is known that the draw falls among them
 
 
 def usable(*arguments: object) -> bool:
     """Whether loops can run over the tensors among these: on a CPU, and in a precision that Numba has."""
-    return all(one.is_cpu and one.dtype in KINDS for one in arguments if isinstance(one, Tensor))
+    return all(argument.is_cpu and argument.dtype in KINDS for argument in arguments if isinstance(argument, Tensor))
 
 
 def paired(twin: Callable[..., Any], fits: Callable[..., bool] = lambda *_: True) -> Callable[[Function], Function]:
@@ -90,17 +90,17 @@ def sum_of(values):
 def pick_lines(weights: Float[Tensor, "rows vocabulary"], numbers: list[float]) -> list[int]:
     """The token that each row's number draws from its weights."""
     tokens, drawn = np.full((len(numbers), 1), -1), np.array(numbers)[:, None]
-    for each in zip(tokens, lines(weights), drawn, strict=True):
-        pick_into(*each)
+    for line in zip(tokens, lines(weights), drawn, strict=True):
+        pick_into(*line)
     return tokens[:, 0].tolist()
 
 
 @compiled
 def pick_into(tokens, weights, uniform):
     """For each number the first token whose cumulative weight exceeds that part of the sum; none without any weight."""
-    sums, total = np.empty(-(-weights.size // BLOCK)), 0.0
+    sums, total = np.empty(-(-weights.size // BLOCK_TOKENS)), 0.0
     for block in range(sums.size):
-        sums[block] = sum_of(weights[block * BLOCK : (block + 1) * BLOCK])
+        sums[block] = sum_of(weights[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS])
         total += sums[block]
     for draw in range(uniform.size if total > 0 else 0):
         tokens[draw] = token_at(weights, sums, min(uniform[draw], BELOW_ONE) * total)
@@ -112,7 +112,7 @@ def token_at(weights, sums, point):
     passed, block = 0.0, 0
     while block < sums.size and passed + sums[block] <= point:
         passed, block = passed + sums[block], block + 1
-    for token in range(block * BLOCK, weights.size):
+    for token in range(block * BLOCK_TOKENS, weights.size):
         passed += weights[token]
         if weights[token] > 0 and passed > point:
             return token

@@ -15,7 +15,7 @@ from multidraft.errors import AdviceError, shown, shown_error
 from multidraft.verification.distributions import described
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import FULL
+from multidraft.verification.precision import MAX_MISSING_MASS
 
 FORMS = (
     "a rule is a function rule(target, draft, drafted) that returns (accept, residual), "
@@ -86,7 +86,7 @@ class WithoutLaw(Outside):
             rows, places = (kept == columns).all(-1).nonzero()[:, 0], columns.nonzero()[:, 0]
             if len(places):
                 drafts_of_rows = x[rows][:, places]
-                draft_of_rows = q[rows][:, places % law.drafts] if law.several else q[rows]
+                draft_of_rows = q[rows][:, places % law.drafts] if law.per_draft_distributions else q[rows]
                 parts = self.parts(self.called(p[rows], draft_of_rows, drafts_of_rows), p[rows], drafts_of_rows)
                 accept[rows[:, None], places], residual[rows] = parts
         return Outcome(accept.reshape(drafted.shape), residual.reshape(target.shape), drafted)
@@ -99,8 +99,8 @@ def as_rule(function: Any, name: str) -> Outside:
     names = arguments_of(function)
     if names is not None and len(names) not in (3, 4):
         raise AdviceError(f"cannot call a rule with the arguments {', '.join(names)}; {FORMS}")
-    if asked := keywords_of(function):
-        raise AdviceError(f"a rule is called by position, and this one asks for {', '.join(asked)} by name; {FORMS}")
+    if keywords := keywords_of(function):
+        raise AdviceError(f"a rule is called by position, and this one asks for {', '.join(keywords)} by name; {FORMS}")
     return (Outside if names and len(names) == 4 else WithoutLaw)(function, name)
 
 
@@ -136,12 +136,12 @@ def check_numbers(outcome: Outcome, target: Tensor, name: str, within: float) ->
     accept, residual, excess = outcome.accept.double(), outcome.residual.double(), max(MAX_EXCESS, within)
     total = accept.sum(-1) + residual.sum(-1)
     least = torch.minimum(accept.amin(-1), residual.amin(-1))
-    lacking = (target.sum(-1, dtype=torch.float64) > 1 - FULL) & (total < 1 - excess)
-    claims = accept.masked_fill(outcome.drafted >= 0, 0.0).amax(-1)
-    good = (least >= -excess) & (total <= 1 + excess) & (claims <= MAX_EMPTY_CLAIM) & ~lacking
+    lacking = (target.sum(-1, dtype=torch.float64) > 1 - MAX_MISSING_MASS) & (total < 1 - excess)
+    empty_claims = accept.masked_fill(outcome.drafted >= 0, 0.0).amax(-1)
+    good = (least >= -excess) & (total <= 1 + excess) & (empty_claims <= MAX_EMPTY_CLAIM) & ~lacking
     if not good.all():
         row = int((~good).reshape(-1).nonzero()[0])
-        sums, lows, empty = (float(values.reshape(-1)[row]) for values in (total, least, claims))
+        sums, lows, empty = (float(values.reshape(-1)[row]) for values in (total, least, empty_claims))
         what = f"claims {empty:.3g} for a position without a draft" if empty > MAX_EMPTY_CLAIM else "makes no law"
         raise AdviceError(
             f"the rule {name} {what} in row {row}: accept and residual sum to {sums:.6g}, the smallest is {lows:.4g}; "

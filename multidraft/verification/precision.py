@@ -29,7 +29,7 @@ Past = Int[Tensor, "*batch past"]  # the tokens drafted so far
 Tokens = Int[Tensor, "*batch some"]
 Rates = Float[Tensor, "*batch"]
 
-FULL = 1e-5  # a target that lacks less than this to one lacks nothing
+MAX_MISSING_MASS = 1e-5  # a target that lacks less than this to one lacks nothing
 SPARE = 1e-30  # too little to be seen in any remainder above rounding
 BELOW_ONE = 1 - 2.0**-52  # times any sum it stays below that sum, however the product is rounded
 TIE = 1 - 1e-9  # times one of two equal sums it stays below the other, however both are rounded
@@ -46,12 +46,12 @@ def least(dtype: torch.dtype) -> float:
 def missing(target: Rows) -> Rates:
     """What a target lacks to one, in float64; exactly 0 where it is full."""
     lacks = 1 - target.sum(-1, dtype=torch.float64)
-    return torch.where(lacks > FULL, lacks, 0.0)
+    return torch.where(lacks > MAX_MISSING_MASS, lacks, 0.0)
 
 
-def ratio(target: Float[Tensor, "*any"], law: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """min(1, target / law), which never overflows; 0 where both are zero."""
-    return torch.where(target >= law, (target > 0).to(target.dtype), target / law)
+def ratio(target: Float[Tensor, "*any"], draft: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """min(1, target / draft), which never overflows; 0 where both are zero."""
+    return torch.where(target >= draft, (target > 0).to(target.dtype), target / draft)
 
 
 def next_target(remainder: Rows, target: Rows) -> Rows:

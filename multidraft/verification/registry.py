@@ -30,10 +30,10 @@ MCSD = "Multi-Candidate Speculative Decoding"
 OPTIMAL = "Towards Optimal Multi-Draft Speculative Decoding"
 OURS = "multidraft (docs/theory.md)"
 LOOK_UP, PASSES = "one look-up", "n passes"
-BLOCK, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
+BLOCK_VERIFICATION, TRAVERSAL = "on a chain, deferred: block verification", "deferred: traversal verification"
 
 SCHEMES: dict[str, Entry] = {
-    "iid:lorenz": Entry(Iid, lorenz, OURS, "one sort", rate_of_lorenz, known_as=BLOCK, coupling=True),
+    "iid:lorenz": Entry(Iid, lorenz, OURS, "one sort", rate_of_lorenz, known_as=BLOCK_VERIFICATION, coupling=True),
     "iid:k_sequential": Entry(
         Iid, k_sequential, "SpecTr, Algorithm 2", "50 passes", rate_of_k_sequential, coupling=True
     ),
@@ -117,10 +117,10 @@ def scheme(
     tensor(0.5000)
     """
     if isinstance(name, str):
-        found, settings = resolve(name, settings if law is None else settings | dict(law=law))
-        if isinstance(found, str):
-            return make_scheme(found, SCHEMES[found], drafts, settings)
-        return replace(scheme(found, drafts, **settings), name=name.split(",")[0])
+        resolved, settings = resolve(name, settings if law is None else settings | dict(law=law))
+        if isinstance(resolved, str):
+            return make_scheme(resolved, SCHEMES[resolved], drafts, settings)
+        return replace(scheme(resolved, drafts, **settings), name=name.split(",")[0])
     if isinstance(name, Scheme):
         if law is not None or settings:
             raise AdviceError("a scheme has its own law and settings; give them to md.scheme with its name")
@@ -131,8 +131,8 @@ def scheme(
     if isinstance(law, Law):
         if settings:
             raise AdviceError(f"give {', '.join(settings)} to the law itself")
-        found = Scheme(label, law, entry_of(label, name, type(law)))
-        return found if drafts is None else found.with_drafts(drafts)
+        resolved = Scheme(label, law, entry_of(label, name, type(law)))
+        return resolved if drafts is None else resolved.with_drafts(drafts)
     return make_scheme(label, entry_of(label, name, law), drafts, settings)
 
 
@@ -187,13 +187,13 @@ def imported(name: str, has_law: bool) -> Any:
     if module not in sys.modules and not (has_law and can_import(module)):
         raise AdviceError(unknown(name))
     try:
-        found = getattr(import_module(module), attribute, None)
+        function = getattr(import_module(module), attribute, None)
     except Exception as error:  # whatever a module of others may do
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise AdviceError(f"importing the module {module} fails with {what}; mend it") from error
-    if found is None:
+    if function is None:
         raise AdviceError(f"the module {module} has no {attribute or 'rule of an empty name'}; {unknown(name)}")
-    return found
+    return function
 
 
 def can_import(module: str) -> bool:

@@ -47,7 +47,7 @@ class Scheme:
     @cached_property
     def is_coupling(self) -> bool:
         """Whether it accepts its one draft with probability min(1, p/q)."""
-        return self.law.draws_one and self.entry.coupling
+        return self.law.is_single_draw and self.entry.coupling
 
     @property
     def within(self) -> float:
@@ -67,7 +67,7 @@ class Scheme:
     def draw(self, draft: Draft, generator: torch.Generator | None = None) -> Tuples:
         """Drafted tokens in the order in which they were drawn, -1 where a position is empty."""
         self.check_draft(draft)
-        shape = (*self.law.batch(draft), self.law.numbers)
+        shape = (*self.law.batch(draft), self.law.num_uniforms)
         return self.law.draw(draft, uniform(shape, generator, draft.device))
 
     def probability(self, draft: Draft, drafted: Tuples) -> Rates:
@@ -131,8 +131,10 @@ class Scheme:
         if draft.shape[-1] ** self.law.drafts <= 4096 and target.numel() <= 16 * target.shape[-1]:
             p, q = target.reshape(-1, target.shape[-1]), draft.reshape(-1, *draft.shape[target.ndim - 1 :])
             pairs = zip(p.split(1), q.split(1), strict=True)
-            summed = [over_all_tuples(lambda *given: self.verify(*given[:3]), self.law, *pair) for pair in pairs]
-            return torch.cat([each.acceptance for each in summed]).to(target.dtype).reshape(
+            summed = [
+                over_all_tuples(lambda *arguments: self.verify(*arguments[:3]), self.law, *pair) for pair in pairs
+            ]
+            return torch.cat([average.acceptance for average in summed]).to(target.dtype).reshape(
                 target.shape[:-1]
             ), "enumeration"
         drawn = (self.verify(target, draft, self.draw(draft, generator)) for _ in range(samples))  # one at a time

@@ -62,7 +62,7 @@ def test_the_optimum_of_a_law_without_a_formula_is_a_solvers() -> None:
     assert solved == pytest.approx(known, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].law.repeats])
+@pytest.mark.parametrize("name", [name for name in SMALL if SCHEMES[name].law.can_repeat])
 def test_solvers_know_nodes_that_drew_twice(name: str) -> None:
     """Where two drafts of a node are one token, its children come from two tuples."""
     draft = drafting(md.scheme(name, 2).law, torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from decoded import WANTED, accepted, always, drafted, records
+from decoded import CERTAIN_TOKEN, constant_model, num_accepted, num_steps_with_drafts, records
 from plans import costs, profile, rates
 from steps import law_error
 
@@ -31,7 +31,11 @@ from multidraft.models.reader import Cost, Reader
 from multidraft.models.table import TableModel, random_table
 
 EXACT, BIASED = 1e-12, 1e-4
-RIGHT, WRONG, EVEN = always(lambda _: WANTED), always(lambda _: WANTED.roll(1)), always(lambda _: torch.ones(3) / 3)
+RIGHT, WRONG, EVEN = (
+    constant_model(lambda _: CERTAIN_TOKEN),
+    constant_model(lambda _: CERTAIN_TOKEN.roll(1)),
+    constant_model(lambda _: torch.ones(3) / 3),
+)
 unchecked = pytest.mark.usefixtures("unchecked")  # hints are checked in shorter runs
 
 
@@ -60,8 +64,8 @@ class LooksAtItself(Growing):
 
     def plan(self, trees: list[TokenTree], depth: int) -> Plan:
         for tree in trees if depth == 1 else ():
-            drafted = tree.tuples.get(0, [])
-            if len(tree) == 3 and drafted and drafted[0] == 0:
+            root_drafts = tree.tuples.get(0, [])
+            if len(tree) == 3 and root_drafts and root_drafts[0] == 0:
                 dropped = tree.tokens.pop()
                 tree.parents.pop()
                 tree.depths.pop()
@@ -79,7 +83,7 @@ def error(name: str, walk: str, policy: TreePolicy) -> float:
 
 
 def whole() -> TreePolicy:
-    return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, found=rates(0.7)), 1.0, Limits(3, 2))
+    return Auto(profile(by_rows={1: costs(10.0, 1.5, 0.5)}, true_rates=rates(0.7)), 1.0, Limits(3, 2))
 
 
 def some() -> TreePolicy:
@@ -106,7 +110,7 @@ def test_confidence_decides_how_much_is_drafted() -> None:
     """Where the draft model is sure a long chain is drafted, elsewhere nothing: as of a look-up."""
     policy, sizes = growing(sloped(0.6, slope=8.0), costs(10.0, 0.1, 3.0)), []
     for law in ([0.98, 0.01, 0.01], [0.34, 0.33, 0.33]):
-        draft = always(lambda _, law=law: torch.tensor(law, dtype=torch.float64))
+        draft = constant_model(lambda _, law=law: torch.tensor(law, dtype=torch.float64))
         sizes.append(max(len(tree) for record in records(policy, RIGHT, draft, 3) for tree in record.trees))
     assert sizes[0] >= 6
     assert sizes[1] == 1
@@ -169,17 +173,17 @@ def test_in_a_batch_rows_that_draft_pay_for_those_that_are_filled_up(copying: in
 @unchecked
 def test_a_draft_that_is_never_right_is_given_up_and_probed_with_growing_pauses() -> None:
     found = list(records(auto(), RIGHT, WRONG, 400))
-    assert accepted(found) == 0
-    assert 1 <= drafted(found[:200]) <= 70
-    assert drafted(found[200:]) <= 30
+    assert num_accepted(found) == 0
+    assert 1 <= num_steps_with_drafts(found[:200]) <= 70
+    assert num_steps_with_drafts(found[200:]) <= 30
 
 
 @unchecked
 def test_a_draft_that_has_become_good_is_used_again_and_deep() -> None:
     """For 100 tokens it is never right, then always."""
-    late = always(lambda length: WANTED.roll(1) if length < 100 else WANTED)
+    late = constant_model(lambda length: CERTAIN_TOKEN.roll(1) if length < 100 else CERTAIN_TOKEN)
     found = list(records(auto(), RIGHT, late, 250))
-    assert accepted(found) > 200
+    assert num_accepted(found) > 200
     assert max(found[-1].trees[0].depths) == 4
 
 
@@ -188,8 +192,8 @@ def test_a_draft_that_has_become_good_is_used_again_and_deep() -> None:
 def test_the_first_trees_are_as_large_as_later_ones(one: float) -> None:
     """Their price was once that of a run without drafts, which makes fewer tokens a second: too low."""
     share = torch.tensor([one, 1 - one, 0.0], dtype=torch.float64)
-    made = profile(by_rows={1: costs(10.0, 1.0, 0.5)}, found=rates(one, second=0.0))
-    found = list(records(Auto(made, 1.0), always(lambda _: share), RIGHT, 40))
+    made = profile(by_rows={1: costs(10.0, 1.0, 0.5)}, true_rates=rates(one, second=0.0))
+    found = list(records(Auto(made, 1.0), constant_model(lambda _: share), RIGHT, 40))
     sizes = [len(record.trees[0]) for record in found]
     assert sizes[0] == pytest.approx(sum(sizes[8:]) / 32, rel=0.4)
 
@@ -220,7 +224,7 @@ def test_strange_limits_are_refused() -> None:
 def test_drafts_must_win_by_a_margin(gain: float, drafts: bool) -> None:
     one, plain = 0.7, 10.0
     level = plain * (1 + one) / gain - plain
-    policy = Auto(profile(by_rows={1: costs(plain, level)}, found=rates(one, second=0.0)), 1.0, Limits(1, 1))
+    policy = Auto(profile(by_rows={1: costs(plain, level)}, true_rates=rates(one, second=0.0)), 1.0, Limits(1, 1))
     policy.begin(1)
     assert policy.skips_draft_model != drafts
 
@@ -231,7 +235,7 @@ def test_costs_of_the_rows_and_prompts_that_the_draft_model_would_have_to_read_d
     for rows in (1, 4):
         policy.begin(rows)
         assert policy.skips_draft_model == (rows == 4)
-    policy = Auto(profile(by_rows={1: costs(more=0.5)}), 1.0)
+    policy = Auto(profile(by_rows={1: costs(read=0.5)}), 1.0)
     for prompt, new in ((100, 1), (1, 100)):
         policy.expect(1, prompt, new)
         assert policy.skips_draft_model == (prompt > new)
@@ -244,7 +248,7 @@ def test_what_is_expected_is_what_comes() -> None:
     Some 250 steps of about 2 tokens with a standard deviation below 1 have a standard error below 3 %.
     """
     half = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
-    found = list(records(auto(profile(found=rates(0.5, second=0.0))), always(lambda _: half), RIGHT, 250))
+    found = list(records(auto(profile(true_rates=rates(0.5, second=0.0))), constant_model(lambda _: half), RIGHT, 250))
     expected = sum(record.forecast.tokens for record in found if record.forecast)
     came = sum(len(emitted.tokens) for record in found for emitted in record.emitted)
     assert came == pytest.approx(expected, rel=0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from decoded import WANTED, drafted, records
+from decoded import CERTAIN_TOKEN, num_steps_with_drafts, records
 
 import multidraft as md
 from multidraft.autotune import controller, plans, tuning
@@ -40,7 +40,7 @@ class Ticking(TableModel):
     """A model that always wants the same token, and whose passes take time."""
 
     def __init__(self, clock: MadeUpClock, pass_seconds: float):
-        super().__init__(lambda prefix: WANTED, 3)
+        super().__init__(lambda prefix: CERTAIN_TOKEN, 3)
         self.clock, self.pass_seconds = clock, pass_seconds
 
     def _read(self, tokens, parents, scored):
@@ -88,8 +88,12 @@ def test_any_number_of_rows_drafts_in_the_end_where_that_pays_and_only_there(
     target, draft = Ticking(clock, PLAIN), Ticking(clock, pass_seconds)
     found = list(records(policy_of(profile), target, draft, STEPS_OF_RUN, row_count))
     assert profile.known == [row_count]
-    assert drafted(found[-LAST:]) >= LAST - 1 if pass_seconds == CHEAP else drafted(found[-LAST:]) <= PROBE_STEPS
-    assert drafted(found) >= MIN_STEPS
+    assert (
+        num_steps_with_drafts(found[-LAST:]) >= LAST - 1
+        if pass_seconds == CHEAP
+        else num_steps_with_drafts(found[-LAST:]) <= PROBE_STEPS
+    )
+    assert num_steps_with_drafts(found) >= MIN_STEPS
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -108,7 +112,11 @@ def test_in_a_batch_whose_number_of_rows_keeps_changing_timing_comes_to_an_end(
     assert profile.spent == spent
     for rows in range(1, most + 1):
         assert budget <= profile.spent_near(rows) <= budget + 2 * (PLAIN + DEAR)
-    assert drafted(found[-30:]) == 30 if pass_seconds == CHEAP else drafted(found[-30:]) <= 3 * PROBE_STEPS
+    assert (
+        num_steps_with_drafts(found[-30:]) == 30
+        if pass_seconds == CHEAP
+        else num_steps_with_drafts(found[-30:]) <= 3 * PROBE_STEPS
+    )
 
 
 def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpClock) -> None:
@@ -121,7 +129,7 @@ def test_joining_rows_that_the_target_does_not_read_use_up_no_try(clock: MadeUpC
         next(running)
     for _ in range(5 * MIN_STEPS):
         policy.begin(1)
-    assert drafted(list(running)) > MIN_STEPS
+    assert num_steps_with_drafts(list(running)) > MIN_STEPS
     assert profile.known == [1]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from decoded import WANTED, always, records
+from decoded import CERTAIN_TOKEN, constant_model, records
 from plans import TIMED, made_up, profile, rates, seen, timed
 
 import multidraft as md
@@ -70,7 +70,9 @@ def test_what_a_child_claims_is_counted_for_its_place_among_those_drawn() -> Non
     """The target wants what the draft model says second: the first child claims nothing, and verdicts leave it out."""
     own, policy = AcceptanceTracker(), StaticTree(Tree.parse("2"))
     wanted, said = (torch.tensor(law, dtype=torch.float64) for law in ([0.0, 1.0, 0.0], [0.6, 0.3, 0.1]))
-    for record in records(policy, always(lambda _: wanted), always(lambda _: said), 50, temperature=0.0):
+    for record in records(
+        policy, constant_model(lambda _: wanted), constant_model(lambda _: said), 50, temperature=0.0
+    ):
         own.observe(record)
     assert own.rates().shares[2, :2] == pytest.approx([0.1, 0.9], abs=0.1)
 
@@ -141,7 +143,9 @@ def test_measuring_meets_all_temperatures_with_all_prompts_and_trees(monkeypatch
 
 
 def subject(scheme: str = "anchored:lorenz") -> MeasuredPair:
-    return MeasuredPair(always(lambda _: WANTED), always(lambda _: WANTED), md.scheme(scheme))
+    return MeasuredPair(
+        constant_model(lambda _: CERTAIN_TOKEN), constant_model(lambda _: CERTAIN_TOKEN), md.scheme(scheme)
+    )
 
 
 @pytest.fixture

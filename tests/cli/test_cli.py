@@ -18,7 +18,7 @@ import multidraft as md
 from multidraft.cli.main import COMMANDS, load_command
 from multidraft.cli.models import Models
 from multidraft.cli.report import ASSISTED, LOOKUP, Report, Runs, baselines, hint, widened
-from multidraft.decoding.metrics import PARTS, Info
+from multidraft.decoding.metrics import TIMED_PARTS, Info
 from multidraft.models.ensemble import LookupThenModel
 from multidraft.models.ngram import Lookup
 from multidraft.models.table import TableModel, random_table
@@ -247,10 +247,10 @@ def test_the_interval_is_that_of_prompts():
 
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
-    plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(PARTS, 0.0) | {"target": 15.0})
+    plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 15.0})
     counts = dict(row_passes=10, drafts=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
     slow, fast = (
-        Info(tokens=10, target_passes=10, seconds=dict.fromkeys(PARTS, 0.0) | {"target": seconds}, **counts)
+        Info(tokens=10, target_passes=10, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
         for seconds in (20.0, 5.0)
     )
     said = hint(slow, plain, "44") or ""

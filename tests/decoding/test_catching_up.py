@@ -89,7 +89,7 @@ def test_rows_that_all_catch_up_draft_nothing(passes):
 def test_a_probe_lasts_until_the_rows_have_caught_up():
     """And what catching up takes is not taken for the price of a step without drafts."""
     policy = Auto(Profile({}), 0.0, budget=1e9)
-    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, found=rates(0.1), spent=0.0)
+    policy.profile = profile(by_rows={1: costs(1.0, 50.0, 30.0)}, true_rates=rates(0.1), spent=0.0)
     policy.expect(1, 0, 1)
     policy.pause = policy.steps_to_probe = 2
     before = policy.profile.measured(1, drafted=False)
@@ -102,13 +102,13 @@ def test_a_probe_lasts_until_the_rows_have_caught_up():
 
 def test_a_draft_model_that_skips_what_it_has_missed_is_caught(monkeypatch):
     """The broken twin counts a piece as read without reading it."""
-    read = drafting.reading
+    read = drafting.tokens_to_read
 
     def skipping(row, tree, nodes, depth):
         if depth == 0 and tree.backlog:
             row.unread, tree.backlog = row.unread[tree.backlog :], 0
         return read(row, tree, nodes, depth)
 
-    monkeypatch.setattr(drafting, "reading", skipping)
+    monkeypatch.setattr(drafting, "tokens_to_read", skipping)
     emitted = [len(row.tokens) for record in steps(*rested(LENGTHS))[2:] for row in record.emitted]
     assert min(emitted) < 1 + DEPTH

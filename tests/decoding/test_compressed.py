@@ -31,17 +31,17 @@ def pair(seed: int) -> tuple[Tensor, NodeLaw]:
 
 def node(scheme: Scheme, law: NodeLaw, places: list[int]) -> TokenTree:
     """A tree in which this was drawn at the root."""
-    tree = TokenTree([0], scheme.law.repeats, laws={0: law})
+    tree = TokenTree([0], scheme.law.can_repeat, laws={0: law})
     tree.add(0, scheme.drafts, places, [])
     return tree
 
 
 def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list[tuple[Tensor, Tensor]]:
     """For every tuple the whole law of the emitted token: expanded, and of the rule on the whole vocabulary."""
-    drafted, _ = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
+    drafted, _ = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
     dense = np.zeros((*law.probabilities.shape[:-1], SIZE))
     dense[..., law.ids] = law.probabilities
-    whole, found = draft.stacked([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
+    whole, found = draft.stack_distributions([NodeLaw(np.arange(SIZE), dense)], scheme.drafts), []
     for places in drafted.tolist():
         tree = node(scheme, law, places)
         (verdict,) = verify.batched_outcomes(scheme, [tree], {0: (0, weight)}, {0: target}).values()
@@ -53,7 +53,7 @@ def laws_of(scheme: Scheme, target: Tensor, law: NodeLaw, weight: float) -> list
 
 def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
     """What a verdict gives every token."""
-    law = verdict.residual.law().clone()
+    law = verdict.residual.token_weights().clone()
     for child, accept in verdict.children:
         law[tree.tokens[child]] += accept
     return law
@@ -61,7 +61,11 @@ def emitted(tree: TokenTree, verdict: Verdict) -> Tensor:
 
 def scheme_of(name: str) -> tuple[Scheme, NodeLaw, Tensor]:
     scheme, (target, law) = md.scheme(name, 2), pair(len(name))
-    return scheme, law if scheme.law.several else replace(law, probabilities=law.probabilities[0]), target
+    return (
+        scheme,
+        law if scheme.law.per_draft_distributions else replace(law, probabilities=law.probabilities[0]),
+        target,
+    )
 
 
 @pytest.mark.parametrize("weight", [1.0, 0.4])
@@ -70,7 +74,7 @@ def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: fl
     """Solvers may find another one of several solutions: theirs is lossless, and accepts as much."""
     scheme, law, target = scheme_of(name)
     pairs, within = laws_of(scheme, target, law, weight), 1e-6 if scheme.entry.small else EXACT
-    _, chance = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
+    _, chance = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
     if scheme.within or not scheme.entry.small:
         for ours, whole in pairs:
             assert torch.allclose(ours, whole, rtol=0, atol=within)
@@ -78,10 +82,10 @@ def test_the_expanded_outcome_is_that_of_the_whole_problem(name: str, weight: fl
         assert torch.allclose(chance @ torch.stack([ours for ours, _ in pairs]), weight * target, rtol=0, atol=within)
 
 
-def sharing(laws: list[NodeLaw], drafts: int, more: int = 0, right=draft.stacked) -> Tensor:
+def sharing(laws: list[NodeLaw], drafts: int, padding: int = 0, right=draft.stack_distributions) -> Tensor:
     """The mutant: the other tokens are told to have been drafted, too."""
-    dense = right(laws, drafts, more)
-    dense[..., -1] = 0.3 * more
+    dense = right(laws, drafts, padding)
+    dense[..., -1] = 0.3 * padding
     return dense / dense.sum(-1, keepdim=True)
 
 
@@ -96,8 +100,8 @@ LOOKING = [name for name in NAMES if not name.endswith(":naive") and not name.st
 @pytest.mark.parametrize("name", LOOKING)
 def test_other_tokens_with_a_share_of_the_draft_law_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, law, target = scheme_of(name)
-    _, chance = scheme.law.tuples(draft.stacked([law], scheme.drafts)[0])
-    monkeypatch.setattr(verify, "stacked", sharing)
+    _, chance = scheme.law.tuples(draft.stack_distributions([law], scheme.drafts)[0])
+    monkeypatch.setattr(verify, "stack_distributions", sharing)
     ours = torch.stack([ours for ours, _ in laws_of(scheme, target, law, 1.0)])
     assert float((chance @ ours - target).abs().max()) > BIASED
 
@@ -110,8 +114,8 @@ def test_a_step_with_a_cut_draft_law_has_the_target_law(name: str, walk: str, mo
     models = [TableModel(random_table(4, 3, seed), 4) for seed in (1, 2)]
     conditional = lambda tokens: models[0].conditional((0, *tokens))  # noqa: E731
     error = lambda: law_error(*models, [0], config_of(name, "2x1", walk), conditional, count=2)  # noqa: E731
-    monkeypatch.setattr(draft, "SUPPORT", 2)
+    monkeypatch.setattr(draft, "MAX_SUPPORT_TOKENS", 2)
     assert error() <= EXACT
-    monkeypatch.setattr(verify, "stacked", sharing)
+    monkeypatch.setattr(verify, "stack_distributions", sharing)
     monkeypatch.setattr(verify, "left_by_one", sharing_one)
     assert error() > BIASED

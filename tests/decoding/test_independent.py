@@ -305,7 +305,7 @@ class Waking(Auto):
         super().begin(rows)
 
 
-POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(10.0, 0.1)}, found=rates(0.9))
+POOR, RICH = profile(by_rows={1: costs(10.0, 99.0)}), profile(by_rows={1: costs(10.0, 0.1)}, true_rates=rates(0.9))
 
 
 def waking() -> Waking:

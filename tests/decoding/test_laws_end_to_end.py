@@ -26,7 +26,7 @@ from multidraft.auditing.enumeration import (
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig, Randomness, Row, Scored
 from multidraft.decoding.tree import TokenTree, Tree
-from multidraft.decoding.verify import draw_last
+from multidraft.decoding.verify import draw_last_tokens
 from multidraft.decoding.walks import WALKS, Child, Residual, Verdict, WalkResult, commit
 from multidraft.models.table import TableModel, random_table
 from multidraft.sampling.from_logits import target_distributions
@@ -170,14 +170,14 @@ class Nothing(Residual):
 
     mass = 0.0
 
-    def law(self) -> Tensor:
+    def token_weights(self) -> Tensor:
         return torch.zeros(2)
 
 
 def test_the_likeliest_token_is_emitted_where_nothing_but_rounding_is_left():
     row = Row(Sampling(), Randomness(torch.Generator()), 0, 0)
     scored = Scored([row], [TokenTree([0])], torch.tensor([[[0.0, 1.0]]]))
-    assert draw_last(scored, [WalkResult([], Nothing())], [0.5]) == [1]
+    assert draw_last_tokens(scored, [WalkResult([], Nothing())], [0.5]) == [1]
 
 
 def test_commit_draws_from_the_target_where_rounding_leaves_nothing():

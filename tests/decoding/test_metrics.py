@@ -13,7 +13,7 @@ from multidraft.auditing.enumeration import Branch, Forest, all_branches, first_
 from multidraft.decoding.metrics import Info
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.record import Emitted, StepRecord
-from multidraft.decoding.state import MEASURED, DecodeConfig, Scored
+from multidraft.decoding.state import MEASURED_EVERY_STEPS, DecodeConfig, Scored
 from multidraft.decoding.tree import TokenTree, Tree
 from multidraft.decoding.walks import deferred
 from multidraft.models.table import TableModel, random_table
@@ -44,7 +44,7 @@ def counted(tree: str, draft=second_guess, scheme: str = "top:naive", **settings
 def test_second_drafts_are_counted_by_hand():
     """Two of three levels draw a second token: each step accepts two, corrects one, and offers 3 + 6 + 6 nodes."""
     info = counted("3x2x1", temperature=0)
-    assert (info.target_passes, info.row_passes, info.drafts) == (4, 4, 4)
+    assert (info.target_passes, info.row_passes, info.draft_steps) == (4, 4, 4)
     assert (info.lengths, info.ranks) == ([0, 0, 4, 0], [0, 8, 0])
     assert (info.accepted, info.corrected, info.bonus) == (8, 4, 0)
     assert info.rank_rates == [0, 2 / 3, 0]
@@ -73,13 +73,13 @@ def test_a_perfect_draft_is_accepted_whole_and_equal_draws_are_one_node(tree, sc
 
 def test_passes_without_drafts_do_not_count_as_drafts():
     plain = counted("1", draft=None)
-    assert (plain.drafts, plain.lengths, plain.ranks, plain.mean_acceptance_length) == (0, [], [], 1)
+    assert (plain.draft_steps, plain.lengths, plain.ranks, plain.mean_acceptance_length) == (0, [], [], 1)
     scheme = md.scheme("anchored:lorenz", draft_probability=0.5)
     generator = torch.Generator().manual_seed(1)
     info = counted("1x1", draft=lambda prefix: successor(1)[prefix[-1]], scheme=scheme, generator=generator)
-    assert 0 < info.drafts < info.row_passes
-    assert sum(info.lengths) == info.drafts
-    assert info.mean_acceptance_length == 1 + info.accepted / info.drafts > info.block_efficiency
+    assert 0 < info.draft_steps < info.row_passes
+    assert sum(info.lengths) == info.draft_steps
+    assert info.mean_acceptance_length == 1 + info.accepted / info.draft_steps > info.block_efficiency
 
 
 def test_without_measuring_all_but_the_optimum_is_the_same():
@@ -213,6 +213,12 @@ def test_by_default_few_steps_are_compared_with_the_optimum_and_every_second_is_
     """What a run says of itself must neither cost much nor be left out of its time."""
     models, began = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2)), time.perf_counter()
     _, info = md.generate(*models, [[0]], tree="2x1", max_new_tokens=60)
-    assert 0 < info.measured <= info.row_passes / MEASURED + 1
+    assert 0 < info.measured <= info.row_passes / MEASURED_EVERY_STEPS + 1
     assert info.seconds["measure"] > 0
     assert info.total_seconds == sum(info.seconds.values()) <= time.perf_counter() - began
+
+
+@pytest.mark.parametrize(("old", "new_name"), [("drafts", "draft_steps"), ("levels", "draft_passes")])
+def test_old_names_of_counts_work_with_a_warning(old: str, new_name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"info.{old} is now info.{new_name}"):
+        assert getattr(Info(**{new_name: 3}), old) == 3

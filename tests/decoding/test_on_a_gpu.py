@@ -10,7 +10,9 @@ from multidraft.verification.registry import entries
 from multidraft.zoo import load_pair
 
 pytestmark = pytest.mark.gpu
-FAST = [name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.several]
+FAST = [
+    name for name, entry in entries().items() if not entry.small and not md.scheme(name).law.per_draft_distributions
+]
 
 
 @pytest.mark.parametrize("vocabulary", [7, 5000])
@@ -18,7 +20,7 @@ FAST = [name for name, entry in entries().items() if not entry.small and not md.
 def test_draws_and_rules(name: str, vocabulary: int) -> None:
     pairs, scheme = random_pairs(3, vocabulary, 0), md.scheme(name)
     target, draft = pairs.target.double().softmax(-1), pairs.draft.double().softmax(-1)
-    uniform = torch.rand(3, scheme.law.numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(3, scheme.law.num_uniforms, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     drafted, there = scheme.law.draw(draft, uniform), scheme.law.draw(draft.cuda(), uniform.cuda())
     assert there.tolist() == drafted.tolist()
     ours, theirs = scheme.verify(target, draft, drafted), scheme.verify(target.cuda(), draft.cuda(), there)

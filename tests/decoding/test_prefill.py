@@ -65,7 +65,7 @@ def test_a_step_asks_for_no_loop_that_has_not_run(name: str, monkeypatch) -> Non
     warmed, generator = asked.copy(), torch.Generator().manual_seed(0)
     asked.clear()
     models = [TableModel(random_table(5, 2, seed), 5) for seed in range(3)]
-    draft = SideBySide(models[1:]) if scheme.law.several else models[1]
+    draft = SideBySide(models[1:]) if scheme.law.per_draft_distributions else models[1]
     config = DecodeConfig(scheme, StaticTree(Tree.parse("2x2")))
     state = start([[0]], models[0], draft, config, [Sampling()], 99, generator)
     for _ in range(20):

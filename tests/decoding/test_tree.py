@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multidraft as md
-from multidraft.decoding.tree import MOST_NODES, NodeLaw, TokenTree, Tree
+from multidraft.decoding.tree import MAX_NODES, NodeLaw, TokenTree, Tree
 
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
@@ -78,7 +78,7 @@ WRONG = {
     r"comes without its sibling \[0\]": ["[[1]]"],
     r"comes without its sibling \[0, 1\]": ["[[0],[0,2]]"],
     "make no tree": ["1/0,0,0,1"],
-    f"more than {MOST_NODES} nodes": LARGE,
+    f"more than {MAX_NODES} nodes": LARGE,
 }
 
 
@@ -90,7 +90,7 @@ def test_advice(advice):
 
 
 def test_a_token_tree_holds_each_token_below_a_node_once() -> None:
-    tree, ids = TokenTree([7], repeats=True), np.array([4, 9])
+    tree, ids = TokenTree([7], can_repeat=True), np.array([4, 9])
     for node in (0, 1):
         tree.laws[node] = NodeLaw(ids, np.array([0.5, 0.5]))
     tree.add(0, 3, [1, 1, 0], [])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import multidraft as md
 from multidraft.auditing.enumeration import Law, Script, add, first_tokens, largest_difference, target_law
-from multidraft.decoding.sglang import Batch, Coins, law_at, trees_of
+from multidraft.decoding.sglang import Batch, Coins, last_token_weights, read_trees
 from multidraft.decoding.tree import Tree
 from multidraft.decoding.walks import Walker, deferred
 from multidraft.models.table import random_table
@@ -59,15 +59,15 @@ def tables_of(tokens: list[list[int]], parents: tuple[int, ...]) -> list[Tensor]
 def emitted(asked: Asked, chances: list[float], scheme: Scheme, walk: str | Walker) -> Law:
     """The law of the accepted tokens and the one more, summed over every answer to every coin."""
     tables, target, draft = asked
-    trees = trees_of(tables, target)
+    trees = read_trees(tables, target)
     law: Law = {}
     scripts: list[list[tuple[bool, ...]]] = [[()] for _ in trees]
     while rows := [row for row, left in enumerate(scripts) if left]:
         coins = [Script(scripts[row].pop()) for row in rows]
         batch = Batch([trees[row] for row in rows], target[rows], draft[rows], scheme)
-        for row, coin, walk_result in zip(rows, coins, batch.walked(walk, coins), strict=True):
+        for row, coin, walk_result in zip(rows, coins, batch.walk_trees(walk, coins), strict=True):
             scripts[row] += coin.others
-            last = law_at(walk_result, target[row])
+            last = last_token_weights(walk_result, target[row])
             for token, share in enumerate((last / last.sum()).tolist()):
                 path = (*(trees[row].tokens[node] for node in walk_result.path), token)
                 add(law, path, chances[row] * coin.probability * share)

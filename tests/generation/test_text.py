@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from multidraft.errors import AdviceError
-from multidraft.generation.text import IncrementalDetokenizer, written
+from multidraft.generation.text import IncrementalDetokenizer, encode_messages
 from multidraft.zoo import load_pair
 
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -27,13 +27,13 @@ def test_a_template_that_fails_is_one_line(reason):
     tokenizer = letters(4)
     tokenizer.chat_template = BAD[reason]
     with pytest.raises(AdviceError, match=reason):
-        written(tokenizer, MESSAGES)
+        encode_messages(tokenizer, MESSAGES)
 
 
 def test_one_that_does_not_is_written_as_it_says():
     tokenizer = letters(4)
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}c{% endfor %}"
-    assert written(tokenizer, MESSAGES * 2) == [0, 1, 2] * 2
+    assert encode_messages(tokenizer, MESSAGES * 2) == [0, 1, 2] * 2
 
 
 def test_pieces_hold_back_incomplete_characters_and_add_up_to_the_whole_decoding():

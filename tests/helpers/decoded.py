@@ -16,12 +16,12 @@ from multidraft.models.reader import Reader
 from multidraft.models.table import TableModel
 from multidraft.sampling.settings import Sampling
 
-WANTED = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+CERTAIN_TOKEN = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 
 
-def always(wanted: Callable[[int], torch.Tensor]) -> TableModel:
+def constant_model(distribution: Callable[[int], torch.Tensor]) -> TableModel:
     """A model of three tokens whose law depends on the number of tokens before."""
-    return TableModel(lambda prefix: wanted(len(prefix)), 3)
+    return TableModel(lambda prefix: distribution(len(prefix)), 3)
 
 
 def start(
@@ -71,11 +71,11 @@ def records(
         yield record
 
 
-def drafted(found: list[StepRecord]) -> int:
+def num_steps_with_drafts(step_records: list[StepRecord]) -> int:
     """In how many steps anything was drafted."""
-    return sum(any(len(tree) > 1 for tree in record.trees) for record in found)
+    return sum(any(len(tree) > 1 for tree in record.trees) for record in step_records)
 
 
-def accepted(found: list[StepRecord]) -> int:
+def num_accepted(step_records: list[StepRecord]) -> int:
     """How many drafted tokens were accepted."""
-    return sum(emitted.kinds.count("accepted") for record in found for emitted in record.emitted)
+    return sum(emitted.kinds.count("accepted") for record in step_records for emitted in record.emitted)

@@ -18,16 +18,16 @@ SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "interm
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "head_dim": 8}
 TWO = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
 LLAMA, QWEN = LlamaConfig(**SHAPE), Qwen3Config(**SHAPE | TWO | {"use_sliding_window": True, "max_window_layers": 1})
-PLAIN = Settings(EAGLE3, LLAMA, LAYERS, VOCABULARY, WIDTH)
-BLOCK = replace(PLAIN, kind=DFLASH, layer=QWEN, block=4, mask_token=7)
+EAGLE_SETTINGS = Settings(EAGLE3, LLAMA, LAYERS, VOCABULARY, WIDTH)
+DFLASH_SETTINGS = replace(EAGLE_SETTINGS, kind=DFLASH, layer=QWEN, block=4, mask_token=7)
 CASES = {
-    "eagle3": PLAIN,
-    "eagle3.1": replace(PLAIN, norm_output=True, fc_norm=True, norm_before_residual=True),
-    "eagle3 reduced, two layers": replace(PLAIN, layer=QWEN, drafted=20, norm_before_fc=True),
-    "dflash": BLOCK,
-    "dflash reduced, from anchor": replace(BLOCK, layer=Qwen3Config(**SHAPE), drafted=20, from_anchor=True),
-    "dflash, window both ways": replace(BLOCK, causal_window=False),
-    "medusa": replace(PLAIN, kind=MEDUSA, layers=(2,), heads=3),
+    "eagle3": EAGLE_SETTINGS,
+    "eagle3.1": replace(EAGLE_SETTINGS, norm_output=True, fc_norm=True, norm_before_residual=True),
+    "eagle3 reduced, two layers": replace(EAGLE_SETTINGS, layer=QWEN, drafted=20, norm_before_fc=True),
+    "dflash": DFLASH_SETTINGS,
+    "dflash reduced, from anchor": replace(DFLASH_SETTINGS, layer=Qwen3Config(**SHAPE), drafted=20, from_anchor=True),
+    "dflash, window both ways": replace(DFLASH_SETTINGS, causal_window=False),
+    "medusa": replace(EAGLE_SETTINGS, kind=MEDUSA, layers=(2,), heads=3),
 }
 
 
@@ -57,18 +57,18 @@ def head_of(name: str) -> Head:
 @torch.no_grad()
 def states_of(target: PreTrainedModel, text: list[int], layers: tuple[int, ...]) -> Tensor:
     """The target's states of a text, (tokens, layers, width)."""
-    found = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
-    return torch.stack([found[layer][0] for layer in layers], 1)
+    hidden_states = target(input_ids=torch.tensor([text]), output_hidden_states=True).hidden_states
+    return torch.stack([hidden_states[layer][0] for layer in layers], 1)
 
 
-def said_plainly(name: str, text: list[int], path: list[int]) -> Tensor:
+def plain_logits(name: str, text: list[int], path: list[int]) -> Tensor:
     """What the head of a case says at the end of a path below a text of the tiny Llama's, which ends with the root."""
     module = module_of(name)
-    return said_along(module, states_of(tiny_model("llama"), text[:-1], module.settings.layers), text, path)
+    return logits_along(module, states_of(tiny_model("llama"), text[:-1], module.settings.layers), text, path)
 
 
 @torch.no_grad()
-def said_along(module: Any, states: Tensor, text: list[int], path: list[int]) -> Tensor:
+def logits_along(module: Any, states: Tensor, text: list[int], path: list[int]) -> Tensor:
     """The same of any module, from the states before the root: one row and no tree."""
     settings, fused, cache = module.settings, module.fuse(states.flatten(1)[None]), DynamicCache()
     root = len(text) - 1
@@ -78,14 +78,14 @@ def said_along(module: Any, states: Tensor, text: list[int], path: list[int]) ->
         module.remember(fused, torch.arange(root)[None], cache)
         places = torch.arange(root, root + settings.block)
         block = module.block(torch.tensor([text[-1]]))
-        said = module.logits(module(block, places[None], masks(module, places, root + settings.block), cache))[0]
-        said = said if settings.from_anchor else said[1:]
-        return said[min(len(path), len(said) - 1)]
+        logits = module.logits(module(block, places[None], masks(module, places, root + settings.block), cache))[0]
+        logits = logits if settings.from_anchor else logits[1:]
+        return logits[min(len(path), len(logits) - 1)]
     places = torch.arange(root)
     last = module(torch.tensor([text[1:]]), fused, places[None], masks(module, places, root), cache)[:, -1:]
     for place, token in enumerate(path, root):
-        here = torch.tensor([place])
-        last = module(torch.tensor([[token]]), last, here[None], masks(module, here, place + 1), cache)
+        token_place = torch.tensor([place])
+        last = module(torch.tensor([[token]]), last, token_place[None], masks(module, token_place, place + 1), cache)
     return module.logits(last)[0, 0]
 
 
@@ -93,12 +93,12 @@ def masks(module: Any, places: Tensor, end: int) -> dict[str, Tensor]:
     """What tokens at these places see of all before the end; in a block those behind them too, in windows if it may."""
     settings, distance = module.settings, places[:, None] - torch.arange(end)
     is_block = settings.kind == DFLASH
-    found = {}
+    masks_by_kind = {}
     for kind, window in windows(module.config).items():
         seen = distance < (window or end + 1)
         if is_block and window and not settings.causal_window:
             seen &= -distance < window
         elif window or not is_block:
             seen &= distance >= 0
-        found[kind] = seen[None, None]
-    return found
+        masks_by_kind[kind] = seen[None, None]
+    return masks_by_kind

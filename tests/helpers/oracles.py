@@ -14,8 +14,8 @@ from multidraft.verification.precision import Rows, Tuples
 
 def draw_anchored(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored) -> Tuples:
     """The tuple of the law where something is drafted."""
-    n, anchors = law.drafts, law.sure_tokens(draft)
-    draws = pick(law.without_sure(draft, anchors), uniform[..., n : 2 * n])
+    n, anchors = law.drafts, law.deterministic_tokens(draft)
+    draws = pick(law.without_deterministic(draft, anchors), uniform[..., n : 2 * n])
     free = (anchors < 0).sum(-1, keepdim=True)
     draws = draws.masked_fill(torch.arange(n, device=draft.device) >= free, -1)
     drafted = torch.cat([anchors, draws], -1)

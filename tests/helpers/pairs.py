@@ -22,5 +22,5 @@ def stacked_pairs() -> list[tuple[list[str], Tensor, Tensor]]:
     sizes: dict[int, list[tuple[str, Tensor, Tensor]]] = {}
     for pair in all_pairs():
         sizes.setdefault(len(pair[1]), []).append(pair)
-    batches = [tuple(zip(*own, strict=True)) for own in sizes.values()]
+    batches = [tuple(zip(*group, strict=True)) for group in sizes.values()]
     return [(list(names), torch.stack(targets), torch.stack(drafts)) for names, targets, drafts in batches]

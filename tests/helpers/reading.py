@@ -51,9 +51,9 @@ def chain(count: int) -> list[int]:
 
 def read_text(model: Reader, texts: list[list[int]], scored="none") -> Tensor:
     """Read texts and keep them."""
-    said = model.forward(texts, [chain(len(text)) for text in texts], scored)
+    logits = model.forward(texts, [chain(len(text)) for text in texts], scored)
     model.commit([list(range(len(text))) for text in texts])
-    return said
+    return logits
 
 
 @dataclass
@@ -69,9 +69,9 @@ class Session:
         """Read the sequences, in pieces; how wrong the last logits are."""
         pieces = range(0, max(map(len, self.sequences)), chunk)
         parts = [[text[first : first + chunk] for text in self.sequences] for first in pieces]
-        said = [read_text(self.model, part, "last") for part in parts]
+        part_logits = [read_text(self.model, part, "last") for part in parts]
         ends = [(len(text) - 1) // chunk for text in self.sequences]
-        got = torch.stack([said[end][row, 0] for row, end in enumerate(ends)])
+        got = torch.stack([part_logits[end][row, 0] for row, end in enumerate(ends)])
         return error(got, self.plainly(self.sequences))
 
     @torch.no_grad()
@@ -84,10 +84,10 @@ class Session:
     def read(self, trees: Forest, split: int = 0) -> Tensor:
         """The logits of all nodes, row by row; the first ones are read in a pass of their own."""
         parts = [(0, split), (split, 99)] if split else [(0, 99)]
-        said = [self.model.forward(*trees.part(*part)) for part in parts]
+        part_logits = [self.model.forward(*trees.part(*part)) for part in parts]
         shares = [[len(row[slice(*part)]) for row in trees.tokens] for part in parts]
         rows = range(len(trees.tokens))
-        return torch.cat([s[row, : counts[row]] for row in rows for s, counts in zip(said, shares, strict=True)])
+        return torch.cat([s[row, : counts[row]] for row in rows for s, counts in zip(part_logits, shares, strict=True)])
 
     def expected(self, trees: Forest) -> Tensor:
         """The logits of all nodes by reading every sequence and path from the beginning."""
@@ -124,14 +124,14 @@ class Session:
         self.sequences = [self.sequences[row] for row in rows]
 
 
-def begun(
+def begin_session(
     plain: PreTrainedModel, model: Reader, prompts: tuple[int, ...] = PROMPTS, allowed: float = TOLERANCE
 ) -> Session:
     """A reader that has read random texts of these lengths."""
     generator = torch.Generator().manual_seed(sum(prompts))
-    made = Session(plain, model, [drawn(count, generator) for count in prompts], generator)
-    assert made.prefill() < allowed
-    return made
+    session = Session(plain, model, [drawn(count, generator) for count in prompts], generator)
+    assert session.prefill() < allowed
+    return session
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -140,7 +140,7 @@ def error(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).detach().abs().max() / expected.detach().abs().max())
 
 
-def life(begin: Callable[[tuple[int, ...]], Session]) -> float:
+def worst_error_of_life(begin: Callable[[tuple[int, ...]], Session]) -> float:
     """The worst error over a batch's life: steps, one given up, rows that come, leave in mid tree, and are copied."""
     run = begin(PROMPTS)
     worst = [run.step(), run.step(split=3)]
@@ -155,9 +155,11 @@ def life(begin: Callable[[tuple[int, ...]], Session]) -> float:
     rows = [4, 0, 3]
     run.gather(rows)
     trees = trees.of(rows)
-    rest = run.model.forward(*trees.part(2, 9))
-    wanted = run.expected(trees).split([len(tokens) for tokens in trees.tokens])
-    worst += [error(rest[row, : len(own) - 2], own[2:]) for row, own in enumerate(wanted)]
+    later_logits = run.model.forward(*trees.part(2, 9))
+    expected = run.expected(trees).split([len(tokens) for tokens in trees.tokens])
+    worst += [
+        error(later_logits[row, : len(row_logits) - 2], row_logits[2:]) for row, row_logits in enumerate(expected)
+    ]
     run.accept(trees)
     copy = Session(run.plain, run.model.fork(1, 5, 40), [run.sequences[1][:5]], run.generator)
     return max(*worst, copy.step(), run.step(split=2), copy.step())

@@ -24,14 +24,14 @@ from multidraft.server.engine import Engine
 from multidraft.server.process import Server, bind_socket
 from multidraft.server.service import Service
 
-PATIENCE, SIZE = 60, 6  # seconds, and letters of a toy
+MAX_WAIT_SECONDS, NUM_LETTERS = 60, 6  # seconds, and letters of a toy
 GOOD = {"model": "toy", "prompt": "ab", "max_tokens": 3}
 
 
-def letters(of: int | str) -> PreTrainedTokenizerFast:
+def letters(alphabet: int | str) -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are the first letters of the alphabet, or these, which stand for bytes."""
-    named = "".join(chr(ord("a") + token) for token in range(of)) if isinstance(of, int) else of
-    vocabulary = {letter: token for token, letter in enumerate(named)}
+    symbols = "".join(chr(ord("a") + token) for token in range(alphabet)) if isinstance(alphabet, int) else alphabet
+    vocabulary = {letter: token for token, letter in enumerate(symbols)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,9 +53,9 @@ def service(
     return Service(Engine(target, draft, config, Limits(**limits)), tokenizer, list(names), api_key)
 
 
-def toy(tokens: int | str = SIZE, **settings: Any) -> Service:
+def toy(tokens: int | str = NUM_LETTERS, **settings: Any) -> Service:
     """A service over a pair of tables of known conditionals, whose tokens are letters, or stand for these bytes."""
-    models = (TableModel(random_table(SIZE, 2, seed), SIZE) for seed in (1, 2))
+    models = (TableModel(random_table(NUM_LETTERS, 2, seed), NUM_LETTERS) for seed in (1, 2))
     return service(*models, letters(tokens), **{"prefill": 4} | settings)
 
 
@@ -66,7 +66,7 @@ def serving(load: Callable[[], FastAPI], **limits: float) -> Iterator[tuple[http
     server = Server(Limits(**limits), load)
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]))
     thread.start()
-    with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE) as client:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=MAX_WAIT_SECONDS) as client:
         try:
             until(lambda: server.started or not thread.is_alive())
             yield client, server
@@ -76,16 +76,16 @@ def serving(load: Callable[[], FastAPI], **limits: float) -> Iterator[tuple[http
 
 
 @contextmanager
-def served(made: Service) -> Iterator[httpx2.Client]:
+def served(made_service: Service) -> Iterator[httpx2.Client]:
     """A client of a server that runs until the block ends."""
-    with serving(lambda: build(made), **vars(made.limits)) as (client, server):
+    with serving(lambda: build(made_service), **vars(made_service.limits)) as (client, server):
         until(lambda: server.app is not None)
         yield client
 
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for what must come."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + MAX_WAIT_SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -50,22 +50,22 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 def spoilt(value: Any, place: tuple[Any, ...], wrong: Any) -> Any:
     """The same with another value in one place, or none."""
-    found = copy.deepcopy(value)
-    holder = found
+    spoilt_copy = copy.deepcopy(value)
+    holder = spoilt_copy
     for key in place[:-1]:
         holder = holder[key]
     if wrong is MISSING:
         del holder[place[-1]]
     else:
         holder[place[-1]] = wrong
-    return found
+    return spoilt_copy
 
 
 def spoilt_tensors(tensors: dict[str, Tensor], name: str, kind: str) -> dict[str, Tensor]:
     """The same with one tensor changed, or left out."""
     changed = TENSORS[kind](tensors[name])
-    rest = {other: value for other, value in tensors.items() if other != name}
-    return rest if changed is None else rest | {name: changed}
+    others = {other: value for other, value in tensors.items() if other != name}
+    return others if changed is None else others | {name: changed}
 
 
 def loads_or_says_why(load: Any, path: Path | str) -> bool:

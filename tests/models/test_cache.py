@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
-from reading import PROMPTS, TOLERANCE, Forest, Session, begun, drawn, error, forest, life
+from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, drawn, error, forest, worst_error_of_life
 from tiny import CASES, CONTEXT, EAGER_ONLY, WINDOWED, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -28,17 +28,17 @@ FAMILIES = [
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48, attention: str | None = None) -> Session:
     plain = tiny_model(name, attention or ("eager" if name in EAGER_ONLY else "sdpa"))
-    return begun(plain, CausalLM(plain, capacity), prompts)
+    return begin_session(plain, CausalLM(plain, capacity), prompts)
 
 
 @pytest.mark.parametrize(("name", "attention"), FAMILIES)
 def test_every_family_reads_trees_as_it_reads_paths(name: str, attention: str):
-    assert life(partial(session, name, attention=attention)) < TOLERANCE
+    assert worst_error_of_life(partial(session, name, attention=attention)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral window"])
 def test_a_buffer_that_is_too_small_grows(name: str):
-    assert life(partial(session, name, capacity=1)) < TOLERANCE
+    assert worst_error_of_life(partial(session, name, capacity=1)) < TOLERANCE
 
 
 def test_rows_may_all_leave_and_others_come():

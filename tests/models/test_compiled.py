@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import jaxtyping
 import pytest
 import torch
-from reading import PROMPTS, TOLERANCE, Session, begun, life
+from reading import PROMPTS, TOLERANCE, Session, begin_session, worst_error_of_life
 from tiny import CASES, VOCABULARY, tiny_model
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -48,7 +48,7 @@ def as_for_users(monkeypatch) -> None:
 
 
 def session(model: PreTrainedModel, prompts: tuple[int, ...] = PROMPTS, capacity: int = 8) -> Session:
-    return begun(model, CausalLM(model, capacity, compiled=True), prompts)
+    return begin_session(model, CausalLM(model, capacity, compiled=True), prompts)
 
 
 def pools(model: PreTrainedModel) -> list[BufferPool]:
@@ -64,7 +64,7 @@ FAMILIES = [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
 def test_every_family_reads_in_fixed_buffers_what_it_reads_without(name: str, attention: str, monkeypatch):
     model, runs, run = tiny_model(name, attention), [], CapturedStep.run
     monkeypatch.setattr(CapturedStep, "run", lambda *inputs: runs.append(inputs) or run(*inputs))
-    assert life(partial(session, model)) < TOLERANCE
+    assert worst_error_of_life(partial(session, model)) < TOLERANCE
     assert len(runs) > 10
     sizes = {size for pool in pools(model) for size in pool.captured_steps}
     assert {rows for rows, _, _ in sizes} >= {1, 4}
@@ -107,7 +107,7 @@ WRONG += [(BufferPool, "reserve", captured_steps_outlive_their_memory), (Block, 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[2].__name__)
 def test_the_comparison_catches_a_wrong_twin(wrong: tuple, monkeypatch):
     monkeypatch.setattr(*wrong)
-    assert life(partial(session, tiny_model("gemma3"))) > 100 * TOLERANCE
+    assert worst_error_of_life(partial(session, tiny_model("gemma3"))) > 100 * TOLERANCE
 
 
 @pytest.mark.usefixtures("as_written")
@@ -266,7 +266,7 @@ def test_without_marks_sizes_are_compiled_again(monkeypatch):
 def test_compiled_families_read_what_they_read_without(name: str, attention: str):
     model = tiny_model(name, attention)
     counters.clear()
-    assert life(partial(session, model)) < TOLERANCE
+    assert worst_error_of_life(partial(session, model)) < TOLERANCE
     assert compiled.steps_of(model).works
     assert counters["stats"]["unique_graphs"] <= 4  # one row and several, in a step of one token and of several
 

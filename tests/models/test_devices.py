@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reading import TOLERANCE, begun
+from reading import TOLERANCE, begin_session
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -18,7 +18,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two 
 
 def worst_error(model: PreTrainedModel, plain: PreTrainedModel) -> float:
     """Trees read by one model against paths read alone by another, over two rounds."""
-    run = begun(plain, CausalLM(model, 48), (3, 4, 1), allowed=9)
+    run = begin_session(plain, CausalLM(model, 48), (3, 4, 1), allowed=9)
     return max(run.step(6), run.step(6))
 
 

@@ -120,7 +120,7 @@ def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
         return verify.batched_outcomes(alone, [tree], {0: (node, weight)}, {0: target})[0]
 
     monkeypatch.setattr(verify, "single_draft_outcome", coupled)
-    monkeypatch.setattr(verify, "stacked", laws)
+    monkeypatch.setattr(verify, "stack_distributions", laws)
 
 
 @pytest.mark.parametrize("walk", WALKS)
@@ -129,10 +129,10 @@ def tell(scheme: str, laws: Callable[..., Tensor], monkeypatch) -> None:
 def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
     """Each is told a law that the drafts were not drawn from."""
     scheme, drafter = TWINS[twin]
-    right, first = verify.stacked, table(3, 2).conditional((*PROMPT,))
+    right, first = verify.stack_distributions, table(3, 2).conditional((*PROMPT,))
 
-    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
-        draft = right(laws, drafts, more)
+    def wrong(laws: Sequence[NodeLaw], drafts: int, padding: int = 0) -> Tensor:
+        draft = right(laws, drafts, padding)
         if "first member" in twin:
             for line, law in zip(draft, laws, strict=True):
                 line[: len(law.ids)] = first[law.ids]
@@ -145,10 +145,10 @@ def test_enumeration_catches_the_biased_twin(twin, tree, walk, monkeypatch):
 
 def test_enumeration_catches_drafters_that_do_not_take_turns_at_a_node_drawn_twice(monkeypatch):
     """The second tuple of such a node begins again with the first drafter; a twin goes on with the last one."""
-    right = verify.stacked
+    right = verify.stack_distributions
 
-    def wrong(laws: Sequence[NodeLaw], drafts: int, more: int = 0) -> Tensor:
-        draft = right(laws, drafts, more)
+    def wrong(laws: Sequence[NodeLaw], drafts: int, padding: int = 0) -> Tensor:
+        draft = right(laws, drafts, padding)
         draft[:, 2:] = draft[:, 1:2]
         return draft
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ggufs import tiny_file, window_file, window_model
-from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life
+from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, drawn, error, forest, worst_error_of_life
 from tiny import CONTEXT, VOCABULARY, tiny_model
 from torch import Tensor
 
@@ -33,7 +33,7 @@ def reader(path: Path, capacity: int = 48) -> GGUF:
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS, capacity: int = 48) -> Session:
-    return begun(tiny_model(name), reader(tiny_file(name), capacity), prompts)
+    return begin_session(tiny_model(name), reader(tiny_file(name), capacity), prompts)
 
 
 def alone(run: Session, trees: Forest) -> Tensor:
@@ -48,11 +48,11 @@ def alone(run: Session, trees: Forest) -> Tensor:
 
 @pytest.mark.parametrize(("name", "capacity"), [("llama", 1), ("qwen2", 48), ("qwen3", 1)])
 def test_every_family_reads_trees_as_it_reads_paths(name: str, capacity: int):
-    assert life(partial(session, name, capacity=capacity)) < TOLERANCE
+    assert worst_error_of_life(partial(session, name, capacity=capacity)) < TOLERANCE
 
 
 def test_sliding_windows_are_kept_whole_and_cut_at_paths():
-    run = begun(window_model(), reader(window_file()), allowed=TABLE)
+    run = begin_session(window_model(), reader(window_file()), allowed=TABLE)
     everything = replace(run, plain=window_model(sliding_window=CONTEXT))  # wrong: the window is as wide as the context
     for _ in range(3):
         trees = forest(len(PROMPTS), 7, run.generator)

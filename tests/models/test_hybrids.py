@@ -7,7 +7,7 @@ import torch
 import transformers
 from decoded import start
 from hybrids import AS_PATHS, HYBRIDS, MORE, ONE_PASS, hybrid
-from reading import PROMPTS, TOLERANCE, Forest, Session, begun, chain, drawn, error, forest, life
+from reading import PROMPTS, TOLERANCE, Forest, Session, begin_session, chain, drawn, error, forest, worst_error_of_life
 from steps import config_of, law_error
 from tiny import VOCABULARY, tiny_model
 from torch import Tensor
@@ -32,14 +32,14 @@ QUICK = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for
 
 
 def session(name: str, prompts: tuple[int, ...] = PROMPTS) -> Session:
-    return begun(hybrid(name), reader(hybrid(name), 48), prompts)
+    return begin_session(hybrid(name), reader(hybrid(name), 48), prompts)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_family_reads_trees_as_it_reads_paths(name: str):
     """Over a batch's life: before and after keeping, in pieces, with rows of many lengths that leave and join."""
     assert isinstance(reader(hybrid(name), 9), CausalLM if name in ONE_PASS else Paths)
-    assert life(lambda prompts: session(name, prompts)) < TOLERANCE
+    assert worst_error_of_life(lambda prompts: session(name, prompts)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lives import run_lives
-from reading import PROMPTS, TOLERANCE, Session, begun, error, life
+from reading import PROMPTS, TOLERANCE, Session, begin_session, error, worst_error_of_life
 from test_reader_machine import STEPS_OF_LIFE, Life
 from tiny import VOCABULARY
 from torch import Tensor
@@ -91,7 +91,7 @@ class TableLife(Life):
 
 def test_trees_are_read_as_paths_over_a_whole_life():
     table = Table()
-    assert life(lambda prompts=PROMPTS: begun(table, TableReader(table), prompts)) < TOLERANCE
+    assert worst_error_of_life(lambda prompts=PROMPTS: begin_session(table, TableReader(table), prompts)) < TOLERANCE
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from heads import said_along
+from heads import logits_along
 from multidraft_research.cli import train_head
 from multidraft_research.training import small_draft, teaching, texts, writing
 from multidraft_research.training.heads import course, lesson, own_text, states
@@ -79,7 +79,7 @@ def test_what_is_taught_at_a_depth_is_what_a_reader_drafts_there(kind, seen):
             known = at - depth  # the token that the target has drawn, and not read
             tokens, states = texts[text].text.tokens.tolist(), texts[text].states[:known].float()
             read = states[:, -1:] if kind == "medusa" else states[:, :-1]
-            expected = said_along(head, read, tokens[: known + 1], tokens[known + 1 : at])
+            expected = logits_along(head, read, tokens[: known + 1], tokens[known + 1 : at])
             assert torch.allclose(row, expected, atol=1e-3), (depth, at)
             checked += 1
     assert checked > 30

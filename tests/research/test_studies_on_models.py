@@ -185,7 +185,7 @@ def test_a_chain_has_the_best_length(accepted: float, level: float) -> None:
 
 
 @pytest.mark.parametrize("one", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("price", [costs(level=0.7, node=0.2, more=0.1), costs(level=2.0, node=0.05)])
+@pytest.mark.parametrize("price", [costs(level=0.7, node=0.2, read=0.1), costs(level=2.0, node=0.05)])
 def test_no_k_config_is_faster_than_what_is_found(one: float, price: object) -> None:
     """All that shrink with depth, up to four drafts a node and 32 nodes; and trees to choose from are within limits."""
     best = best_tree(rates(one), price, 1)[1]

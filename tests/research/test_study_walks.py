@@ -13,7 +13,7 @@ from multidraft.auditing.enumeration import all_trees, first_state
 from multidraft.decoding.policy import StaticTree
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.tree import Tree
-from multidraft.decoding.walks import UNSEEN, WalkResult
+from multidraft.decoding.walks import MIN_PROBABILITY, WalkResult
 from multidraft.models.table import TableModel
 
 EXACT = 1e-9  # of the linear program
@@ -72,13 +72,15 @@ def eager(node, weight, has_drafts, coin, more=1.05):
         return WalkResult() if coin(weight) else None
     verdict, left = (yield node, weight), 1.0
     for child, accept in verdict.children:
-        if left <= UNSEEN:
+        if left <= MIN_PROBABILITY:
             return None
         if walk_result := (yield from eager(child, min(more * accept / left, 1.0), has_drafts, coin, more)):
             walk_result.path.insert(0, child)
             return walk_result
         left -= accept
-    return WalkResult(residual=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return (
+        WalkResult(residual=verdict.residual) if left > MIN_PROBABILITY and coin(verdict.residual_mass / left) else None
+    )
 
 
 @pytest.mark.parametrize("tree", ["1x1", "1x1x1"])

@@ -301,7 +301,11 @@ def joined(both: Pair, way: DecodeConfig) -> State:
     states = []
     for prompt, own in zip(SIDE_BY_SIDE, both, strict=True):
         target, draft = models()
-        drafter = SideBySide([draft, TableModel(random_table(SIZE, 3, 3), SIZE)]) if way.scheme.law.several else draft
+        drafter = (
+            SideBySide([draft, TableModel(random_table(SIZE, 3, 3), SIZE)])
+            if way.scheme.law.per_draft_distributions
+            else draft
+        )
         states.append(first_state(target, drafter, prompt, way, own))
     return extend(*states)
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from serving import SIZE, complete, events, served, service
+from serving import NUM_LETTERS, complete, events, served, service
 from serving import toy as toy_service
 
 import multidraft as md
@@ -14,7 +14,7 @@ from multidraft.models.table import random_table
 from multidraft.server.bodies import UNSUPPORTED_FIELDS
 from multidraft.zoo import load_pair
 
-TARGET = random_table(SIZE, 2, 1)
+TARGET = random_table(NUM_LETTERS, 2, 1)
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "The old house"}]
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}

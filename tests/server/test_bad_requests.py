@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import GOOD, PATIENCE, SIZE, check_refused, events, served, toy, until
+from serving import GOOD, MAX_WAIT_SECONDS, NUM_LETTERS, check_refused, events, served, toy, until
 
 from multidraft.server.app import build
 from multidraft.server.bodies import ChatBody, CompletionBody
@@ -24,7 +24,7 @@ BODIES = [b"", b"{", b"null", b"[]", b"1", b"\xff\xfe\xff", b"[" * 100_000, b'{"
 LONG = ["a"] * 200, "a" * 2000, ["x", *[1.5] * 30_000]
 WRONG: dict[str, list[Any]] = {  # by field
     "model": [None],
-    "prompt": [None, "", [], [[]], [""], [1, "a"], [[1], 2], {}, [-1], [SIZE], [10**30], *LONG],
+    "prompt": [None, "", [], [[]], [""], [1, "a"], [[1], 2], {}, [-1], [NUM_LETTERS], [10**30], *LONG],
     "max_tokens": [-1, 0, 10**9, 10**30, "many", 1.5],
     "min_tokens": [-1, 4],
     "temperature": [-1, 1e-9, 1e300, "hot", float("nan"), float("inf")],
@@ -35,12 +35,12 @@ WRONG: dict[str, list[Any]] = {  # by field
     "presence_penalty": [3],
     "frequency_penalty": [-3],
     "repetition_penalty": [0, 1e-300, 1e-39],
-    "logit_bias": [{"x": 1}, {"1": 1e9}, {str(SIZE): 1}, [1], {str(token): 0 for token in range(2000)}],
+    "logit_bias": [{"x": 1}, {"1": 1e9}, {str(NUM_LETTERS): 1}, [1], {str(token): 0 for token in range(2000)}],
     "seed": ["x", 10**30],
     "n": [0, 1000, 10**30],
     "logprobs": [-1, 1000],
     "stop": ["", [""], [1], ["a"] * 100, "a" * 5000],
-    "stop_token_ids": [[SIZE], 1],
+    "stop_token_ids": [[NUM_LETTERS], 1],
     "stream": ["maybe"],
     "stream_options": [1],
 }
@@ -87,7 +87,7 @@ def test_what_is_not_there(client):
     check_refused(client.get("/v1/models/other"), 404)
     check_refused(client.get("/v2"), 404)
     check_refused(client.get("/v1/completions"), 405)
-    check_refused(client.post("/detokenize", json={"tokens": [SIZE]}))
+    check_refused(client.post("/detokenize", json={"tokens": [NUM_LETTERS]}))
     check_refused(client.post("/tokenize", json={}))
 
 
@@ -150,7 +150,7 @@ def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):
     """Its body comes byte by byte, beside others' requests."""
     body = json.dumps(GOOD | {"seed": 1, "temperature": 0}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE) as slow:
+    with socket.create_connection((client.base_url.host, client.base_url.port), MAX_WAIT_SECONDS) as slow:
         slow.sendall(f"{head}\r\nConnection: close\r\n\r\n".encode())
         for place in range(len(body)):
             slow.sendall(body[place : place + 1])
@@ -164,7 +164,7 @@ def test_a_client_that_sends_slowly_is_answered_and_stalls_nobody(client):
 async def all_at_once(address: httpx2.URL, count: int) -> list[httpx2.Response]:
     """The same request over so many connections."""
     unlimited = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE, limits=unlimited) as client:
+    async with httpx2.AsyncClient(base_url=address, timeout=MAX_WAIT_SECONDS, limits=unlimited) as client:
         asked = (client.post("/v1/completions", json=GOOD | {"max_tokens": 20}) for _ in range(count))
         return await asyncio.gather(*asked)
 
@@ -232,5 +232,5 @@ def test_a_client_that_does_not_read_is_left_and_stalls_nobody(version: str):
         reader = asyncio.run_coroutine_threadsafe(deaf(build(made), body, version), made.loop)
         until(lambda: made.engine.batch.running)
         assert client.post("/v1/completions", json=GOOD).status_code == 200
-        reader.result(PATIENCE)
+        reader.result(MAX_WAIT_SECONDS)
         until(lambda: not made.engine.batch.running)

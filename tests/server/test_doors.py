@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serving import GOOD, PATIENCE, check_refused, served, serving, toy, until
+from serving import GOOD, MAX_WAIT_SECONDS, check_refused, served, serving, toy, until
 from typer.testing import CliRunner
 
 import multidraft.cli.serve as command
@@ -108,7 +108,7 @@ def test_the_access_log_has_a_line_for_every_request(monkeypatch):
 
 def connected(client: httpx2.Client, sent: bytes) -> socket.socket:
     """A connection of one's own, over which this has been sent."""
-    made = socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE)
+    made = socket.create_connection((client.base_url.host, client.base_url.port), MAX_WAIT_SECONDS)
     made.sendall(sent)
     return made
 
@@ -145,7 +145,7 @@ def test_others_are_answered_while_a_text_is_tokenized():
 
     def slow(text: str, tokenizer: Any = made.tokenizer, **settings: Any) -> Any:
         begun.set()
-        assert answered.wait(PATIENCE)
+        assert answered.wait(MAX_WAIT_SECONDS)
         return tokenizer(text, **settings)
 
     slow.bos_token_id = None
@@ -153,7 +153,7 @@ def test_others_are_answered_while_a_text_is_tokenized():
     with served(made) as client:
         asking = threading.Thread(target=client.post, args=["/tokenize"], kwargs={"json": {"prompt": "ab"}})
         asking.start()
-        assert begun.wait(PATIENCE)
+        assert begun.wait(MAX_WAIT_SECONDS)
         assert client.get("/health").status_code == 200
         answered.set()
         asking.join()
@@ -163,7 +163,7 @@ def test_health_is_answered_before_the_models_are_there():
     there = threading.Event()
 
     def load() -> Any:
-        assert there.wait(PATIENCE)
+        assert there.wait(MAX_WAIT_SECONDS)
         return build(toy())
 
     with serving(load) as (client, server):
@@ -194,7 +194,7 @@ def test_streams_end_with_an_event_when_the_server_is_stopped():
             until(lambda: server.app.state.service.engine.num_waiting > 1)
             server.should_exit = True
             lines = [line for line in received if line]
-        asking.join(PATIENCE)
+        asking.join(MAX_WAIT_SECONDS)
     assert whole == [503]
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 503
     assert lines[-1] == "data: [DONE]"
@@ -226,7 +226,7 @@ def started(*options: str) -> Iterator[subprocess.Popen]:
     arguments = [sys.executable, "-c", code, "serve", "--port", "0", *options]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as server:
         yield server
-        assert server.wait(PATIENCE) == 130
+        assert server.wait(MAX_WAIT_SECONDS) == 130
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_polite_kill_lets_answers_come_to_their_end():
         address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
         until(lambda: httpx2.get(f"{address}/health").status_code == 200)
         body = {"model": "embedded", "prompt": "It was", "max_tokens": 300, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=PATIENCE) as response:
+        with httpx2.stream("POST", f"{address}/v1/completions", json=body, timeout=MAX_WAIT_SECONDS) as response:
             lines = response.iter_lines()
             next(lines)
             server.send_signal(signal.SIGTERM)

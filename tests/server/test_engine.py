@@ -27,7 +27,7 @@ from multidraft.sampling.settings import Sampling
 from multidraft.server import Limits, Refused
 from multidraft.server.engine import Engine
 
-SIZE, PATIENCE = 5, 60
+SIZE, MAX_WAIT_SECONDS = 5, 60
 
 
 def tables() -> tuple:
@@ -60,7 +60,7 @@ class Heard:
         return [token for event in self.events if event.step for token in event.step.emitted.tokens]
 
     def end(self) -> Update:
-        assert self.over.wait(PATIENCE)
+        assert self.over.wait(MAX_WAIT_SECONDS)
         return self.events[-1]
 
 
@@ -176,7 +176,7 @@ def test_rows_take_as_much_room_as_the_longest():
     assert (len(server.batch.running), server.batch.tokens_in_cache) == (2, 2 * 69)
 
 
-@pytest.mark.parametrize(("length", "patience", "end"), [(30, PATIENCE, "length"), (10_000, 0, None)])
+@pytest.mark.parametrize(("length", "patience", "end"), [(30, MAX_WAIT_SECONDS, "length"), (10_000, 0, None)])
 def test_closing_lets_rows_end_within_its_patience_and_takes_no_more(engine, length, patience, end):
     server, row = engine(), Heard([1], length)
     server.submit([row.request])
@@ -276,10 +276,10 @@ def test_what_is_kept_stays_within_the_caches_bound(engine):
     """Rows have precedence: what they need, the kept ones leave."""
     rows = [Heard([seed % SIZE, seed // SIZE, *PROMPT], 4, seed) for seed in range(8)]
     server = engine(tables, *rows, tokens_in_cache=100)
-    server.close(PATIENCE)
+    server.close(MAX_WAIT_SECONDS)
     assert 30 < server.batch.prefixes.tokens <= 100
     server = engine(tables, Heard(PROMPT, 4), large := Heard([4] * 60, 3), tokens_in_cache=100)
-    server.close(PATIENCE)
+    server.close(MAX_WAIT_SECONDS)
     assert [row.tokens for row in server.batch.prefixes.rows] == [
         ([4] * 60 + large.tokens)[: server.batch.prefixes.tokens]
     ]

@@ -212,7 +212,7 @@ def test_a_process_whose_engine_has_died_ends_and_says_why(monkeypatch, caplog):
 
 def test_random_numbers_come_again_once_they_are_given_back():
     numbers, twin = (Randomness(torch.Generator().manual_seed(7)) for _ in range(2))
-    first = [numbers.take(count) for count in (3, 1, states.BLOCK, 5)]
+    first = [numbers.take(count) for count in (3, 1, states.RANDOM_BLOCK_NUMBERS, 5)]
     numbers.give_back()
-    assert [numbers.take(count) for count in (3, 1, states.BLOCK, 5)] == first
-    assert [twin.take(count) for count in (3, 1, states.BLOCK, 5)] == first
+    assert [numbers.take(count) for count in (3, 1, states.RANDOM_BLOCK_NUMBERS, 5)] == first
+    assert [twin.take(count) for count in (3, 1, states.RANDOM_BLOCK_NUMBERS, 5)] == first

@@ -52,9 +52,9 @@ def auto(known: Profile, budget: float = 0.0) -> Auto:
 POLICIES: dict[str, Callable[[], TreePolicy]] = {
     "a fixed tree that rests at times": lambda: Moody(Tree.parse("2x1x1")),
     "auto where drafts pay": lambda: auto(
-        profile(by_rows={1: costs(level=0.1), 8: costs(level=0.1)}, found=rates(0.9))
+        profile(by_rows={1: costs(level=0.1), 8: costs(level=0.1)}, true_rates=rates(0.9))
     ),
-    "auto where drafts do not pay": lambda: auto(profile(by_rows={1: costs(1.0, 5.0, 3.0)}, found=rates(0.1))),
+    "auto where drafts do not pay": lambda: auto(profile(by_rows={1: costs(1.0, 5.0, 3.0)}, true_rates=rates(0.1))),
     "auto of a new pair": lambda: auto(Profile({}), budget=1e9),
 }
 DRAFTERS: dict[str, Callable] = {"a model": lambda: tiny_model("gpt2"), "a head": lambda: head_of("eagle3")}

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import test_api
 import yaml
-from serving import PATIENCE
+from serving import MAX_WAIT_SECONDS
 from serving import toy as toy_service
 
 from multidraft.cli.replicas import Serving
@@ -65,7 +65,7 @@ def toy() -> Iterator[httpx2.Client]:
         serve.run(
             deployment(Toy(names=("toy",), limits=Limits(rows=2, queue=4)), 2, 2, 0), name=APP_NAME, route_prefix="/"
         )
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=MAX_WAIT_SECONDS) as client:
             yield client
         serve.shutdown()
     finally:
@@ -120,7 +120,7 @@ def test_the_numbers_of_all_replicas_are_in_rays_own_exporter(toy):
         assert time.monotonic() < end
         assert ask(toy).status_code == 200
         places = [f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics" for node in ray.nodes()]
-        lines = "".join(httpx2.get(place, timeout=PATIENCE).text for place in places).splitlines()
+        lines = "".join(httpx2.get(place, timeout=MAX_WAIT_SECONDS).text for place in places).splitlines()
         lines = [line for line in lines if line.startswith("ray_vllm_generation_tokens_total{")]
         known = {part for line in lines for part in line.split(",") if part.lstrip().startswith("replica=")}
         time.sleep(1)

@@ -77,7 +77,7 @@ def test_a_compiled_twin_gives_the_same_numbers(name: str, size: int, dtype: tor
     asked, twin = [], loops.PAIRS[name]
     monkeypatch.setitem(loops.PAIRS, name, lambda *arguments: asked.append(1) or twin(*arguments))
     for law in laws:
-        uniform = torch.rand(3, law.numbers, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        uniform = torch.rand(3, law.num_uniforms, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         drafted = law.draw(draft, uniform)
         ours = list(way(law, target, draft, drafted))
         with monkeypatch.context() as without:
@@ -144,7 +144,7 @@ COUPLINGS = {"lorenz", "binned_lorenz", "k_sequential", "recursive_rejection", "
 def test_what_counts_as_a_coupling_is_one(name):
     """With one draft: accepted with min(1, p/q), and the rest in proportion to (p - q)_+; `top` and `naive` are not."""
     scheme, (target, draft) = md.scheme(name, 1), pair(5, 4)
-    assert scheme.is_coupling == (name.split(":")[1] in COUPLINGS and not scheme.law.several)
+    assert scheme.is_coupling == (name.split(":")[1] in COUPLINGS and not scheme.law.per_draft_distributions)
     assert not md.scheme(name, 2).is_coupling
     if scheme.is_coupling:
         drafted = torch.tensor([[-1, 2] if name.startswith("anchored") else [2]])
@@ -208,7 +208,7 @@ def test_anchors_fit_into_the_drafts(drafts, wanted):
     found = law.draw(draft, torch.zeros(3, law.width).double())
     assert found.shape == (3, law.width)
     assert found[1].tolist() == [-1] * law.width  # nothing leaks from the row above
-    assert found[:, :drafts].equal(law.sure_tokens(draft))
+    assert found[:, :drafts].equal(law.deterministic_tokens(draft))
     if wanted is not None:
         assert (found[:, :drafts] >= 0).sum(-1).tolist() == [min(wanted, drafts, count) for count in (2, 0, 3)]
 

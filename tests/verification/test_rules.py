@@ -75,7 +75,7 @@ def test_probabilities_of_tuples(name: str, draft_probability: float) -> None:
         assert torch.allclose(sums, torch.ones_like(sums), rtol=0, atol=EXACT), labels
         assert torch.allclose(scheme.probability(q[row], drafted), weight, atol=EXACT), labels
         generator = torch.Generator().manual_seed(1)
-        uniform = torch.rand(len(q), 50, scheme.law.numbers, dtype=torch.float64, generator=generator)
+        uniform = torch.rand(len(q), 50, scheme.law.num_uniforms, dtype=torch.float64, generator=generator)
         rows, positions = q[:, None].expand(-1, 50, *q.shape[1:]), uniform[..., : scheme.law.width]
         assert torch.equal(scheme.law.draw_all(rows, positions), Law.draw_all(scheme.law, rows, positions)), labels
         assert scheme.law.possible(rows, scheme.law.draw(rows, uniform)).all(), labels

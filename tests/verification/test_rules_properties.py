@@ -41,7 +41,7 @@ def inputs(draw: st.DrawFn) -> tuple[Scheme, Tensor, Tensor, Tensor]:
     batch = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
     vocabulary, dtype = draw(st.integers(1, 7)), draw(st.sampled_from([torch.float32, torch.float64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
-    many = (drafts,) if scheme.law.several else ()
+    many = (drafts,) if scheme.law.per_draft_distributions else ()
     target = distributions((*batch, vocabulary), dtype, generator)
     draft = distributions((*batch, *many, vocabulary), dtype, generator)
     return scheme, target, draft, scheme.draw(draft, generator)
@@ -80,7 +80,7 @@ def test_acceptance_rates_are_at_most_the_optimum(case):
     rate = scheme.acceptance_rate(target, draft)
     assert rate.shape == target.shape[:-1]
     assert ((rate >= -1e-12) & (rate <= 1 + 1e-12)).all()
-    if not scheme.law.several:
+    if not scheme.law.per_draft_distributions:
         assert (rate <= scheme.optimal_acceptance_rate(target, draft) + 1e-8).all()
 
 

@@ -82,7 +82,7 @@ class Top(Law):
     """x_1, .., x_n are the n most likely tokens, with probability one: as most engines draft."""
 
     name = "top"
-    draws_one = False
+    is_single_draw = False
 
     @staticmethod
     def optimal(target: Rows, draft: Rows, drafts: Counts) -> Rates:
@@ -113,7 +113,7 @@ class Greedy(Staged):
         anchors = max(drafts - 1, 0) if isinstance(drafts, int) else (drafts - 1).clamp(min=0)
         return optimal_anchored(target, draft, drafts, anchors, top_up=False)
 
-    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
+    def deterministic_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
         """The n - 1 most likely tokens."""
         return most_likely(draft, self.drafts - 1)
 
@@ -126,7 +126,7 @@ class Greedy(Staged):
         """One-hot at the next most likely token, and for the last position what is left of q."""
         j = drafted.shape[-1]
         last = j == self.drafts - 1
-        return without(draft, drafted) if last else one_hot(draft, self.sure_tokens(draft)[..., j : j + 1])
+        return without(draft, drafted) if last else one_hot(draft, self.deterministic_tokens(draft)[..., j : j + 1])
 
 
 @dataclass(frozen=True)
@@ -199,23 +199,23 @@ class Anchored(Staged):
             check_integer(self.anchors, "anchors", 0)
 
     @property
-    def has_sure(self) -> bool:  # type: ignore[override]
+    def has_deterministic(self) -> bool:  # type: ignore[override]
         """Whether there can be anchors: a single draft is simply drawn, unless `anchors` says otherwise."""
         return self.drafts > 1 if self.anchors is None else self.anchors > 0
 
     @property
-    def draws_one(self) -> bool:
+    def is_single_draw(self) -> bool:
         """Whether a tuple is a single token drawn from q itself: with one draft and without an anchor."""
-        return super().draws_one and not self.has_sure
+        return super().is_single_draw and not self.has_deterministic
 
     @property
     def width(self) -> int:
         """n positions for anchors, n for draws, n - 1 for top-ups."""
         return 3 * self.drafts - 1 if self.top_up else 2 * self.drafts
 
-    def sure_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
+    def deterministic_tokens(self, draft: Rows) -> Int[Tensor, "*batch sure"]:
         """The anchors of each row, padded with -1."""
-        if not self.has_sure:
+        if not self.has_deterministic:
             return torch.full((*draft.shape[:-1], self.drafts), -1, device=draft.device)
         top = most_likely(draft, self.drafts)
         count = count_of(draft.double(), top, self.drafts)[..., None] if self.anchors is None else self.anchors
@@ -231,10 +231,10 @@ class Anchored(Staged):
         anchors, draws, top_ups = self.parts(drafted)
         j = anchors.shape[-1]
         if j < self.drafts:
-            return one_hot(draft, self.sure_tokens(draft)[..., j : j + 1])
+            return one_hot(draft, self.deterministic_tokens(draft)[..., j : j + 1])
         if draws.shape[-1] < self.drafts:
             is_drawn = draws.shape[-1] < (anchors < 0).sum(-1, keepdim=True)
-            return self.without_sure(draft, anchors) * is_drawn
+            return self.without_deterministic(draft, anchors) * is_drawn
         is_drawn = top_ups.shape[-1] < is_duplicate(draws).sum(-1, keepdim=True)
         return without(draft, drafted) * is_drawn
 
@@ -247,7 +247,7 @@ def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored
     """The tuples of the law where something is drafted, by compiled loops."""
     same_shape("draft and uniform numbers", (*draft.shape[:-1], law.width), uniform.shape)
     drafted = np.full((draft.shape[:-1].numel(), law.width), -1)
-    num_anchors = 0 if not law.has_sure else -1 if law.anchors is None else law.anchors
+    num_anchors = 0 if not law.has_deterministic else -1 if law.anchors is None else law.anchors
     draw_lines(drafted, lines(draft), lines(uniform), law.drafts, num_anchors, law.top_up, least(draft.dtype))
     return torch.from_numpy(drafted).view(uniform.shape)
 
@@ -256,54 +256,54 @@ def draw_rows(draft: Rows, uniform: Float[Tensor, "*batch width"], law: Anchored
 def draw_lines(drafted, draft, uniform, count, num_anchors, top_up, lowest):
     """Anchors, draws among the other tokens, and a top-up for every duplicate among the draws, for every line."""
     for row in range(len(drafted)):
-        tokens, numbers, rest = drafted[row], uniform[row], draft[row].astype(np.float64)
-        found = take_anchors(rest, num_anchors, tokens[:count])
+        tokens, numbers, remaining = drafted[row], uniform[row], draft[row].astype(np.float64)
+        num_found = take_anchors(remaining, num_anchors, tokens[:count])
         if num_anchors != 0:
-            forget(rest, tokens[:found], lowest)
+            forget(remaining, tokens[:num_found], lowest)
         draws = tokens[count : 2 * count]
-        pick_into(draws, rest, numbers[count : 2 * count - found])
-        for j in range(2 * count, 2 * count + repeats(draws) if top_up else 0):
-            rest = draft[row].astype(np.float64)
-            forget(rest, tokens[:j], lowest)
-            pick_into(tokens[j : j + 1], rest, numbers[j : j + 1])
+        pick_into(draws, remaining, numbers[count : 2 * count - num_found])
+        for j in range(2 * count, 2 * count + count_repeats(draws) if top_up else 0):
+            remaining = draft[row].astype(np.float64)
+            forget(remaining, tokens[:j], lowest)
+            pick_into(tokens[j : j + 1], remaining, numbers[j : j + 1])
 
 
 @compiled
-def repeats(tokens):
+def count_repeats(tokens):
     """How many of the tokens were there before."""
-    found = 0
+    count = 0
     for j in range(tokens.size):
-        found += tokens[j] >= 0 and (tokens[:j] == tokens[j]).any()
-    return found
+        count += tokens[j] >= 0 and (tokens[:j] == tokens[j]).any()
+    return count
 
 
 @compiled
 def take_anchors(draft, num_anchors, anchors):
     """Fill in the anchors of one line, which are taken out of it; how many they are."""
-    most = len(anchors) if num_anchors < 0 else min(num_anchors, len(anchors))
-    top, found = likeliest(draft, most)
-    values = draft[top[:found]]
-    draft[top[:found]] = 0.0
-    count = found if num_anchors >= 0 else anchors_among(values, sum_of(draft), len(anchors))
+    max_anchors = len(anchors) if num_anchors < 0 else min(num_anchors, len(anchors))
+    top, num_found = likeliest(draft, max_anchors)
+    values = draft[top[:num_found]]
+    draft[top[:num_found]] = 0.0
+    count = num_found if num_anchors >= 0 else anchors_among(values, sum_of(draft), len(anchors))
     anchors[:count] = top[:count]
-    draft[top[count:found]] = values[count:]
+    draft[top[count:num_found]] = values[count:]
     return count
 
 
 @compiled
-def likeliest(draft, most):
+def likeliest(draft, max_tokens):
     """The most likely tokens, the lower id first among equals, and how many there are of positive probability."""
-    top, found, least = np.empty(most, np.int64), 0, 0.0
-    for token in range(draft.size if most > 0 else 0):
+    top, num_found, least = np.empty(max_tokens, np.int64), 0, 0.0
+    for token in range(draft.size if max_tokens > 0 else 0):
         if draft[token] > least:
-            found = min(found + 1, most)
-            place = found - 1
+            num_found = min(num_found + 1, max_tokens)
+            place = num_found - 1
             while place > 0 and draft[top[place - 1]] < draft[token]:
                 top[place] = top[place - 1]
                 place -= 1
             top[place] = token
-            least = draft[top[most - 1]] if found == most else 0.0
-    return top, found
+            least = draft[top[max_tokens - 1]] if num_found == max_tokens else 0.0
+    return top, num_found
 
 
 @compiled

@@ -18,9 +18,9 @@ class Distinct(Law):
     """
 
     name = "distinct"
-    repeats = True
-    several = True
-    draws_one = False  # `draft` has a dimension more
+    can_repeat = True
+    per_draft_distributions = True
+    is_single_draw = False  # `draft` has a dimension more
 
     def batch(self, draft: Tensor) -> torch.Size:
         """The leading shape, without the dimension of the draft distributions."""

@@ -49,7 +49,7 @@ class Iid(Staged):
 
     name = "iid"
     optimal = staticmethod(optimal_iid)
-    repeats = True
+    can_repeat = True
 
     def conditional(self, draft: Rows, drafted: Past) -> Rows:
         """q, whatever came before."""

@@ -40,10 +40,12 @@ def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
 
 def in_three_stages(target: Rows, draft: Rows, drafted: Tuples, law: Staged, schedule_of: ScheduleOf) -> Outcome:
     """The draws by schedules of one kind or another, then the top-ups, then the sure tokens."""
-    (sure, draws, top_ups), a = law.parts(drafted), law.draft_probability
-    known = sure if a == 1 else law.sure_tokens(draft)
-    count = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known >= 0).sum(-1)
-    of_draws, new_target = verify_draws(target, law.without_sure(draft, known), draws, count, a, schedule_of)
+    (deterministic, draws, top_ups), a = law.parts(drafted), law.draft_probability
+    known_deterministic = deterministic if a == 1 else law.deterministic_tokens(draft)
+    count = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known_deterministic >= 0).sum(-1)
+    of_draws, new_target = verify_draws(
+        target, law.without_deterministic(draft, known_deterministic), draws, count, a, schedule_of
+    )
     alive = (1 - of_draws.sum(-1)).clamp(min=0)
     of_top_ups = torch.zeros_like(top_ups, dtype=torch.float64)
     for j in range(int((top_ups >= 0).sum(-1).max()) if top_ups.numel() else 0):
@@ -51,7 +53,7 @@ def in_three_stages(target: Rows, draft: Rows, drafted: Tuples, law: Staged, sch
         b, new_target = couple(new_target, conditional, top_ups[..., j])
         of_top_ups[..., j] = alive * b
         alive = alive * (1 - b)
-    last = naive(alive[..., None] * new_target, draft, sure, law)
+    last = naive(alive[..., None] * new_target, draft, deterministic, law)
     accept = torch.cat([last.accept, of_draws, of_top_ups], -1)
     return Outcome(accept.to(target.dtype), last.residual.to(target.dtype), drafted)
 
@@ -63,22 +65,22 @@ def verify_draws(
     single, p = count <= 1, target.double()
     coupled: Verified | None = None
     if single.any():
-        law = (draft * (count > 0)[..., None]).double() * a
-        accept = acceptance(p, law, draws.amax(-1))
-        coupled = accept[..., None] * (draws >= 0), next_target(remainder(p, law), p)
+        draft_probs = (draft * (count > 0)[..., None]).double() * a
+        accept = acceptance(p, draft_probs, draws.amax(-1))
+        coupled = accept[..., None] * (draws >= 0), next_target(remainder(p, draft_probs), p)
         if single.all():
             return coupled
     plan = schedule_of(target, draft, count, a)
     scheduled = plan.accept(draws), next_target(plan.remainder(), p)
     if coupled is None:
         return scheduled
-    accept, new_target = (torch.where(single[..., None], *both) for both in zip(coupled, scheduled, strict=True))
+    accept, new_target = (torch.where(single[..., None], *pair) for pair in zip(coupled, scheduled, strict=True))
     return accept, new_target
 
 
 def spechub(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
     """SpecHub's pairs hold the top token and one other, which has the law q', so the same rule is optimal for them."""
-    is_last = (drafted != law.sure_tokens(draft)) & (drafted >= 0)
+    is_last = (drafted != law.deterministic_tokens(draft)) & (drafted >= 0)
     order = is_last.to(torch.uint8).argsort(dim=-1, stable=True)  # the top token first
     outcome = lorenz(target, draft, drafted.gather(-1, order), law)
     return Outcome(torch.empty_like(outcome.accept).scatter_(-1, order, outcome.accept), outcome.residual, drafted)
@@ -93,11 +95,11 @@ def rate_of_lorenz(target: Rows, draft: Rows, law: Staged) -> Rates | None:
     """
     if law.tops_up:
         return None
-    sure, a = law.sure_tokens(draft), law.draft_probability
-    drawn_from, count = law.without_sure(draft, sure), law.drafts - (sure >= 0).sum(-1)
+    deterministic, a = law.deterministic_tokens(draft), law.draft_probability
+    drawn_from, count = law.without_deterministic(draft, deterministic), law.drafts - (deterministic >= 0).sum(-1)
     rate = optimal_iid(target, drawn_from, count, a)
-    if not sure.numel():
+    if not deterministic.numel():
         return rate
     nothing = torch.full_like(count, -1)[..., None]
     _, left = verify_draws(target, drawn_from, nothing, count, a)
-    return rate + (a - rate).clamp(min=0) * at_each(left, sure).sum(-1).to(target.dtype)
+    return rate + (a - rate).clamp(min=0) * at_each(left, deterministic).sum(-1).to(target.dtype)

@@ -10,7 +10,16 @@ from multidraft.errors import AdviceError
 from multidraft.verification.law import Staged
 from multidraft.verification.loops import compiled, forget, lines, same_shape, sum_of
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import DRAWABLE, FULL, NEVER_ZERO, SMALLEST_NORMAL, SPARE, Rows, Tuples, least
+from multidraft.verification.precision import (
+    DRAWABLE,
+    MAX_MISSING_MASS,
+    NEVER_ZERO,
+    SMALLEST_NORMAL,
+    SPARE,
+    Rows,
+    Tuples,
+    least,
+)
 from multidraft.verification.rules.schedule import CONVERGED, STEPS
 
 Node = tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]  # what draws are accepted with, the next target if none is
@@ -20,8 +29,10 @@ Inputs = tuple[np.ndarray, np.ndarray, int]  # target, draft, and the number of 
 def node_of(p: np.ndarray, q: np.ndarray, count: int, a: float) -> Node:
     """What the rule knows of `count` draws before it sees them; one at most, in any position, is coupled."""
     if count <= 1:
-        law = q.astype(np.float64) * (a if count else 0.0)
-        return lambda draws: np.where(draws >= 0, acceptance(p, law, draws.max()), 0.0), next_target(p, law)
+        draft_probs = q.astype(np.float64) * (a if count else 0.0)
+        return lambda draws: np.where(draws >= 0, acceptance(p, draft_probs, draws.max()), 0.0), next_target(
+            p, draft_probs
+        )
     tokens, rising, total = candidates(p, q)
     order = tokens[np.argsort(rising)]  # NumPy's sort has vector instructions, Numba's has not
     columns, record = phases(p, q, total, order, count if total > 0 else 0, float(a))
@@ -46,13 +57,18 @@ def lorenz(target: Rows, draft: Rows, drafted: Tuples, law: Staged) -> Outcome:
     p, q, tuples, a = lines(target), lines(draft), lines(drafted), law.draft_probability
     if tuples.size and (largest := tuples.max()) >= p.shape[-1]:
         raise AdviceError(f"drafted has token id {largest}; ids are below {p.shape[-1]}")
-    sure, draws, _ = law.parts(tuples)
-    known = sure if a == 1 else law.sure_tokens(draft).numpy().reshape(len(p), sure.shape[-1])
-    counts = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known >= 0).sum(-1)
+    deterministic, draws, _ = law.parts(tuples)
+    known_deterministic = (
+        deterministic if a == 1 else law.deterministic_tokens(draft).numpy().reshape(len(p), deterministic.shape[-1])
+    )
+    counts = (draws >= 0).sum(-1) if a == 1 else law.drafts - (known_deterministic >= 0).sum(-1)
     lowest = least(draft.dtype)
-    drawn_from = (without(row, tokens, lowest) if law.has_sure else row for row, tokens in zip(q, known, strict=True))
-    found = nodes(zip(p, drawn_from, counts.tolist(), strict=True), a)
-    rows = [in_three_stages(*row, law, lowest) for row in zip(found, q, tuples, strict=True)]
+    drawn_from = (
+        without(row, tokens, lowest) if law.has_deterministic else row
+        for row, tokens in zip(q, known_deterministic, strict=True)
+    )
+    row_nodes = nodes(zip(p, drawn_from, counts.tolist(), strict=True), a)
+    rows = [in_three_stages(*row, law, lowest) for row in zip(row_nodes, q, tuples, strict=True)]
     accept, residual = (torch.from_numpy(np.stack(part)).to(target.dtype) for part in zip(*rows, strict=True))
     return Outcome(accept.view(drafted.shape), residual.view(target.shape), drafted)
 
@@ -61,7 +77,7 @@ def in_three_stages(
     node: Node, draft: np.ndarray, drafted: np.ndarray, law: Staged, lowest: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What is accepted at every position of a tuple, and the residual: draws, then top-ups, then sure tokens."""
-    sure, draws, top_ups = law.parts(drafted)
+    deterministic, draws, top_ups = law.parts(drafted)
     accepted, after = node
     of_draws, of_top_ups = accepted(draws), np.zeros(len(top_ups))
     alive = max(1 - of_draws.sum(), 0.0)
@@ -69,16 +85,16 @@ def in_three_stages(
         conditional = without(draft, drafted[: len(drafted) - len(top_ups) + j], lowest)
         b = acceptance(after, conditional, top_ups[j])
         of_top_ups[j], alive, after = alive * b, alive * (1 - b), next_target(after, conditional)
-    residual, came = alive * after, sure >= 0
-    of_sure = np.where(came, residual[sure], 0.0)
-    residual[sure[came]] = 0.0
+    residual, was_drafted = alive * after, deterministic >= 0
+    of_sure = np.where(was_drafted, residual[deterministic], 0.0)
+    residual[deterministic[was_drafted]] = 0.0
     return np.concatenate([of_sure, of_draws, of_top_ups]), residual
 
 
-def acceptance(target: np.ndarray, law: np.ndarray, token: int | np.integer) -> float:
-    """The probability min(1, t(x) / law(x)) of accepting a token."""
-    wanted, drawn = target[token], law[token]
-    return float(wanted > 0) if wanted >= drawn else float(wanted / drawn)
+def acceptance(target: np.ndarray, draft: np.ndarray, token: int | np.integer) -> float:
+    """The probability min(1, t(x) / q(x)) of accepting a token."""
+    target_prob, draft_prob = target[token], draft[token]
+    return float(target_prob > 0) if target_prob >= draft_prob else float(target_prob / draft_prob)
 
 
 @compiled
@@ -91,12 +107,12 @@ def without(draft, tokens, lowest):
 
 
 @partial(compiled, any_order=True)
-def next_target(target, law):
-    """(t - law)_+ / (1 - sum min(t, law)), with all sums in the same pass."""
+def next_target(target, draft):
+    """(t - q)_+ / (1 - sum min(t, q)), with all sums in the same pass."""
     remains, whole, total = np.empty(target.size), 0.0, 0.0
     for token in range(target.size):
         part = np.float64(target[token])
-        remains[token] = max(part - np.float64(law[token]), 0.0)
+        remains[token] = max(part - np.float64(draft[token]), 0.0)
         whole += part
         total += remains[token]
     hand_on(remains, total, target, whole)
@@ -106,7 +122,7 @@ def next_target(target, law):
 @compiled
 def hand_on(remains, total, target, whole):
     """Divide what remains by what is missing plus its total; where nothing remains, the target is handed on."""
-    missing = 1 - whole if 1 - whole > FULL else 0.0
+    missing = 1 - whole if 1 - whole > MAX_MISSING_MASS else 0.0
     if total > 0:
         rejected = missing + total
         for token in range(remains.size):
@@ -121,12 +137,12 @@ def candidates(p, q):
     """The tokens that can be drafted, -p/q up to a factor, and the sum of q."""
     total = sum_of(q)
     lowest = DRAWABLE * max(total, SMALLEST_NORMAL)
-    tokens, rising, found = np.empty(q.size, np.int64), np.empty(q.size), 0
+    tokens, rising, num_found = np.empty(q.size, np.int64), np.empty(q.size), 0
     for token in range(q.size):
         if q[token] > lowest:
-            tokens[found], rising[found] = token, -np.float64(p[token]) / np.float64(q[token])
-            found += 1
-    return tokens[:found], rising[:found], total
+            tokens[num_found], rising[num_found] = token, -np.float64(p[token]) / np.float64(q[token])
+            num_found += 1
+    return tokens[:num_found], rising[:num_found], total
 
 
 @compiled

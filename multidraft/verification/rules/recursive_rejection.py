@@ -11,7 +11,7 @@ from torch import Tensor
 from multidraft.verification.law import Law, at_each
 from multidraft.verification.outcome import Outcome
 from multidraft.verification.precision import (
-    FULL,
+    MAX_MISSING_MASS,
     SMALLEST_NORMAL,
     SPARE,
     Draft,
@@ -25,44 +25,44 @@ from multidraft.verification.precision import (
 BISECTIONS = 50
 
 
-def acceptance(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> Rates:
-    """The probability of accepting `token`, drawn from `law`: min(1, t(x) / law(x)), in float64; 0 if it is empty."""
+def acceptance(target: Rows, draft: Rows, token: Int[Tensor, "*batch"]) -> Rates:
+    """The probability of accepting `token`, drawn from `draft`: min(1, t(x) / q(x)), in float64; 0 if it is empty."""
     index = token.clamp(min=0)[..., None]
-    accept = ratio(target.gather(-1, index), law.gather(-1, index))[..., 0]
+    accept = ratio(target.gather(-1, index), draft.gather(-1, index))[..., 0]
     return accept.double() * (token >= 0)
 
 
-def remainder(target: Rows, law: Rows) -> Rows:
-    """(t - law)_+, what of the target a draft from `law` cannot cover."""
-    return (target - law).clamp_(min=0)
+def remainder(target: Rows, draft: Rows) -> Rows:
+    """(t - q)_+, what of the target a token drawn from `draft` cannot cover."""
+    return (target - draft).clamp_(min=0)
 
 
 def left_by_one(
-    target: Float[np.ndarray, " places"], law: Float[np.ndarray, " drafted"], weight: float, accept: float
+    target: Float[np.ndarray, " places"], draft: Float[np.ndarray, " drafted"], weight: float, accept: float
 ) -> Float[np.ndarray, " places"]:
-    """Probability of emitting each token otherwise than as the one drawn from `law`, the first places, and accepted.
+    """Probability of emitting each token otherwise than as the one drawn from `draft`, the first places, and accepted.
 
     The target is scaled to `weight`. NumPy's calls cost less than `couple`'s.
     """
     scaled = weight * target
     left = scaled.copy()
-    left[: len(law)] -= law
+    left[: len(draft)] -= draft
     np.maximum(left, 0.0, out=left)
     left += SPARE * scaled
     lacks = 1 - scaled.sum()
-    left *= (1 - accept) / ((lacks if lacks > FULL else 0.0) + left.sum())
+    left *= (1 - accept) / ((lacks if lacks > MAX_MISSING_MASS else 0.0) + left.sum())
     return left
 
 
-def couple(target: Rows, law: Rows, token: Int[Tensor, "*batch"]) -> tuple[Rates, Rows]:
-    """The probability of accepting `token`, drawn from `law`, and the next target if it is not.
+def couple(target: Rows, draft: Rows, token: Int[Tensor, "*batch"]) -> tuple[Rates, Rows]:
+    """The probability of accepting `token`, drawn from `draft`, and the next target if it is not.
 
-        b = min(1, t(x) / law(x)),   t <- (t - law)_+ / (1 - sum min(t, law))
+        b = min(1, t(x) / q(x)),   t <- (t - q)_+ / (1 - sum min(t, q))
 
-    `law` sums to less than one where nothing may be drawn; an empty position (token -1) accepts nothing.
+    `draft` sums to less than one where nothing may be drawn; an empty position (token -1) accepts nothing.
     Towards Optimal MDSD, eq. 5; Randomised Drafting, Algorithm 2.
     """
-    return acceptance(target, law, token).to(target.dtype), next_target(remainder(target, law), target)
+    return acceptance(target, draft, token).to(target.dtype), next_target(remainder(target, draft), target)
 
 
 def recursive_rejection(target: Rows, draft: Draft, drafted: Tuples, law: Law) -> Outcome:

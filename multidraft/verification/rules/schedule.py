@@ -78,8 +78,8 @@ class Schedule:
         active = torch.arange(1, draws.shape[-1] + 1, device=draws.device)
         through = self.between(place, ends) ** active
         alive = torch.cat([torch.ones_like(through[..., :1]), through.cumprod(-1)], -1)
-        each = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
-        accept = each.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
+        share = (alive[..., :-1] - alive[..., 1:]) / active  # to each of the active draws of stage c
+        accept = share.flip(-1).cumsum(-1).flip(-1).masked_fill(place == size, 0.0)
         # A token without any target is never accepted, not even with the rounding of its neighbours.
         return torch.empty_like(accept).scatter_(-1, order, accept) * (at_each(self.target, draws) > 0)
 
@@ -92,8 +92,8 @@ def schedule(target: Rows, draft: Rows, count: Int[Tensor, "*batch"], draft_prob
     drawable = p * (q > DRAWABLE)
     ratio, order = descending(drawable / q.clamp(min=DRAWABLE))
     count = torch.where(total[..., 0] > 0, count, 0)
-    found = phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
-    return Schedule(p, q, order, *found)
+    positions = phases(ratio, q.gather(-1, order), drawable.gather(-1, order), count, draft_probability)
+    return Schedule(p, q, order, *positions)
 
 
 def phases(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from multidraft.auditing.pairs import drafting
 from multidraft.verification.outcome import over_all_tuples
-from multidraft.verification.precision import FULL
+from multidraft.verification.precision import MAX_MISSING_MASS
 from multidraft.verification.registry import entries, scheme
 from multidraft.verification.scheme import Scheme
 from multidraft_research.audits.adversarial import KINDS, adversarial
@@ -61,7 +61,7 @@ def examine(found: Corners, chosen: Scheme, target: Tensor, draft: Tensor) -> No
     summed = over_all_tuples(chosen.entry.rule, chosen.law, target, draft)
     row, outcome, law = summed.row, summed.outcome, summed.emitted
     accept, residual, rest = (x.double() for x in (outcome.accept, outcome.residual, outcome.residual_mass))
-    total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - FULL
+    total, full = accept.sum(-1) + residual.sum(-1), target.sum(-1, dtype=torch.float64)[row] > 1 - MAX_MISSING_MASS
     over = (total - 1).clamp(min=0)
     unit = ROUNDING[target.dtype]
     found.pairs, found.tuples = found.pairs + len(target), found.tuples + len(row)

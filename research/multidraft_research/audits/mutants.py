@@ -9,7 +9,7 @@ from torch import Tensor
 
 from multidraft.auditing.parts import audit
 from multidraft.auditing.report import Report
-from multidraft.decoding.walks import UNSEEN, Coin, Walk, Walker, WalkResult
+from multidraft.decoding.walks import MIN_PROBABILITY, Coin, Walk, Walker, WalkResult
 from multidraft.verification.distributions import normalise
 from multidraft.verification.law import at_each
 from multidraft.verification.laws import Iid
@@ -89,7 +89,9 @@ def impatient(node: int, weight: float, has_drafts: Callable[[int], bool], coin:
             walk_result.path.insert(0, child)
             return walk_result
         left -= accept
-    return WalkResult(residual=verdict.residual) if left > UNSEEN and coin(verdict.residual_mass / left) else None
+    return (
+        WalkResult(residual=verdict.residual) if left > MIN_PROBABILITY and coin(verdict.residual_mass / left) else None
+    )
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Left(Residual):
     def mass(self) -> float:
         return self.left
 
-    def law(self) -> Tensor:
+    def token_weights(self) -> Tensor:
         raise Mismatch("a record does not hold whole laws")
 
     def draw(self, number: float) -> int:

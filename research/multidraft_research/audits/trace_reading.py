@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from multidraft.decoding.trace import FORMAT
+from multidraft.decoding.trace import FORMAT_VERSION
 from multidraft.errors import AdviceError
 from multidraft.io import journal
 
@@ -28,8 +28,8 @@ class Reading:
     def __init__(self, path: Path, lines: list[bytes], torn: bytes):
         self.path, self.cut = path, bool(torn)
         self.records = [parsed(line, f"{path} line {number}") for number, line in enumerate(lines, 1)]
-        if not self.records or self.records[0]["record"] != "trace" or self.records[0].get("format") != FORMAT:
-            raise AdviceError(f"{path} is not a trace of format {FORMAT}; {HOW}")
+        if not self.records or self.records[0]["record"] != "trace" or self.records[0].get("format") != FORMAT_VERSION:
+            raise AdviceError(f"{path} is not a trace of format {FORMAT_VERSION}; {HOW}")
         self.pieces = {int(t): text for record in self.records for t, text in record.get("pieces", {}).items()}
         order = Order()
         self.misplaced = [number for number, record in enumerate(self.records, 1) if not order.fits(record)]

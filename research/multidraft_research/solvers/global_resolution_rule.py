@@ -10,7 +10,7 @@ from torch import Tensor
 from multidraft.errors import AdviceError, check_integer, is_number, shown
 from multidraft.verification.law import Law
 from multidraft.verification.outcome import Outcome
-from multidraft.verification.precision import FULL, Rates, Rows, Tuples
+from multidraft.verification.precision import MAX_MISSING_MASS, Rates, Rows, Tuples
 from multidraft.verification.registry import SCHEMES
 from multidraft_research.solvers.global_resolution import ITERATIONS, Resolution
 from multidraft_research.solvers.global_resolution import global_resolution as resolve
@@ -91,7 +91,7 @@ class GlobalResolution:
         deviation = torch.tensor([node.deviation if node else 0.0 for node in nodes], dtype=torch.float64)
         failed, deviation = (x.reshape(target.shape[:-1]).to(target.device) for x in (failed, deviation))
         short = (1 - target.double().sum(-1)).clamp(min=0)  # rounding: a full target counts as one
-        deviation = deviation + short * (short <= FULL)
+        deviation = deviation + short * (short <= MAX_MISSING_MASS)
         if failed.any():
             outcome = self._instead(nodes, outcome, target, draft, law, failed)
         return ApproximateOutcome(outcome, deviation.masked_fill(failed, 0.0), ~failed)

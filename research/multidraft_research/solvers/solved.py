@@ -100,7 +100,7 @@ def row_by_row(
 
 def drawn_from(law: Law, draft: Tensor, filled: Bool[Tensor, " width"]) -> Tensor:
     """The draft distribution; for `distinct`, those of the filled positions, which go round when a node drew again."""
-    if not law.several or law.draft_probability < 1:
+    if not law.per_draft_distributions or law.draft_probability < 1:
         return draft
     return draft[filled.nonzero()[:, 0] % law.drafts]
 
@@ -117,7 +117,7 @@ def network_of(law: Law, draft: Draft, drafts: int | None = None) -> Network:
     q = q / q.sum(-1, keepdim=True)
     if isinstance(law, Iid):
         return iid_network(q.numpy(), law.drafts if drafts is None else drafts, law.draft_probability)
-    if law.several and drafts is not None:
+    if law.per_draft_distributions and drafts is not None:
         law = replace(law, drafts=drafts)
     return merged(*law.tuples(q))
 

@@ -43,7 +43,7 @@ def cases(temperatures: list[float], drafts: list[int], more: Sequence[str] = ()
     # one recorded draft model cannot stand for several; rules of small vocabularies reach the optimum, shown anyway
     laws = {name: entry.law for name, entry in entries().items() if not entry.small}
     laws |= {name: type(scheme(name).law) for name in more}
-    names = [name for name, law in laws.items() if not law.several]
+    names = [name for name, law in laws.items() if not law.per_draft_distributions]
     return [(n, t, k) for t in temperatures for k in drafts for n in names if laws[n].fixed_drafts in (None, k)]
 
 

@@ -53,7 +53,7 @@ def jobs(schemes: Sequence[str], trees: Sequence[str], vocabulary: int) -> list[
     """Every scheme with every tree; raises where it cannot draw the tree, and where that is too much."""
     pairs = [(scheme(name), tree) for tree in trees for name in schemes]
     for s, tree in pairs:
-        check_drafters(s, several=False)
+        check_drafters(s, is_list=False)
         DecodeConfig(s, StaticTree(Tree.parse(tree)))  # raises where the law cannot draw the tree
         drawn = sum(Tree.parse(tree).drafts)
         if vocabulary**drawn > MOST_WAYS:

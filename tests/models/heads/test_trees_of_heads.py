@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from heads import CASES, head_of, said_plainly, states_of
+from heads import CASES, head_of, plain_logits, states_of
 from tiny import tiny_model
 
 import multidraft as md
@@ -63,7 +63,7 @@ def check(name, head, texts, trees):
     said, places = read_tree(head, [text[-1] for text in texts], trees)
     for (row, path), logits in said.items():
         if len(texts[row]) > 1:  # of a text of one token nothing is known
-            torch.testing.assert_close(logits, said_plainly(name, texts[row], list(path)), **CLOSE)
+            torch.testing.assert_close(logits, plain_logits(name, texts[row], list(path)), **CLOSE)
     return places
 
 
@@ -137,9 +137,9 @@ def test_what_comes_late_is_read_at_once(name):
     tree = head.forward([[9], [6, 1, 2, 7]], [[0], [-1, 0, 0, 1]])
     again = head.forward([[1], [4]], [[1], [3]])
     for row, line, path in [(0, tree[0, 0], [9]), (0, again[0, 0], [9, 1]), (1, again[1, 0], [1, 7, 4])]:
-        torch.testing.assert_close(line, said_plainly(name, texts[row], path), **CLOSE)
+        torch.testing.assert_close(line, plain_logits(name, texts[row], path), **CLOSE)
     for line, path in zip(tree[1], ([], [1], [2], [1, 7]), strict=True):
-        torch.testing.assert_close(line, said_plainly(name, texts[1], path), **CLOSE)
+        torch.testing.assert_close(line, plain_logits(name, texts[1], path), **CLOSE)
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ def compared(part: Captured, temperature: float, drafts: int, column: str | floa
 
 def ranks(s: Scheme) -> int:
     """How many tokens the limit of falling temperatures drafts: laws with duplicates draft the likeliest alone."""
-    return 1 if s.law.repeats else s.drafts
+    return 1 if s.law.can_repeat else s.drafts
 
 
 def entry(panel: str, row: str, column: str | float, values: Float[Tensor, " positions"]) -> Cell:

@@ -19,7 +19,7 @@ from multidraft.decoding.prompts import read_whole
 from multidraft.decoding.state import DecodeConfig
 from multidraft.decoding.step import step
 from multidraft.decoding.tree import Tree
-from multidraft.generation import SCHEME
+from multidraft.generation import DEFAULT_SCHEME
 from multidraft.generation.inputs import vocabulary_of
 from multidraft.models.huggingface import Model
 from multidraft.models.ngram import NGram
@@ -70,7 +70,10 @@ def subjects(pair: Pair) -> dict[str, MeasuredPair]:
     """The pair, and its target with counts of the text, with the project's prompts."""
     drafters: dict[str, Model] = {"model": pair.draft, "n-gram": NGram(vocabulary_of(pair.target))}
     prompts = [pair.tokenizer.encode(json.loads(line)["prompt"]) for line in TEXTS.read_text().splitlines()]
-    return {name: MeasuredPair(pair.target, own, scheme(SCHEME), "deferred", prompts) for name, own in drafters.items()}
+    return {
+        name: MeasuredPair(pair.target, own, scheme(DEFAULT_SCHEME), "deferred", prompts)
+        for name, own in drafters.items()
+    }
 
 
 @cache
