@@ -30,7 +30,13 @@ UNTOUCHED = set(
     "send_updates recover take_back repeat note notice_progress blame <genexpr>".split()
 )  # faults of owners, or while one is dealt with
 FILES = ("engine", "batch", "prompts", "request", "prefix_cache", "step", "state")
-OUTSIDE = ("engine.Engine.__init__", "engine.Engine.run", "engine.Engine.work", "batch.Batch.__init__")  # of any turn
+OUTSIDE = (
+    "engine.Engine.__init__",
+    "engine.Engine.run",
+    "engine.Engine.work",
+    "batch.Batch.__init__",
+    "batch.Batch.clear",
+)  # of any turn
 ROWS, NEW = 8, 4
 ALL = [pytest.param(models, 1, marks=pytest.mark.slow) for models in (tables, tiny)]
 
