@@ -52,7 +52,7 @@ def test_what_is_done_is_not_run_again(tmp_path: Path, run: list[str]) -> None:
     assert "commit 0123abc" in text
     assert "| 1.5 |  |" in text
     statuses = dict(first="done", steady="done", broken="failed", last="done")
-    assert {name: own["status"] for name, own in data["pieces"].items()} == statuses
+    assert {name: piece["status"] for name, piece in data["pieces"].items()} == statuses
     go(tmp_path / "late", seconds=0.0)
     assert run[7:] == []  # no piece begins when the time is over
 
