@@ -247,7 +247,7 @@ def test_the_interval_is_that_of_prompts():
 def test_a_hint_where_drafting_does_not_pay():
     """Not where nothing was measured beside it, or where it is as fast."""
     plain = Info(tokens=30, row_passes=30, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": 15.0})
-    counts = dict(row_passes=10, drafts=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
+    counts = dict(row_passes=10, draft_steps=10, nodes=440, lengths=[10, 0], ranks=[0], corrected=10)
     slow, fast = (
         Info(tokens=10, target_passes=10, seconds=dict.fromkeys(TIMED_PARTS, 0.0) | {"target": seconds}, **counts)
         for seconds in (20.0, 5.0)
