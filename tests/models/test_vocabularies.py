@@ -134,8 +134,8 @@ def test_it_goes_along_with_others(reader: Reader):
     law = spread(mixed.forward([[3, 1]], [[-1, 0]]), mixed.vocabulary).exp()
     assert law.sum(-1)[0].tolist() == pytest.approx([1, 1], abs=1e-6)
     assert law[0, 1].nonzero().flatten().tolist() == sorted({*IDS, 1})
-    own, looked_up = several.forward([[3]], [[-1]])
-    assert (own.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
+    logits, looked_up = several.forward([[3]], [[-1]])
+    assert (logits.shape, looked_up.ids.tolist()) == ((1, 1, 6), [[[3]]])
 
 
 @pytest.mark.parametrize("ids", [[], [1, 2], [1, 1, 2], [1, 2, -3], [1, 2, "x"], "abc", [1, 2, 3.5], 7])
